@@ -1,0 +1,37 @@
+"""tkq: GPU kernels for NVIDIA Hopper in the CuTe DSL, called from PyTorch.
+
+    import torch, tkq
+    o = tkq.flash_attn(q, k, v, causal=True)
+    y = tkq.rmsnorm(x, weight)
+    c = tkq.gemm(a, b)
+
+The public functions load on first use (PEP 562): ``import tkq`` brings neither torch nor the DSL.
+"""
+import importlib
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "flash_attn": "tkq.attention.ops",
+    "gemm": "tkq.gemm.ops",
+    "layernorm": "tkq.norms.ops",
+    "rmsnorm": "tkq.norms.ops",
+    "ReductionBase": "tkq.reduction_base",
+}
+_MODULES = ("attention", "gemm", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name):
+    if name in _PUBLIC:
+        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        globals()[name] = value  # the next look-up finds it without coming here
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"tkq.{name}")
+    raise AttributeError(f"module 'tkq' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *_PUBLIC, *_MODULES})

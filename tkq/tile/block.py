@@ -1,0 +1,93 @@
+"""A block and its roles: who am I, starting up, and giving warpgroups different work and registers."""
+from typing import Callable
+
+import cutlass.cute as cute
+from cutlass import Constexpr, const_expr
+
+from .sync import WARPGROUP
+
+REGISTERS_OF_A_BLOCK = 65536
+
+
+def warp_id():
+    """This warp's number in the block, the same in all lanes."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx())
+
+
+def warpgroup_id():
+    """This warpgroup's number in the block, the same in all lanes."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx() // 4)
+
+
+def first_warp_of_group():
+    """True in the first warp of each warpgroup: the one that issues its TMA stores."""
+    return warp_id() % (WARPGROUP // 32) == 0
+
+
+def lane_id():
+    """0 to 31."""
+    return cute.arch.lane_idx()
+
+
+def thread_in_warpgroup():
+    """0 to 127."""
+    return cute.arch.thread_idx()[0] % WARPGROUP
+
+
+@cute.jit
+def init_block(initialise: Constexpr[Callable], cluster: Constexpr[int] = 1):
+    """One thread runs ``initialise()`` (the semaphores' counts); then all threads, of the whole cluster, go on.
+    Every thread calls it."""
+    if warp_id() == 0:
+        with cute.arch.elect_one():
+            initialise()
+    cute.arch.mbarrier_init_fence()
+    if const_expr(cluster > 1):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+
+def register_split(consumers: int, few: int = 0, many: int = 0):
+    """Registers a thread of the producer and of a consumer warpgroup may hold.
+
+    A split that asks for more than the block was launched with hangs for ever in the hardware's allocation, so it is
+    refused here. A launch of T threads has 65536 / T registers each, rounded down to 8 and at most 255.
+
+    Returns:
+        (few, many): the defaults for 1, 2 and 3 consumers are 56/255, 24/240 and 32/160.
+    Raises:
+        ValueError: not multiples of 8 from 24 to 256, or more than the launch has.
+    """
+    default = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+    if not few and not many:
+        if consumers not in default:
+            raise ValueError(f"specialise: consumers is {consumers}, allowed without registers= are {sorted(default)}")
+        few, many = default[consumers]
+    threads = WARPGROUP * (consumers + 1)
+    at_launch = min(REGISTERS_OF_A_BLOCK // threads // 8 * 8, 255)
+    if any(n % 8 or not 24 <= n <= 256 for n in (few, many)):
+        raise ValueError(f"specialise: registers are {few} and {many}, allowed are multiples of 8 from 24 to 256")
+    if WARPGROUP * (few + consumers * many) > at_launch * threads:
+        raise ValueError(f"specialise: registers {few} + {consumers} x {many} are more than the {at_launch} x {consumers + 1} of the launch")
+    return few, many
+
+
+@cute.jit
+def specialise(producer: Constexpr[Callable], consumer: Constexpr[Callable], consumers: Constexpr[int],
+               registers: Constexpr = (), producer_warps: Constexpr[int] = 1):
+    """Warpgroup 0 gives up registers and its first ``producer_warps`` warps run ``producer()``; each of the other
+    ``consumers`` warpgroups takes registers and runs ``consumer(index)``.
+
+    registers: (few, many), see ``register_split``. Launch with ``min_blocks_per_mp=1`` and a static block size, or the
+    assembler drops the reallocation."""
+    split = register_split(consumers, *registers)
+    wg = warpgroup_id()
+    if wg == 0:
+        cute.arch.setmaxregister_decrease(split[0])
+        if warp_id() < producer_warps:
+            producer()
+    else:
+        cute.arch.setmaxregister_increase(split[1])
+        consumer(wg - 1)

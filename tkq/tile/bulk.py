@@ -1,0 +1,61 @@
+"""Plain memory in bulk: contiguous copies and reductions without a tensor map, and vector atomics.
+
+Arguments are addresses (``tensor.iterator.toint()``); sizes and addresses are multiples of 16 bytes. One *thread* makes
+each call, which nothing here elects: wrap them in ``cute.arch.elect_one()``.
+"""
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+
+def _size(what, bytes):
+    if isinstance(bytes, int) and (bytes <= 0 or bytes % 16):
+        raise ValueError(f"{what}: bytes is {bytes}, allowed are positive multiples of 16")
+
+
+def _asm(args, text, constraints, loc, ip, result=None):
+    return llvm.inline_asm(result, [x.ir_value(loc=loc, ip=ip) for x in args], text, constraints, has_side_effects=True,
+                           is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def bulk_load(dst, src, bytes, sem, *, loc=None, ip=None):
+    """shared dst = global src, ``bytes`` long, completing on the semaphore at address ``sem`` (``expect_bytes`` first)."""
+    _size("bulk_load", bytes)
+    _asm([Int32(dst), Int64(src), Int32(bytes), Int32(sem)],
+         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r", loc, ip)
+
+
+@dsl_user_op
+def bulk_store(dst, src, bytes, *, loc=None, ip=None):
+    """global dst = shared src. After ``publish`` and a barrier; then ``bulk_commit``, and ``store_wait``."""
+    _size("bulk_store", bytes)
+    _asm([Int64(dst), Int32(src), Int32(bytes)],
+         "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", "l,r,r", loc, ip)
+
+
+@dsl_user_op
+def bulk_add(dst, src, bytes, *, loc=None, ip=None):
+    """global dst += shared src, fp32, each element atomically. Then ``bulk_commit``, and ``store_wait``."""
+    _size("bulk_add", bytes)
+    _asm([Int64(dst), Int32(src), Int32(bytes)],
+         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;", "l,r,r", loc, ip)
+
+
+@dsl_user_op
+def bulk_commit(*, loc=None, ip=None):
+    """Close this thread's group of bulk stores: what ``store_wait`` counts."""
+    _asm([], "cp.async.bulk.commit_group;", "", loc, ip)
+
+
+@dsl_user_op
+def red_add4(dst, a, b, c, d, *, loc=None, ip=None):
+    """Four fp32 added to global memory at ``dst`` (16-byte aligned), relaxed; any thread."""
+    _asm([Int64(dst), Float32(a), Float32(b), Float32(c), Float32(d)],
+         "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f,f,f,f", loc, ip)
+
+
+@dsl_user_op
+def count_up(counter, last, *, loc=None, ip=None):
+    """The counter's value at the global address; it moves on by one, and from ``last`` back to 0. Any thread."""
+    return Uint32(_asm([Int64(counter), Uint32(last)], "atom.global.inc.u32 $0, [$1], $2;", "=r,l,r", loc, ip, T.i32()))

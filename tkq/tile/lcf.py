@@ -1,0 +1,105 @@
+"""Load, compute, finish: the template for kernels whose main loop is one product a stage, such as GEMM."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, const_expr
+
+from .block import init_block, specialise
+from .memory import store_wait
+from .mma import mma_wait
+from .shared import SharedAllocator
+
+
+class LCF:
+    """ThunderKittens' load-compute-finish template. A subclass says what a stage of input holds and writes:
+
+      schedule(g)                 the Schedule
+      task(g, number)             what that number means: anything with ``.iters``
+      load(g, t, i, x, sem)       producer warp: fill the stage x for iteration i
+      start(g, t, wg)             consumer warpgroup: its registers, ready for the task
+      compute(g, t, i, x, c, wg)  consumer warpgroup: issue the work on stage x
+      finish(g, t, c, s, wg)      consumer warpgroup: write out
+
+    and calls ``run(g)`` in its kernel. Roles and pipes:
+
+      warp 0 (producer)     acquire stage -> load .. -> next task -> mailbox (dynamic only)
+      warpgroups 1..n       wait stage -> compute -> release stage i - lag -> .. -> finish
+      full[stage]           1 arrival (the producer's, with the bytes); empty[stage]: 4 x consumers, one a warp
+
+    compute may leave ``lag`` wgmma groups in flight: stage i - lag is released after compute(i). x maps a name of
+    ``inputs`` to its tiles of the stage. Programs with ``vectors`` or clusters outgrow the template: write the roles.
+    """
+
+    consumers = 2
+    stages = 4
+    lag = 1
+    kind = "static"
+    registers: tuple = ()
+    inputs: dict = {}  # name: tile type, or (tile type, how many)
+    scratch: dict = {}  # likewise, for finish
+
+    @cute.jit
+    def run(self, g):
+        al = SharedAllocator()
+        spec = {k: v if isinstance(v, tuple) else (v, 1) for k, v in self.inputs.items()}
+        tiles = {k: al.tile(t, n * self.stages) for k, (t, n) in spec.items()}
+        scratch = {k: al.tile(*v) if isinstance(v, tuple) else al.tile(v) for k, v in self.scratch.items()}
+        pipe = al.pipe(self.stages, sum(t.bytes * n for t, n in spec.values()), 4 * self.consumers)
+        mail = al.mailbox(1, 2, 4 * self.consumers) if const_expr(self.kind == "dynamic") else None
+
+        def stage(r):
+            return {k: [tiles[k][r.stage * n + j] for j in range(n)] for k, (t, n) in spec.items()}
+
+        def initialise():
+            pipe.init()
+            if mail is not None:
+                mail.init()
+
+        init_block(initialise)
+        specialise(lambda: self._produce(g, pipe, mail, stage),
+                   lambda wg: self._consume(g, pipe, mail, stage, scratch, wg), self.consumers, self.registers)
+
+    @cute.jit
+    def _produce(self, g, pipe: Constexpr, mail: Constexpr, stage: Constexpr):
+        order = self.schedule(g)
+        r = pipe.ring()
+        post = mail.ring() if const_expr(mail is not None) else None
+        number = order.first()
+        while number < order.tasks:
+            t = self.task(g, number)
+            for i in cutlass.range(t.iters, unroll=1):
+                sem = pipe.acquire(r)
+                self.load(g, t, i, stage(r), sem)
+                r.advance()
+            fetched = order.fetch()
+            number = order.following(number, fetched)
+            if const_expr(mail is not None):
+                mail.post(post, number)
+
+    @cute.jit
+    def _consume(self, g, pipe: Constexpr, mail: Constexpr, stage: Constexpr, scratch: Constexpr, wg):
+        order = self.schedule(g)
+        r, done = pipe.ring(), pipe.ring()
+        take = mail.ring() if const_expr(mail is not None) else None
+        number = order.first()
+        while number < order.tasks:
+            t = self.task(g, number)
+            c = self.start(g, t, wg)
+            for i in cutlass.range(t.iters, unroll=1):
+                pipe.wait(r)
+                self.compute(g, t, i, stage(r), c, wg)
+                r.advance()
+                mma_wait(self.lag)
+                if i >= self.lag:
+                    pipe.release(done)
+                    done.advance()
+            mma_wait(0)
+            for _ in cutlass.range_constexpr(self.lag):
+                if done.count[0] != r.count[0]:
+                    pipe.release(done)
+                    done.advance()
+            self.finish(g, t, c, scratch, wg)
+            if const_expr(mail is not None):
+                number = mail.take(take)[0]
+            else:
+                number = order.following(number)
+        store_wait()

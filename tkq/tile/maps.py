@@ -1,0 +1,235 @@
+"""Elementwise maps, row operations and row reductions of register tiles. Destination first; a destination may be
+one of the operands. Nothing here waits or synchronises, but for the shuffles inside a quad of lanes."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+from .dtypes import HALF, type_name
+from .register import ColVec, RegTile, RowVec, rv
+
+_TILES = (RegTile, RowVec, ColVec)
+
+
+def _size(x):
+    return cute.size(x.tensor)
+
+
+def _same(what, dst, *operands):
+    for i, x in enumerate(operands):
+        if isinstance(x, _TILES) and (type(x) is not type(dst) or _size(x) != _size(dst)):
+            raise ValueError(f"{what}: operand {'ab'[i] if len(operands) > 1 else 'a'} is {_name(x)}, dst is {_name(dst)}")
+        if isinstance(x, RegTile) and x.dtype != dst.dtype:
+            raise TypeError(f"{what}: operand {'ab'[i] if len(operands) > 1 else 'a'} is {_name(x)}, dst is {_name(dst)}: use copy to convert")
+
+
+def _name(x):
+    return str(x) if isinstance(x, RegTile) else f"{type(x).__name__} of {_size(x)} values a thread"
+
+
+def _value(x):
+    return x.tensor.load() if isinstance(x, _TILES) else x
+
+
+def _map(what, dst, f, *operands):
+    _same(what, dst, *operands)
+    dst.tensor.store(f(*[_value(x) for x in operands]))
+
+
+# ---- elementwise: tiles and vectors; an operand may be a number ----------------------------------
+
+
+def add(dst, a, b):
+    """dst = a + b; b a tile, a vector (as dst) or a number."""
+    _map("add", dst, lambda x, y: x + y, a, b)
+
+
+def sub(dst, a, b):
+    """dst = a - b"""
+    _map("sub", dst, lambda x, y: x - y, a, b)
+
+
+def mul(dst, a, b):
+    """dst = a * b"""
+    _map("mul", dst, lambda x, y: x * y, a, b)
+
+
+def exp2(dst, a):
+    """dst = 2 ** a, MUFU.EX2: about 2 ulp in fp32."""
+    _map("exp2", dst, lambda x: cute.math.exp2(x, fastmath=True), a)
+
+
+def log2(dst, a):
+    """dst = log2(a), MUFU.LG2."""
+    _map("log2", dst, lambda x: cute.math.log2(x, fastmath=True), a)
+
+
+def apply(dst, f, *operands):
+    """dst[i] = f(operands[i], ..), element by element; f takes and returns numbers of the DSL: an activation, say."""
+    _same("apply", dst, *operands)
+    for i in range(_size(dst)):
+        dst.tensor[i] = f(*[x.tensor[i] if isinstance(x, _TILES) else x for x in operands])
+
+
+# ---- with a value a row, a value a column --------------------------------------------------------
+
+
+def _map_rows(what, dst, a, v, f):
+    _same(what, dst, a)
+    if not isinstance(v, RowVec):
+        raise TypeError(f"{what}: operand v is {type(v).__name__}, allowed is a row vector (rv)")
+    d, s = dst.rows_view, a.rows_view
+    for r in range(2):
+        d[r, None].store(f(s[r, None].load(), v.tensor[r]))
+
+
+def add_row(dst, a, v):
+    """dst[i, j] = a[i, j] + v[i]"""
+    _map_rows("add_row", dst, a, v, lambda x, y: x + y)
+
+
+def sub_row(dst, a, v):
+    """dst[i, j] = a[i, j] - v[i]"""
+    _map_rows("sub_row", dst, a, v, lambda x, y: x - y)
+
+
+def mul_row(dst, a, v):
+    """dst[i, j] = a[i, j] * v[i]"""
+    _map_rows("mul_row", dst, a, v, lambda x, y: x * y)
+
+
+def div_row(dst, a, v):
+    """dst[i, j] = a[i, j] / v[i], by one approximate reciprocal a row (1 ulp)."""
+    inv = rv()
+    for r in range(2):
+        inv.tensor[r] = cute.arch.rcp_approx(v.tensor[r])
+    _map_rows("div_row", dst, a, inv, lambda x, y: x * y)
+
+
+def _map_cols(what, dst, a, v, f):
+    _same(what, dst, a)
+    if not isinstance(v, ColVec) or v.cols != a.cols:
+        raise ValueError(f"{what}: operand v is {_name(v)}, allowed is a column vector of {a.cols}")
+    d, s = dst.rows_view, a.rows_view
+    for r in range(2):
+        for j in range(a.cols // 4):
+            d[r, j] = f(s[r, j], v.tensor[j])
+
+
+def add_col(dst, a, v):
+    """dst[i, j] = a[i, j] + v[j]"""
+    _map_cols("add_col", dst, a, v, lambda x, y: x + y)
+
+
+def mul_col(dst, a, v):
+    """dst[i, j] = a[i, j] * v[j]"""
+    _map_cols("mul_col", dst, a, v, lambda x, y: x * y)
+
+
+def mul_outer(dst, a, row, col):
+    """dst[i, j] = a[i, j] * col[j] * row[i]"""
+    mul_col(dst, a, col)
+    mul_row(dst, dst, row)
+
+
+def fma_outer(dst, a, row, block):
+    """dst[i, j] += a[i, j] * row[i] * block[j // width]: ``block`` is a list of cols / width numbers, the same in all
+    threads. Promotes a block-scaled product into its sum."""
+    _same("fma_outer", dst, a)
+    if a.cols % len(block):
+        raise ValueError(f"fma_outer: block has {len(block)} values for {a.cols} columns")
+    d, s = dst.rows_view, a.rows_view
+    width = a.cols // len(block)
+    for r in range(2):
+        scale = [row.tensor[r] * x for x in block]
+        for j in range(a.cols // 4):
+            d[r, j] = cute.math.fma(s[r, j], scale[(8 * (j // 2)) // width], d[r, j])
+
+
+# ---- row reductions ------------------------------------------------------------------------------
+
+
+def _reduce_rows(what, dst, a, v, f, chains=2):
+    """chains: how many results are kept apart, to shorten the chain of dependent instructions."""
+    if not isinstance(dst, RowVec) or a.dtype is not Float32:
+        raise TypeError(f"{what}: dst is {_name(dst)} and operand a is {_name(a)}, allowed are a row vector and an fp32 tile")
+    s = a.rows_view
+    for r in range(2):
+        acc = [s[r, j] for j in range(chains)]
+        for j in range(chains, a.cols // 4):
+            acc[j % chains] = f(acc[j % chains], s[r, j])
+        while len(acc) > 1:
+            acc = [f(acc[i], acc[i + 1]) for i in range(0, len(acc), 2)]
+        dst.tensor[r] = acc[0] if v is None else f(v.tensor[r], acc[0])
+
+
+def _quad(dst, f):
+    for r in range(2):
+        x = dst.tensor[r]
+        for offset in (1, 2):
+            x = f(x, cute.arch.shuffle_sync_bfly(x, offset=offset))
+        dst.tensor[r] = x
+
+
+def row_max(dst, a, v=None):
+    """dst[i] = max(v[i], the row's elements). NaN is dropped, as by fmaxf. All lanes of the warpgroup."""
+    _reduce_rows("row_max", dst, a, v, cute.arch.fmax)
+    _quad(dst, cute.arch.fmax)
+
+
+def row_sum(dst, a, v=None):
+    """dst[i] = v[i] + the sum of the row. All lanes of the warpgroup."""
+    row_sum_partial(dst, a)
+    quad_sum(dst)
+    if v is not None:
+        add(dst, dst, v)
+
+
+def row_sum_partial(dst, a, v=None):
+    """Each thread's own part of ``row_sum``, v included; ``quad_sum`` finishes it, once, after the loop."""
+    _reduce_rows("row_sum_partial", dst, a, v, lambda x, y: x + y)
+
+
+def quad_sum(dst):
+    """Sum a row vector over the four lanes that share its rows. All lanes of the warpgroup."""
+    _quad(dst, lambda x, y: x + y)
+
+
+@cute.jit
+def finite_or_zero(dst: RowVec, src: RowVec):
+    """-inf becomes 0: the maximum of a row that is masked all over."""
+    for r in cutlass.range_constexpr(2):
+        x = src.tensor[r]
+        dst.tensor[r] = Float32(0.0) if x == -Float32.inf else x
+
+
+# ---- copies --------------------------------------------------------------------------------------
+
+
+def copy(dst, src):
+    """dst = src, converting between dtypes (to nearest even). A tile of fp32 becomes one of 16 bits, that is an
+    accumulator an A operand, and back: the two hold the same elements in the same order."""
+    if type(dst) is not type(src) or _size(dst) != _size(src):
+        raise ValueError(f"copy: src is {_name(src)}, dst is {_name(dst)}")
+    if not isinstance(dst, RegTile) or dst.dtype == src.dtype:
+        dst.tensor.store(src.tensor.load())
+    elif src.dtype is Float32 and dst.dtype in HALF:
+        # Outright pairs: the DSL's own conversion does not always find them.
+        s, d = src.tensor, cute.recast_tensor(dst.tensor, Int32)
+        for i in range(cute.size(d)):
+            d[i] = _cvt2(s[2 * i], s[2 * i + 1], dst.dtype)
+    elif dst.dtype is Float32 and src.dtype in HALF:
+        for i in range(_size(dst)):
+            dst.tensor[i] = Float32(src.tensor[i])
+    else:
+        raise TypeError(f"copy: from {type_name(src.dtype)} to {type_name(dst.dtype)}, allowed are fp32 to and from bf16 and fp16")
+
+
+@dsl_user_op
+def _cvt2(lo, hi, dtype, *, loc=None, ip=None):
+    name = "bf16x2" if dtype is HALF[0] else "f16x2"
+    return Int32(llvm.inline_asm(
+        T.i32(), [Float32(lo).ir_value(loc=loc, ip=ip), Float32(hi).ir_value(loc=loc, ip=ip)],
+        f"cvt.rn.{name}.f32 $0, $2, $1;", "=r,f,f", has_side_effects=False, is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))

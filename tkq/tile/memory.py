@@ -1,0 +1,155 @@
+"""Global memory by TMA: descriptors with the tile they move, loads, stores, reducing stores; and what TMA cannot take.
+
+Rows and columns past the end of the global tensor are read as zeros and not written: no predicates anywhere.
+"""
+import math
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int16
+from cutlass.cute.nvgpu import cpasync
+
+from .dtypes import type_name
+from .shared import SharedTile, st
+from .sync import Semaphore, cluster_rank
+
+BOX_ROWS = 256  # the most that one TMA box holds
+
+
+@dataclass(frozen=True)
+class gl:
+    """A TMA descriptor of a global tensor, and the type of the shared tile that it moves.
+
+    The tensor is (rows, cols), (rows, cols, depth) or (rows, cols, depth, batch), cols contiguous, base and all other
+    strides multiples of 16 bytes. Made in the host function (``@cute.jit``), passed to the kernel.
+    """
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor  # TMA's coordinate tensor
+    type: Constexpr[st]
+    multicast: Constexpr[int] = 1
+
+    @staticmethod
+    def load(x: cute.Tensor, type: st, multicast=1) -> "gl":
+        """For loads. multicast: each block of a cluster of so many loads its part of the tile, for all of them."""
+        if multicast not in (1, 2, 4, 8, 16) or type.rows % (8 * multicast):
+            raise ValueError(f"gl.load: multicast is {multicast} for a tile of {type}, allowed are powers of 2 that leave multiples of 8 rows")
+        op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+        return gl._make("gl.load", op, x, type, multicast)
+
+    @staticmethod
+    def store(x: cute.Tensor, type: st) -> "gl":
+        """For ``store_async``."""
+        return gl._make("gl.store", cpasync.CopyBulkTensorTileS2GOp(), x, type)
+
+    @staticmethod
+    def add(x: cute.Tensor, type: st) -> "gl":
+        """For ``store_async`` that adds to what is there, element by element, atomically. fp32, bf16, fp16."""
+        if type.dtype.width == 8:
+            raise TypeError(f"gl.add: the tile is {type}, allowed are fp32, bf16, fp16")
+        return gl._make("gl.add", cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD), x, type)
+
+    @staticmethod
+    def _make(what, op, x, type, multicast=1):
+        if cute.rank(x) not in (2, 3, 4):
+            raise ValueError(f"{what}: x has {cute.rank(x)} dimensions, allowed are 2 to 4")
+        if x.element_type is not type.dtype:
+            raise TypeError(f"{what}: x is {type_name(x.element_type)}, the tile is {type}")
+        if type.rows > BOX_ROWS:
+            raise ValueError(f"{what}: the tile is {type}, allowed are up to {BOX_ROWS} rows")
+        atom, tensor = cpasync.make_tiled_tma_atom(op, x, type.layout(), (type.rows, type.cols), multicast)
+        return gl(atom, tensor, type, multicast)
+
+    def _partition(self, what, tile: SharedTile, coord):
+        if not isinstance(tile, SharedTile) or tile.stage is None:
+            raise TypeError(f"{what}: the shared operand must be one tile (index the ring), got {tile}")
+        if tile.type != self.type:
+            raise TypeError(f"{what}: the shared tile is {tile.type}, the descriptor moves {self.type}")
+        rank = cute.rank(self.tensor)
+        if len(coord) != rank:
+            raise ValueError(f"{what}: coord has {len(coord)} numbers, the global tensor has {rank} dimensions")
+        *outer, r, c = coord
+        x = self.tensor if rank == 2 else self.tensor[(None, None, *reversed(outer))]
+        g = cute.local_tile(x, (self.type.rows, self.type.cols), (r, c))
+        me = 0 if self.multicast == 1 else cluster_rank()
+        return cpasync.tma_partition(self.atom, me, cute.make_layout(self.multicast),
+                                     cute.group_modes(tile.tensor, 0, 2), cute.group_modes(g, 0, 2))
+
+
+def prefetch(*descriptors: gl):
+    """Bring descriptors near, before their first use. One warp."""
+    for g in descriptors:
+        cpasync.prefetch_descriptor(g.atom)
+
+
+def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
+    """Load the tile ``coord = ([batch,] [depth,] row tile, column tile)``; its bytes complete on ``sem``, where someone
+    has announced them (``Pipe.acquire``, ``expect_bytes``). One whole warp."""
+    s, g = src._partition("load_async", dst, coord)
+    if src.multicast == 1:
+        cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr)
+    else:
+        cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr, mcast_mask=Int16((1 << src.multicast) - 1))
+
+
+def store_async(dst: gl, src: SharedTile, coord):
+    """Store (or, to a ``gl.add``, add) a shared tile, and commit. One whole warp, after the tile's writers have called
+    ``publish`` and met it at a barrier; ``store_wait`` tells when the tile may be overwritten."""
+    s, g = dst._partition("store_async", src, coord)
+    cute.copy(dst.atom, s, g)
+    cute.arch.cp_async_bulk_commit_group()
+
+
+def store_wait(n=0, read=True):
+    """Wait until at most ``n`` of this thread's stores are still reading shared memory (read=False: are not done)."""
+    cute.arch.cp_async_bulk_wait_group(n, read=read)
+
+
+def publish():
+    """Make this thread's shared-memory writes visible to TMA and wgmma. Each writer, before the barrier."""
+    cute.arch.fence_view_async_shared()
+
+
+# ---- what TMA's 16 bytes do not let in -----------------------------------------------------------
+
+
+def copy_async(dst: cute.Tensor, i, src: cute.Tensor, coord):
+    """dst[i] = src[coord] for 32-bit elements, one a thread, asynchronous (cp.async)."""
+    if src.element_type.width != 32 or dst.element_type.width != 32:
+        raise TypeError(f"copy_async: src is {type_name(src.element_type)}, dst {type_name(dst.element_type)}, allowed are 32-bit types")
+    atom = cute.make_copy_atom(cpasync.CopyG2SOp(), dst.element_type, num_bits_per_copy=32)
+    one = cute.make_layout(1)
+    cute.copy(atom, cute.make_tensor(src.iterator + cute.crd2idx(coord, src.layout), one),
+              cute.make_tensor(dst.iterator + cute.crd2idx(i, dst.layout), one))
+
+
+def copy_async_arrive(sem: Semaphore):
+    """Arrive, once for each calling thread, when that thread's ``copy_async`` have landed."""
+    cute.arch.cp_async_mbarrier_arrive_noinc(sem.ptr)
+
+
+@cute.jit
+def load_elements(dst: SharedTile, src: cute.Tensor, row0, col0, threads: Constexpr[int], me):
+    """dst[r, c] = src[row0 + r, col0 + c], zeros past the end, element by element: any stride, any alignment, slow.
+
+    ``threads`` threads, numbered ``me``, call it together; afterwards each calls ``publish``."""
+    tile, rows, cols = dst.tensor, dst.type.rows, dst.type.cols
+    if cute.rank(src) != 2:
+        raise ValueError(f"load_elements: src has {cute.rank(src)} dimensions, allowed are 2")
+    if (rows * cols) % threads:
+        raise ValueError(f"load_elements: {rows} x {cols} elements do not divide among {threads} threads")
+    limit_r, limit_c = cute.size(src, mode=[0]), cute.size(src, mode=[1])
+    # Neighbouring threads take neighbours in memory where columns are contiguous; 8 loads are in flight.
+    per = math.gcd(rows * cols // threads, 8)
+    for i in cutlass.range(rows * cols // threads // per, unroll=1):
+        value = cute.make_rmem_tensor((per,), dst.type.dtype)
+        for j in cutlass.range_constexpr(per):
+            at = (i * per + j) * threads + me
+            r, c = at // cols, at % cols
+            value[j] = dst.type.dtype(0.0)
+            if row0 + r < limit_r and col0 + c < limit_c:
+                value[j] = src[row0 + r, col0 + c]
+        for j in cutlass.range_constexpr(per):
+            at = (i * per + j) * threads + me
+            tile[at // cols, at % cols] = value[j]

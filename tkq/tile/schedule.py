@@ -1,0 +1,71 @@
+"""Which task next. Tasks are numbered; what a number means (which tile of which head) is the kernel's business.
+
+    single   one task a block: the hardware deals them out
+    static   persistent blocks, block b of n takes b, b + n, b + 2n ..
+    dynamic  persistent blocks that fetch the next number from a counter: number the longest tasks first, and the blocks
+             end together
+
+The producer warp asks; consumers learn the number from it (``Mailbox``, or beside the first tile they wait for), or,
+with single and static, go through the same numbers by themselves.
+"""
+from dataclasses import dataclass
+from typing import Optional
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, Uint32, const_expr
+
+from .block import lane_id
+from .bulk import count_up
+
+KINDS = ("single", "static", "dynamic")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Numbers 0 .. tasks - 1, dealt out to the blocks (or clusters) of the grid.
+
+    counter: dynamic's, one int32 that is 0; it is back at 0 when the last task has been fetched, so nobody resets it.
+    It belongs to one launch at a time: one counter a device and stream."""
+
+    tasks: Int32
+    kind: Constexpr[str] = "static"
+    cluster: Constexpr[int] = 1
+    counter: Optional[cute.Tensor] = None
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(f"Schedule: kind is {self.kind!r}, allowed are {', '.join(KINDS)}")
+        if self.kind == "dynamic" and self.counter is None:
+            raise ValueError("Schedule: dynamic needs a counter")
+
+    def workers(self):
+        """How many blocks, or clusters of blocks, share the tasks."""
+        return cute.arch.grid_dim()[0] // self.cluster
+
+    def first(self):
+        """This block's first task."""
+        return Int32(cute.arch.block_idx()[0] // self.cluster)
+
+    @cute.jit
+    def fetch(self):
+        """Ask for the next task, early: dynamic's atomic flies while the producer loads. The producer warp."""
+        number = Int32(0)
+        if const_expr(self.kind == "dynamic"):
+            if lane_id() == 0:
+                # Each of n blocks starts with one task and fetches one too many: as many fetches as tasks in all.
+                number = Int32(count_up(self.counter.iterator.toint(), Uint32(self.tasks - 1))) + self.workers()
+        return number
+
+    def following(self, number, fetched=None):
+        """The task after ``number``; ``fetched`` is what ``fetch`` gave. At or beyond ``tasks``: there is none."""
+        if self.kind == "dynamic":
+            return cute.arch.shuffle_sync(fetched, 0)
+        if self.kind == "static":
+            return number + self.workers()
+        return self.tasks + 0
+
+
+def blocks_for(kind: str, tasks, processors, cluster=1):
+    """How many blocks to launch: all of them, or as many as the processors hold at one each. In the host function."""
+    return tasks * cluster if kind == "single" else cutlass.min(tasks * cluster, processors // cluster * cluster)

@@ -1,0 +1,268 @@
+"""Who waits for whom: semaphores, rings, pipes, mailboxes, turns; barriers of a block and of a cluster."""
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, Uint32, const_expr
+
+WARPGROUP = 128
+
+# ---- barriers ------------------------------------------------------------------------------------
+
+
+def sync(barrier, threads):
+    """Named barrier: the ``threads`` that share it all arrive before one goes on. Whole warps call it.
+
+    barrier: 1 to 15 (0 is the whole block's); threads: a multiple of 32."""
+    _named("sync", barrier, threads)
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
+
+
+def sync_arrive(barrier, threads):
+    """Arrive at a named barrier and go on: others, in ``sync``, wait for it."""
+    _named("sync_arrive", barrier, threads)
+    cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=threads)
+
+
+def _named(what, barrier, threads):
+    if isinstance(barrier, int) and not 1 <= barrier <= 15:
+        raise ValueError(f"{what}: barrier is {barrier}, allowed are 1 to 15")
+    if isinstance(threads, int) and (threads <= 0 or threads % 32 or threads > 1024):
+        raise ValueError(f"{what}: threads is {threads}, allowed are multiples of 32 up to 1024")
+
+
+def sync_block():
+    """All threads of the block."""
+    cute.arch.sync_threads()
+
+
+def cluster_rank():
+    """This block's number in its cluster, the same in all lanes; 0 without one."""
+    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+
+
+def cluster_arrive():
+    """Arrive at the cluster's barrier, releasing what this thread wrote before. Every thread of every block calls it."""
+    cute.arch.cluster_arrive()
+
+
+def cluster_arrive_relaxed():
+    """``cluster_arrive`` without the release: where nothing but initialised semaphores has to be seen."""
+    cute.arch.cluster_arrive_relaxed()
+
+
+def cluster_wait():
+    """Wait until every thread of the cluster has arrived."""
+    cute.arch.cluster_wait()
+
+
+def cluster_sync():
+    """Arrive and wait: also what a block needs before it leaves while others may still write to it."""
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+
+# ---- semaphores ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Semaphore:
+    """One mbarrier in shared memory, or an array of them."""
+
+    ptr: cute.Pointer
+
+    def __getitem__(self, i):
+        return Semaphore(self.ptr + i)
+
+
+def init(sem: Semaphore, arrivals):
+    """Set how many arrivals complete a phase. One thread, inside ``init_block``."""
+    cute.arch.mbarrier_init(sem.ptr, arrivals)
+
+
+def wait(sem: Semaphore, phase):
+    """Wait until the phase of this parity (0, 1, 0, ..) is complete. Every thread that goes on calls it."""
+    cute.arch.mbarrier_wait(sem.ptr, phase)
+
+
+def arrive(sem: Semaphore):
+    """One arrival from the calling warp."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(sem.ptr)
+
+
+@cute.jit
+def arrive_cluster(sem: Semaphore, blocks: Constexpr[int]):
+    """One arrival from the calling warp on this semaphore of each of the cluster's ``blocks`` blocks."""
+    if cute.arch.lane_idx() < blocks:
+        cute.arch.mbarrier_arrive(sem.ptr, cute.arch.lane_idx())
+
+
+def expect_bytes(sem: Semaphore, bytes):
+    """One arrival from the calling warp, and ``bytes`` of TMA or bulk copies still to come."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(sem.ptr, bytes)
+
+
+# ---- rings and pipes -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A position in a ring of stages. The counter sits in a register behind the handle, so a ring advances in
+    run-time loops without being carried through them."""
+
+    count: cute.Tensor
+    stages: Constexpr[int]
+
+    @property
+    def stage(self):
+        return Int32(self.count[0] % self.stages) if self.stages > 1 else Int32(0)
+
+    @property
+    def phase(self):
+        """The parity that a consumer waits for; a producer waits for the other one."""
+        return Int32((self.count[0] // self.stages) & 1)
+
+    def advance(self):
+        self.count[0] = self.count[0] + Uint32(1)
+
+
+def ring(stages, start=0) -> Ring:
+    """A position at ``start`` in a ring of ``stages`` stages."""
+    if stages < 1:
+        raise ValueError(f"ring: stages is {stages}, allowed is 1 or more")
+    r = Ring(cute.make_rmem_tensor((1,), Uint32), stages)
+    r.count[0] = Uint32(start)
+    return r
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A full and an empty semaphore for each stage of a ring that producers fill and consumers drain.
+
+    bytes: what TMA brings a stage; 0 where threads write it themselves.
+    consumers: how many *warps* of a block release a stage. cluster: how many blocks share what the pipe brings;
+    each of their consumer warps releases the stage in all of them. producers: how many warps announce a stage.
+    copies: how many threads add to a stage with ``copy_async``.
+    """
+
+    full: Semaphore
+    empty: Semaphore
+    stages: int
+    bytes: int
+    consumers: int
+    cluster: int = 1
+    producers: int = 1
+    copies: int = 0
+
+    def __post_init__(self):
+        for name in ("stages", "consumers", "cluster", "producers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Pipe: {name} is {getattr(self, name)}, allowed is 1 or more")
+
+    def init(self):
+        """Set the counts. One thread, inside ``init_block``."""
+        for i in range(self.stages):
+            init(self.full[i], self.producers + self.copies)
+            init(self.empty[i], self.consumers * self.cluster)
+
+    def ring(self) -> Ring:
+        return ring(self.stages)
+
+    def acquire(self, r: Ring) -> Semaphore:
+        """Producer: wait until the stage is free, announce its bytes, return the semaphore to load into. A warp."""
+        sem = self.full[r.stage]
+        self.acquire_empty(r)
+        expect_bytes(sem, self.bytes)
+        return sem
+
+    def acquire_empty(self, r: Ring):
+        """Producer that writes with its own stores: wait until the stage is free; ``commit`` announces it later."""
+        wait(self.empty[r.stage], r.phase ^ 1)
+
+    def commit(self, r: Ring):
+        """Producer that writes with its own stores (and has ``publish``\\ ed them): one warp's part is there."""
+        cute.arch.sync_warp()
+        arrive(self.full[r.stage])
+
+    def wait(self, r: Ring):
+        """Consumer: wait until the stage is full."""
+        wait(self.full[r.stage], r.phase)
+
+    def release(self, r: Ring):
+        """Consumer: one warp has done with the stage."""
+        if self.cluster == 1:
+            arrive(self.empty[r.stage])
+        else:
+            arrive_cluster(self.empty[r.stage], self.cluster)
+
+
+@dataclass(frozen=True)
+class Mailbox:
+    """Ints that a producer warp hands to consumer warps through shared memory: how a dynamically scheduled tile
+    travels. A ring of slots, each with a full (1 arrival) and an empty (``consumers`` arrivals) semaphore."""
+
+    slots: cute.Tensor  # (fields, stages) int32
+    full: Semaphore
+    empty: Semaphore
+    fields: int
+    stages: int
+    consumers: int
+
+    def init(self):
+        """One thread, inside ``init_block``."""
+        for i in range(self.stages):
+            init(self.full[i], 1)
+            init(self.empty[i], self.consumers)
+
+    def ring(self) -> Ring:
+        return ring(self.stages)
+
+    def post(self, r: Ring, *values):
+        """Producer warp: wait for a free slot, write ``values``, hand them over, move on."""
+        if len(values) != self.fields:
+            raise ValueError(f"post: {len(values)} values, the mailbox has {self.fields} fields")
+        wait(self.empty[r.stage], r.phase ^ 1)
+        with cute.arch.elect_one():
+            for f, value in enumerate(values):
+                self.slots[f, r.stage] = Int32(value)
+            cute.arch.mbarrier_arrive(self.full[r.stage].ptr)
+        r.advance()
+
+    def take(self, r: Ring):
+        """Consumer warp: wait for the next values, return them (the same in all lanes), move on."""
+        wait(self.full[r.stage], r.phase)
+        values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
+        cute.arch.sync_warp()
+        arrive(self.empty[r.stage])
+        r.advance()
+        return values
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Warpgroups take turns to issue their tensor-core work, so that one's softmax runs under another's products.
+
+    groups: how many take part; me: which one this is. Named barriers ``barrier`` .. ``barrier + groups - 1`` are
+    used. ``start`` once, then ``take`` .. ``give`` around each issue."""
+
+    groups: Constexpr[int]
+    me: Int32
+    enabled: Constexpr[bool] = True
+    barrier: Constexpr[int] = 2
+
+    @cute.jit
+    def start(self):
+        if const_expr(self.enabled and self.groups > 1):
+            if self.me == 0:
+                sync_arrive(self.barrier, 2 * WARPGROUP)
+
+    def take(self):
+        if self.enabled and self.groups > 1:
+            sync(self.barrier + self.me, 2 * WARPGROUP)
+
+    @cute.jit
+    def give(self):
+        if const_expr(self.enabled and self.groups > 1):
+            following = Int32(0) if self.me == self.groups - 1 else self.me + 1
+            sync_arrive(self.barrier + following, 2 * WARPGROUP)

@@ -1,0 +1,121 @@
+"""Between registers and memory: a warpgroup's tiles to and from shared tiles, rows and elements to global memory."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32
+from cutlass.cute.nvgpu import CopyUniversalOp, OperandMajorMode, warp, warpgroup
+
+from .block import lane_id, thread_in_warpgroup
+from .dtypes import FP8, HALF
+from .maps import copy
+from .register import ROWS, ColVec, RegTile, RowVec, first_col, first_row, rt
+from .shared import SharedTile
+
+
+def _shapes(what, tile: RegTile, shared: SharedTile, transposed=False):
+    if not isinstance(shared, SharedTile) or shared.stage is None:
+        raise TypeError(f"{what}: the shared operand must be one tile (index the ring), got {shared}")
+    rows, cols = (shared.type.cols, shared.type.rows) if transposed else (shared.type.rows, shared.type.cols)
+    if (rows, cols) != (ROWS, tile.cols):
+        raise ValueError(f"{what}: the register tile is {tile}, the shared tile is {shared.type}")
+
+
+def _accumulator_mma(dtype, cols):
+    """The wgmma whose accumulator has the tile's layout: what the copy atoms are laid out by."""
+    op = warpgroup.MmaF16BF16Op(dtype, Float32, (ROWS, cols, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K,
+                                OperandMajorMode.K)
+    return cute.make_tiled_mma(cute.make_mma_atom(op))
+
+
+def _narrowed(what, dst: SharedTile, src: RegTile):
+    if dst.type.dtype not in HALF or src.dtype not in (Float32, dst.type.dtype):
+        raise TypeError(f"{what}: src is {src}, dst is {dst.type}, allowed are fp32 to bf16, fp16 or fp32, and the same types")
+    if src.dtype is not Float32:
+        return src
+    narrow = rt(src.cols, dst.type.dtype)
+    copy(narrow, src)
+    return narrow
+
+
+def store(dst: SharedTile, src: RegTile):
+    """dst = src, converted to dst's type: stmatrix for 16 bits, 8-byte stores for fp32. The warpgroup together; others
+    see it after ``publish`` (TMA, wgmma) and a barrier."""
+    _shapes("store", src, dst)
+    if dst.type.dtype is Float32 and src.dtype is Float32:
+        atom = cute.make_copy_atom(CopyUniversalOp(), Float32, num_bits_per_copy=64)
+        mma = _accumulator_mma(BFloat16, src.cols)
+    else:
+        src = _narrowed("store", dst, src)
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if src.cols % 16 == 0 else 2), dst.type.dtype)
+        mma = _accumulator_mma(dst.type.dtype, src.cols)
+    thr = cute.make_tiled_copy_C(atom, mma).get_slice(thread_in_warpgroup())
+    cute.copy(atom, thr.retile(src.acc_view), thr.partition_D(dst.tensor))
+
+
+def store_T(dst: SharedTile, src: RegTile):
+    """dst = src.T, a 16-bit tile of (cols, 64): stmatrix.trans. The warpgroup together."""
+    _shapes("store_T", src, dst, transposed=True)
+    src = _narrowed("store_T", dst, src)
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4 if src.cols % 16 == 0 else 2), dst.type.dtype)
+    thr = cute.make_tiled_copy_C(atom, _accumulator_mma(dst.type.dtype, src.cols)).get_slice(thread_in_warpgroup())
+    cute.copy(atom, thr.retile(src.acc_view), thr.partition_D(dst.staged_T[None, None, dst.stage]))
+
+
+def load(dst: RegTile, src: SharedTile):
+    """dst = src, of the same type: ldmatrix for 8 and 16 bits (an A operand), 8-byte loads for fp32 (an accumulator).
+    The warpgroup together."""
+    _shapes("load", dst, src)
+    if dst.dtype is not src.type.dtype:
+        raise TypeError(f"load: dst is {dst}, src is {src.type}: the types must be the same")
+    if dst.dtype is Float32:
+        atom = cute.make_copy_atom(CopyUniversalOp(), Float32, num_bits_per_copy=64)
+        thr = cute.make_tiled_copy_C(atom, _accumulator_mma(BFloat16, dst.cols)).get_slice(thread_in_warpgroup())
+        cute.copy(atom, thr.partition_S(src.tensor), thr.retile(dst.acc_view))
+        return
+    d, s, dtype = dst.tensor, src.tensor, dst.dtype
+    if dtype in FP8:  # bytes go in pairs: the same matrices
+        d = cute.make_tensor(cute.recast_ptr(d.iterator, dtype=BFloat16), cute.make_layout(((2, 2, 2), 1, dst.cols // 32)))
+        s, dtype = src.pairs.tensor, BFloat16
+    op = warpgroup.MmaF16BF16Op(dtype, Float32, (ROWS, 64, 16), warpgroup.OperandSource.RMEM, OperandMajorMode.K,
+                                OperandMajorMode.K)
+    atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), dtype)
+    thr = cute.make_tiled_copy_A(atom, cute.make_tiled_mma(cute.make_mma_atom(op))).get_slice(thread_in_warpgroup())
+    cute.copy(atom, thr.partition_S(s), thr.retile(d))
+
+
+# ---- global memory -------------------------------------------------------------------------------
+
+
+def load_rows(v: RowVec, src: cute.Tensor, row0, limit):
+    """v[i] = src[row0 + i]; rows from ``limit`` on repeat the last one."""
+    for r in range(2):
+        v.tensor[r] = Float32(src[cutlass.min(row0 + first_row() + 8 * r, limit - 1)])
+
+
+def load_cols(v: ColVec, src: cute.Tensor, col0, limit):
+    """v[j] = src[col0 + j]; columns from ``limit`` on repeat the last one."""
+    for j in range(v.cols // 4):
+        v.tensor[j] = Float32(src[cutlass.min(col0 + first_col() + 8 * (j // 2) + j % 2, limit - 1)])
+
+
+@cute.jit
+def store_rows(dst: cute.Tensor, src: RowVec, row0, limit):
+    """dst[row0 + i] = src[i] for the rows below ``limit``, from one thread of each quad."""
+    row = row0 + first_row()
+    if lane_id() % 4 == 0:
+        for r in cutlass.range_constexpr(2):
+            if row + 8 * r < limit:
+                dst[row + 8 * r] = src.tensor[r]
+
+
+@cute.jit
+def store_elements(dst: cute.Tensor, src: RegTile, row0, col0):
+    """dst[row0 + i, col0 + j] = src[i, j] inside dst, converted, element by element: any stride, any alignment."""
+    rows, cols = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    view = src.rows_view
+    for r in cutlass.range_constexpr(2):
+        row = row0 + first_row() + 8 * r
+        if row < rows:
+            for j in cutlass.range_constexpr(src.cols // 4):
+                col = col0 + first_col() + 8 * (j // 2) + j % 2
+                if col < cols:
+                    dst[row, col] = dst.element_type(view[r, j])
