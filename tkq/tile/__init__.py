@@ -12,6 +12,7 @@ Its rules:
   * wgmma fences and commits by itself; waiting is always explicit.
 """
 import math
+from types import ModuleType
 
 from .block import (first_warp_of_group, init_block, lane_id, register_split, specialise, thread_in_warpgroup, warp_id,
                     warpgroup_id)
@@ -35,4 +36,5 @@ from .transfer import load, load_cols, load_rows, store, store_elements, store_r
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
-__all__ = [name for name in dir() if not name.startswith("_") and name != "math"]
+__all__ = [name for name, x in list(globals().items())
+           if not name.startswith("_") and not isinstance(x, ModuleType) and x is not ModuleType]

@@ -56,9 +56,9 @@ def register_split(consumers: int, few: int = 0, many: int = 0):
     refused here. A launch of T threads has 65536 / T registers each, rounded down to 8 and at most 255.
 
     Returns:
-        (few, many): the defaults for 1, 2 and 3 consumers are 56/255, 24/240 and 32/160.
+        (few, many): the defaults for 1, 2 and 3 consumers are 56/256, 24/240 and 32/160.
     Raises:
-        ValueError: not multiples of 8 from 24 to 256, or more than the launch has.
+        ValueError: not multiples of 8 from 24 to 256, fewer first, or more than the launch has.
     """
     default = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
     if not few and not many:
@@ -67,8 +67,8 @@ def register_split(consumers: int, few: int = 0, many: int = 0):
         few, many = default[consumers]
     threads = WARPGROUP * (consumers + 1)
     at_launch = min(REGISTERS_OF_A_BLOCK // threads // 8 * 8, 255)
-    if any(n % 8 or not 24 <= n <= 256 for n in (few, many)):
-        raise ValueError(f"specialise: registers are {few} and {many}, allowed are multiples of 8 from 24 to 256")
+    if any(n % 8 or not 24 <= n <= 256 for n in (few, many)) or few > many:
+        raise ValueError(f"specialise: registers are {few} and {many}, allowed are multiples of 8 from 24 to 256, fewer first")
     if WARPGROUP * (few + consumers * many) > at_launch * threads:
         raise ValueError(f"specialise: registers {few} + {consumers} x {many} are more than the {at_launch} x {consumers + 1} of the launch")
     return few, many

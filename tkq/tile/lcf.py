@@ -12,7 +12,7 @@ from .shared import SharedAllocator
 class LCF:
     """ThunderKittens' load-compute-finish template. A subclass says what a stage of input holds and writes:
 
-      schedule(g)                 the Schedule
+      schedule(g)                 the Schedule; dynamic brings its mailbox by itself
       task(g, number)             what that number means: anything with ``.iters``
       load(g, t, i, x, sem)       producer warp: fill the stage x for iteration i
       start(g, t, wg)             consumer warpgroup: its registers, ready for the task
@@ -32,7 +32,6 @@ class LCF:
     consumers = 2
     stages = 4
     lag = 1
-    kind = "static"
     registers: tuple = ()
     inputs: dict = {}  # name: tile type, or (tile type, how many)
     scratch: dict = {}  # likewise, for finish
@@ -44,19 +43,22 @@ class LCF:
         tiles = {k: al.tile(t, n * self.stages) for k, (t, n) in spec.items()}
         scratch = {k: al.tile(*v) if isinstance(v, tuple) else al.tile(v) for k, v in self.scratch.items()}
         pipe = al.pipe(self.stages, sum(t.bytes * n for t, n in spec.values()), 4 * self.consumers)
-        mail = al.mailbox(1, 2, 4 * self.consumers) if const_expr(self.kind == "dynamic") else None
+        mail = self._mailbox(g, al)
 
         def stage(r):
             return {k: [tiles[k][r.stage * n + j] for j in range(n)] for k, (t, n) in spec.items()}
 
         def initialise():
             pipe.init()
-            if mail is not None:
+            if const_expr(mail is not None):
                 mail.init()
 
         init_block(initialise)
         specialise(lambda: self._produce(g, pipe, mail, stage),
                    lambda wg: self._consume(g, pipe, mail, stage, scratch, wg), self.consumers, self.registers)
+
+    def _mailbox(self, g, al):
+        return al.mailbox(1, 2, 4 * self.consumers) if self.schedule(g).kind == "dynamic" else None
 
     @cute.jit
     def _produce(self, g, pipe: Constexpr, mail: Constexpr, stage: Constexpr):
@@ -66,11 +68,11 @@ class LCF:
         number = order.first()
         while number < order.tasks:
             t = self.task(g, number)
+            fetched = order.fetch()
             for i in cutlass.range(t.iters, unroll=1):
                 sem = pipe.acquire(r)
                 self.load(g, t, i, stage(r), sem)
                 r.advance()
-            fetched = order.fetch()
             number = order.following(number, fetched)
             if const_expr(mail is not None):
                 mail.post(post, number)

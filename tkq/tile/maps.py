@@ -2,7 +2,7 @@
 one of the operands. Nothing here waits or synchronises, but for the shuffles inside a quad of lanes."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -10,38 +10,49 @@ from .dtypes import HALF, type_name
 from .register import ColVec, RegTile, RowVec, rv
 
 _TILES = (RegTile, RowVec, ColVec)
+_ANY = (Float32, *HALF)
 
 
 def _size(x):
     return cute.size(x.tensor)
 
 
-def _same(what, dst, *operands):
-    for i, x in enumerate(operands):
-        if isinstance(x, _TILES) and (type(x) is not type(dst) or _size(x) != _size(dst)):
-            raise ValueError(f"{what}: operand {'ab'[i] if len(operands) > 1 else 'a'} is {_name(x)}, dst is {_name(dst)}")
-        if isinstance(x, RegTile) and x.dtype != dst.dtype:
-            raise TypeError(f"{what}: operand {'ab'[i] if len(operands) > 1 else 'a'} is {_name(x)}, dst is {_name(dst)}: use copy to convert")
-
-
 def _name(x):
-    return str(x) if isinstance(x, RegTile) else f"{type(x).__name__} of {_size(x)} values a thread"
+    return str(x) if isinstance(x, _TILES) else f"{x!r} ({type(x).__name__})"
+
+
+def _dtype(x):
+    return x.dtype if isinstance(x, RegTile) else Float32
+
+
+def _same(what, dst, *operands, allowed=_ANY):
+    """dst is a tile or vector of an allowed type, and so is each operand, of the same shape; or it is a number."""
+    if not isinstance(dst, _TILES) or _dtype(dst) not in allowed:
+        names = ", ".join(type_name(t) for t in allowed)
+        raise TypeError(f"{what}: dst is {_name(dst)}, allowed are register tiles and vectors of {names}")
+    for name, x in zip("abcdefgh", operands):
+        if isinstance(x, _TILES) and (type(x) is not type(dst) or _size(x) != _size(dst)):
+            raise ValueError(f"{what}: operand {name} is {_name(x)}, dst is {_name(dst)}")
+        if isinstance(x, RegTile) and x.dtype is not dst.dtype:
+            raise TypeError(f"{what}: operand {name} is {_name(x)}, dst is {_name(dst)}: use copy to convert")
+        if not isinstance(x, (*_TILES, int, float, Numeric)):
+            raise TypeError(f"{what}: operand {name} is {_name(x)}, allowed are tiles and vectors as dst, and numbers")
 
 
 def _value(x):
     return x.tensor.load() if isinstance(x, _TILES) else x
 
 
-def _map(what, dst, f, *operands):
-    _same(what, dst, *operands)
-    dst.tensor.store(f(*[_value(x) for x in operands]))
+def _map(what, dst, f, *operands, allowed=_ANY):
+    _same(what, dst, *operands, allowed=allowed)
+    dst.tensor.store(f(*[_value(x) for x in operands]).to(_dtype(dst)))
 
 
-# ---- elementwise: tiles and vectors; an operand may be a number ----------------------------------
+# ---- elementwise: tiles and vectors; a second operand may be a number ----------------------------
 
 
 def add(dst, a, b):
-    """dst = a + b; b a tile, a vector (as dst) or a number."""
+    """dst = a + b; fp32, bf16, fp16. b: as a, or a number."""
     _map("add", dst, lambda x, y: x + y, a, b)
 
 
@@ -56,29 +67,42 @@ def mul(dst, a, b):
 
 
 def exp2(dst, a):
-    """dst = 2 ** a, MUFU.EX2: about 2 ulp in fp32."""
-    _map("exp2", dst, lambda x: cute.math.exp2(x, fastmath=True), a)
+    """dst = 2 ** a, fp32, by MUFU.EX2: about 2 ulp."""
+    _map("exp2", dst, lambda x: cute.math.exp2(x, fastmath=True), a, allowed=(Float32,))
 
 
 def log2(dst, a):
-    """dst = log2(a), MUFU.LG2."""
-    _map("log2", dst, lambda x: cute.math.log2(x, fastmath=True), a)
+    """dst = log2(a), fp32, by MUFU.LG2: within 2 ** -22 for a in (0.5, 2), 2 ulp elsewhere."""
+    _map("log2", dst, lambda x: cute.math.log2(x, fastmath=True), a, allowed=(Float32,))
 
 
 def apply(dst, f, *operands):
-    """dst[i] = f(operands[i], ..), element by element; f takes and returns numbers of the DSL: an activation, say."""
+    """dst[i] = f(operands[i], ..), element by element; f takes and returns numbers of the DSL: an activation, say.
+
+    fp32, bf16, fp16; what f returns is converted to dst's type."""
     _same("apply", dst, *operands)
     for i in range(_size(dst)):
-        dst.tensor[i] = f(*[x.tensor[i] if isinstance(x, _TILES) else x for x in operands])
+        dst.tensor[i] = _dtype(dst)(f(*[x.tensor[i] if isinstance(x, _TILES) else x for x in operands]))
 
 
-# ---- with a value a row, a value a column --------------------------------------------------------
+# ---- with a value a row, a value a column: fp32 ----------------------------------------------------
+
+
+def _tiles(what, dst, a):
+    for name, x in (("dst", dst), ("a", a)):
+        if not isinstance(x, RegTile) or x.dtype is not Float32:
+            raise TypeError(f"{what}: operand {name} is {_name(x)}, allowed is an fp32 register tile")
+    _same(what, dst, a)
+
+
+def _row(what, name, v):
+    if not isinstance(v, RowVec):
+        raise TypeError(f"{what}: operand {name} is {_name(v)}, allowed is a row vector (rv)")
 
 
 def _map_rows(what, dst, a, v, f):
-    _same(what, dst, a)
-    if not isinstance(v, RowVec):
-        raise TypeError(f"{what}: operand v is {type(v).__name__}, allowed is a row vector (rv)")
+    _tiles(what, dst, a)
+    _row(what, "v", v)
     d, s = dst.rows_view, a.rows_view
     for r in range(2):
         d[r, None].store(f(s[r, None].load(), v.tensor[r]))
@@ -101,6 +125,7 @@ def mul_row(dst, a, v):
 
 def div_row(dst, a, v):
     """dst[i, j] = a[i, j] / v[i], by one approximate reciprocal a row (1 ulp)."""
+    _row("div_row", "v", v)
     inv = rv()
     for r in range(2):
         inv.tensor[r] = cute.arch.rcp_approx(v.tensor[r])
@@ -108,9 +133,11 @@ def div_row(dst, a, v):
 
 
 def _map_cols(what, dst, a, v, f):
-    _same(what, dst, a)
-    if not isinstance(v, ColVec) or v.cols != a.cols:
-        raise ValueError(f"{what}: operand v is {_name(v)}, allowed is a column vector of {a.cols}")
+    _tiles(what, dst, a)
+    if not isinstance(v, ColVec):
+        raise TypeError(f"{what}: operand v is {_name(v)}, allowed is a column vector (cv)")
+    if v.cols != a.cols:
+        raise ValueError(f"{what}: operand v is {_name(v)}, operand a is {a}")
     d, s = dst.rows_view, a.rows_view
     for r in range(2):
         for j in range(a.cols // 4):
@@ -136,9 +163,10 @@ def mul_outer(dst, a, row, col):
 def fma_outer(dst, a, row, block):
     """dst[i, j] += a[i, j] * row[i] * block[j // width]: ``block`` is a list of cols / width numbers, the same in all
     threads. Promotes a block-scaled product into its sum."""
-    _same("fma_outer", dst, a)
-    if a.cols % len(block):
-        raise ValueError(f"fma_outer: block has {len(block)} values for {a.cols} columns")
+    _tiles("fma_outer", dst, a)
+    _row("fma_outer", "row", row)
+    if not block or a.cols // 8 % len(block):
+        raise ValueError(f"fma_outer: block has {len(block)} values, operand a is {a}: allowed are divisors of {a.cols // 8}")
     d, s = dst.rows_view, a.rows_view
     width = a.cols // len(block)
     for r in range(2):
@@ -152,8 +180,11 @@ def fma_outer(dst, a, row, block):
 
 def _reduce_rows(what, dst, a, v, f, chains=2):
     """chains: how many results are kept apart, to shorten the chain of dependent instructions."""
-    if not isinstance(dst, RowVec) or a.dtype is not Float32:
-        raise TypeError(f"{what}: dst is {_name(dst)} and operand a is {_name(a)}, allowed are a row vector and an fp32 tile")
+    _row(what, "dst", dst)
+    if not isinstance(a, RegTile) or a.dtype is not Float32:
+        raise TypeError(f"{what}: operand a is {_name(a)}, allowed is an fp32 register tile")
+    if v is not None:
+        _row(what, "v", v)
     s = a.rows_view
     for r in range(2):
         acc = [s[r, j] for j in range(chains)]
@@ -198,7 +229,7 @@ def quad_sum(dst):
 
 @cute.jit
 def finite_or_zero(dst: RowVec, src: RowVec):
-    """-inf becomes 0: the maximum of a row that is masked all over."""
+    """dst = src, but 0 for -inf: the maximum of a row that is masked all over."""
     for r in cutlass.range_constexpr(2):
         x = src.tensor[r]
         dst.tensor[r] = Float32(0.0) if x == -Float32.inf else x
@@ -210,7 +241,7 @@ def finite_or_zero(dst: RowVec, src: RowVec):
 def copy(dst, src):
     """dst = src, converting between dtypes (to nearest even). A tile of fp32 becomes one of 16 bits, that is an
     accumulator an A operand, and back: the two hold the same elements in the same order."""
-    if type(dst) is not type(src) or _size(dst) != _size(src):
+    if not isinstance(src, _TILES) or type(dst) is not type(src) or _size(dst) != _size(src):
         raise ValueError(f"copy: src is {_name(src)}, dst is {_name(dst)}")
     if not isinstance(dst, RegTile) or dst.dtype == src.dtype:
         dst.tensor.store(src.tensor.load())

@@ -56,8 +56,9 @@ class gl:
             raise ValueError(f"{what}: x has {cute.rank(x)} dimensions, allowed are 2 to 4")
         if x.element_type is not type.dtype:
             raise TypeError(f"{what}: x is {type_name(x.element_type)}, the tile is {type}")
-        if type.rows > BOX_ROWS:
-            raise ValueError(f"{what}: the tile is {type}, allowed are up to {BOX_ROWS} rows")
+        if type.rows > BOX_ROWS * multicast:
+            raise ValueError(f"{what}: the tile is {type}, allowed are up to {BOX_ROWS * multicast} rows")
+        _addresses(what, x)
         atom, tensor = cpasync.make_tiled_tma_atom(op, x, type.layout(), (type.rows, type.cols), multicast)
         return gl(atom, tensor, type, multicast)
 
@@ -75,6 +76,20 @@ class gl:
         me = 0 if self.multicast == 1 else cluster_rank()
         return cpasync.tma_partition(self.atom, me, cute.make_layout(self.multicast),
                                      cute.group_modes(tile.tensor, 0, 2), cute.group_modes(g, 0, 2))
+
+
+def _addresses(what, x):
+    """What TMA would round off in silence: a base, or a stride, that is not a multiple of 16 bytes."""
+    bits = x.element_type.width
+    if x.iterator.alignment % 16:
+        raise ValueError(f"{what}: x is aligned to {x.iterator.alignment} bytes, allowed are multiples of 16")
+    if not isinstance(x.stride[1], int) or x.stride[1] != 1:
+        raise ValueError(f"{what}: x's stride 1 (columns) is {x.stride[1]}, allowed is 1, known when compiled")
+    for i, (extent, stride) in enumerate(zip(x.shape, x.stride)):
+        one = isinstance(extent, int) and extent == 1
+        if i != 1 and not one and cute.get_divisibility(stride) * bits % 128:
+            known = stride if isinstance(stride, int) else f"a multiple of {cute.get_divisibility(stride)}"
+            raise ValueError(f"{what}: x's stride {i} is {known}, allowed are multiples of {128 // bits} elements, known when compiled")
 
 
 def prefetch(*descriptors: gl):
@@ -129,16 +144,24 @@ def copy_async_arrive(sem: Semaphore):
     cute.arch.cp_async_mbarrier_arrive_noinc(sem.ptr)
 
 
+def _elements(dst, src, threads):
+    if not isinstance(dst, SharedTile) or dst.stage is None:
+        raise TypeError(f"load_elements: dst must be one shared tile (index the ring), got {dst}")
+    if cute.rank(src) != 2:
+        raise ValueError(f"load_elements: src has {cute.rank(src)} dimensions, allowed are 2")
+    if src.element_type is not dst.type.dtype:
+        raise TypeError(f"load_elements: src is {type_name(src.element_type)}, dst is {dst.type}")
+    if dst.type.rows * dst.type.cols % threads:
+        raise ValueError(f"load_elements: dst is {dst.type}: its elements do not divide among {threads} threads")
+
+
 @cute.jit
 def load_elements(dst: SharedTile, src: cute.Tensor, row0, col0, threads: Constexpr[int], me):
     """dst[r, c] = src[row0 + r, col0 + c], zeros past the end, element by element: any stride, any alignment, slow.
 
     ``threads`` threads, numbered ``me``, call it together; afterwards each calls ``publish``."""
+    _elements(dst, src, threads)
     tile, rows, cols = dst.tensor, dst.type.rows, dst.type.cols
-    if cute.rank(src) != 2:
-        raise ValueError(f"load_elements: src has {cute.rank(src)} dimensions, allowed are 2")
-    if (rows * cols) % threads:
-        raise ValueError(f"load_elements: {rows} x {cols} elements do not divide among {threads} threads")
     limit_r, limit_c = cute.size(src, mode=[0]), cute.size(src, mode=[1])
     # Neighbouring threads take neighbours in memory where columns are contiguous; 8 loads are in flight.
     per = math.gcd(rows * cols // threads, 8)

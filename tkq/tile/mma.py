@@ -82,6 +82,9 @@ def _check(what, d, a, b, trans_a, trans_b):
         raise ValueError(f"{what}: K is {k}, allowed for {type_name(a_type.dtype)} are multiples of {step}")
     if d.cols > n or n % d.cols:
         raise ValueError(f"{what}: operand d has {d.cols} columns, operand b is {b_type} and gives {n}")
+    panel = b_type.swizzle * 8 // b_type.dtype.width
+    if not trans_b and d.cols % panel and panel % d.cols:
+        raise ValueError(f"{what}: operand d has {d.cols} columns, which straddle operand b's panels of {panel}")
     return m // ROWS, n // d.cols
 
 

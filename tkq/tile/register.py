@@ -31,7 +31,9 @@ class RegTile:
 
     @property
     def rows_view(self):
-        """(2, cols // 4): this thread's two rows."""
+        """(2, cols // 4): this thread's two rows. fp32 and 16 bits."""
+        if self.dtype in FP8:
+            raise TypeError(f"rows of a tile: it is {self}, allowed are fp32, bf16, fp16")
         return cute.make_tensor(self.tensor.iterator, cute.make_layout((2, (2, self.cols // 8)), stride=(2, (1, 4))))
 
     @property
@@ -46,6 +48,9 @@ class RowVec:
 
     tensor: cute.Tensor
 
+    def __str__(self):
+        return "row vector"
+
 
 @dataclass(frozen=True)
 class ColVec:
@@ -53,6 +58,9 @@ class ColVec:
 
     tensor: cute.Tensor
     cols: int
+
+    def __str__(self):
+        return f"column vector of {self.cols}"
 
 
 def rt(cols, dtype=Float32) -> RegTile:

@@ -26,7 +26,7 @@ class Schedule:
     """Numbers 0 .. tasks - 1, dealt out to the blocks (or clusters) of the grid.
 
     counter: dynamic's, one int32 that is 0; it is back at 0 when the last task has been fetched, so nobody resets it.
-    It belongs to one launch at a time: one counter a device and stream."""
+    It belongs to one launch at a time: one counter a device and stream. dynamic knows no clusters."""
 
     tasks: Int32
     kind: Constexpr[str] = "static"
@@ -37,7 +37,9 @@ class Schedule:
         if self.kind not in KINDS:
             raise ValueError(f"Schedule: kind is {self.kind!r}, allowed are {', '.join(KINDS)}")
         if self.kind == "dynamic" and self.counter is None:
-            raise ValueError("Schedule: dynamic needs a counter")
+            raise ValueError("Schedule: counter is None, dynamic needs one")
+        if self.kind == "dynamic" and self.cluster != 1:
+            raise NotImplementedError(f"Schedule: cluster is {self.cluster}, dynamic allows 1")
 
     def workers(self):
         """How many blocks, or clusters of blocks, share the tasks."""
@@ -58,8 +60,10 @@ class Schedule:
         return number
 
     def following(self, number, fetched=None):
-        """The task after ``number``; ``fetched`` is what ``fetch`` gave. At or beyond ``tasks``: there is none."""
+        """The task after ``number``; ``fetched`` is what ``fetch`` gave. At or beyond ``tasks``: there is none. A warp."""
         if self.kind == "dynamic":
+            if fetched is None:
+                raise ValueError("following: fetched is None, dynamic needs what fetch gave")
             return cute.arch.shuffle_sync(fetched, 0)
         if self.kind == "static":
             return number + self.workers()

@@ -12,6 +12,8 @@ from .shared import SharedTile
 
 
 def _shapes(what, tile: RegTile, shared: SharedTile, transposed=False):
+    if not isinstance(tile, RegTile):
+        raise TypeError(f"{what}: the register operand must be a register tile, got {tile}")
     if not isinstance(shared, SharedTile) or shared.stage is None:
         raise TypeError(f"{what}: the shared operand must be one tile (index the ring), got {shared}")
     rows, cols = (shared.type.cols, shared.type.rows) if transposed else (shared.type.rows, shared.type.cols)
@@ -28,7 +30,10 @@ def _accumulator_mma(dtype, cols):
 
 def _narrowed(what, dst: SharedTile, src: RegTile):
     if dst.type.dtype not in HALF or src.dtype not in (Float32, dst.type.dtype):
-        raise TypeError(f"{what}: src is {src}, dst is {dst.type}, allowed are fp32 to bf16, fp16 or fp32, and the same types")
+        to = "bf16 and fp16" if what == "store_T" else "fp32, bf16 and fp16"
+        raise TypeError(f"{what}: src is {src}, dst is {dst.type}, allowed are fp32 to {to}, and 16 bits to the same")
+    if src.cols % 16:
+        raise ValueError(f"{what}: src is {src}, allowed with 16-bit dst are multiples of 16 columns")
     if src.dtype is not Float32:
         return src
     narrow = rt(src.cols, dst.type.dtype)
@@ -45,7 +50,7 @@ def store(dst: SharedTile, src: RegTile):
         mma = _accumulator_mma(BFloat16, src.cols)
     else:
         src = _narrowed("store", dst, src)
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4 if src.cols % 16 == 0 else 2), dst.type.dtype)
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), dst.type.dtype)
         mma = _accumulator_mma(dst.type.dtype, src.cols)
     thr = cute.make_tiled_copy_C(atom, mma).get_slice(thread_in_warpgroup())
     cute.copy(atom, thr.retile(src.acc_view), thr.partition_D(dst.tensor))
@@ -55,7 +60,7 @@ def store_T(dst: SharedTile, src: RegTile):
     """dst = src.T, a 16-bit tile of (cols, 64): stmatrix.trans. The warpgroup together."""
     _shapes("store_T", src, dst, transposed=True)
     src = _narrowed("store_T", dst, src)
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4 if src.cols % 16 == 0 else 2), dst.type.dtype)
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), dst.type.dtype)
     thr = cute.make_tiled_copy_C(atom, _accumulator_mma(dst.type.dtype, src.cols)).get_slice(thread_in_warpgroup())
     cute.copy(atom, thr.retile(src.acc_view), thr.partition_D(dst.staged_T[None, None, dst.stage]))
 
@@ -85,31 +90,47 @@ def load(dst: RegTile, src: SharedTile):
 # ---- global memory -------------------------------------------------------------------------------
 
 
+def _vector(what, v, kind, x):
+    if not isinstance(v, kind):
+        raise TypeError(f"{what}: the operand in registers is {v}, allowed is a {kind.__name__}")
+    if cute.rank(x) != 1:
+        raise ValueError(f"{what}: the global tensor has {cute.rank(x)} dimensions, allowed is 1")
+
+
+def _matrix(what, x):
+    if cute.rank(x) != 2:
+        raise ValueError(f"{what}: the global tensor has {cute.rank(x)} dimensions, allowed are 2")
+
+
 def load_rows(v: RowVec, src: cute.Tensor, row0, limit):
-    """v[i] = src[row0 + i]; rows from ``limit`` on repeat the last one."""
+    """v[i] = src[row0 + i], as fp32; rows from ``limit`` (1 or more) on repeat the last one."""
+    _vector("load_rows", v, RowVec, src)
     for r in range(2):
         v.tensor[r] = Float32(src[cutlass.min(row0 + first_row() + 8 * r, limit - 1)])
 
 
 def load_cols(v: ColVec, src: cute.Tensor, col0, limit):
-    """v[j] = src[col0 + j]; columns from ``limit`` on repeat the last one."""
+    """v[j] = src[col0 + j], as fp32; columns from ``limit`` (1 or more) on repeat the last one."""
+    _vector("load_cols", v, ColVec, src)
     for j in range(v.cols // 4):
         v.tensor[j] = Float32(src[cutlass.min(col0 + first_col() + 8 * (j // 2) + j % 2, limit - 1)])
 
 
 @cute.jit
 def store_rows(dst: cute.Tensor, src: RowVec, row0, limit):
-    """dst[row0 + i] = src[i] for the rows below ``limit``, from one thread of each quad."""
+    """dst[row0 + i] = src[i] for the rows below ``limit``, converted, from one thread of each quad."""
+    _vector("store_rows", src, RowVec, dst)
     row = row0 + first_row()
     if lane_id() % 4 == 0:
         for r in cutlass.range_constexpr(2):
             if row + 8 * r < limit:
-                dst[row + 8 * r] = src.tensor[r]
+                dst[row + 8 * r] = dst.element_type(src.tensor[r])
 
 
 @cute.jit
 def store_elements(dst: cute.Tensor, src: RegTile, row0, col0):
     """dst[row0 + i, col0 + j] = src[i, j] inside dst, converted, element by element: any stride, any alignment."""
+    _matrix("store_elements", dst)
     rows, cols = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     view = src.rows_view
     for r in cutlass.range_constexpr(2):

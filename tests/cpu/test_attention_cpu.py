@@ -1,0 +1,113 @@
+"""flash_attn without a GPU: the reference path, what it refuses, its fake."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tkq import reference
+from tkq.attention import ops
+
+
+def qkv(batch=2, rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.bfloat16):
+    make = lambda s, h: torch.randn(batch, s, h, dim).to(dtype)  # noqa: E731
+    return make(rows, heads), make(keys, kv_heads), make(keys, kv_heads)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("shape", ((17, 33), (33, 17), (16, 16), (1, 40), (40, 1), (5, 0), (0, 5)))
+def test_reference_is_the_definition(causal, shape):
+    rows, keys = shape
+    q, k, v = [x.double() for x in qkv(rows=rows, keys=keys)]
+    o, lse = reference.flash_attn(q, k, v, causal, 0.3)
+    for b in range(2):
+        for h in range(4):
+            for i in range(rows):
+                n = keys if not causal else max(min(i + keys - rows + 1, keys), 0)
+                if n == 0:
+                    assert o[b, i, h].abs().max() == 0 and lse[b, h, i] == -math.inf
+                    continue
+                s = 0.3 * (k[b, :n, h // 2] @ q[b, i, h])
+                assert torch.allclose(lse[b, h, i].double(), s.logsumexp(0), atol=1e-5)
+                assert torch.allclose(o[b, i, h], s.softmax(0) @ v[b, :n, h // 2])
+
+
+def test_reference_agrees_with_torch():
+    q, k, v = qkv(rows=48, keys=48, kv_heads=4)
+    want = torch.nn.functional.scaled_dot_product_attention(*[x.transpose(1, 2).float() for x in (q, k, v)], is_causal=True)
+    o, _ = reference.flash_attn(q.float(), k.float(), v.float(), True)
+    assert torch.allclose(o, want.transpose(1, 2), atol=1e-5)
+
+
+def test_public_function_on_cpu():
+    q, k, v = qkv()
+    o = tkq.flash_attn(q, k, v, causal=True)
+    o2, lse = tkq.flash_attn(q, k, v, causal=True, return_lse=True)
+    assert o.shape == q.shape and o.dtype == q.dtype and o.is_contiguous() and torch.equal(o, o2)
+    assert lse.shape == (2, 4, 17) and lse.dtype == torch.float32
+
+
+def strided(x, last):
+    return torch.zeros(*x.shape[:-1], x.shape[-1] * last, dtype=x.dtype)[..., ::last]
+
+
+@pytest.mark.parametrize("change, error, words", [
+    (lambda q, k, v: (q.float(), k, v), TypeError, ("q", "float32", "bf16")),
+    (lambda q, k, v: (q, k.half(), v), TypeError, ("k", "float16", "bfloat16")),
+    (lambda q, k, v: (q, k, v.half()), TypeError, ("v", "float16")),
+    (lambda q, k, v: ([1], k, v), TypeError, ("q", "list")),
+    (lambda q, k, v: (q[0], k, v), ValueError, ("q", "4")),
+    (lambda q, k, v: (q, k[:, :, 0], v), ValueError, ("k", "4")),
+    (lambda q, k, v: (q, k[:1], v), ValueError, ("k", "B = 2")),
+    (lambda q, k, v: (q, k[..., :32], v), ValueError, ("k", "D = 64")),
+    (lambda q, k, v: (q, k, v[:, :-1]), ValueError, ("v", "k's shape")),
+    (lambda q, k, v: (q[:, :, :3], k, v), ValueError, ("3 heads", "multiple")),
+    (lambda q, k, v: (q[..., :40], k[..., :40], v[..., :40]), NotImplementedError, ("head_dim", "40", "64, 128")),
+    (lambda q, k, v: (q.requires_grad_(), k, v), NotImplementedError, ("flash_attn", "q", "grad")),
+    (lambda q, k, v: (q, k, v.to("meta")), ValueError, ("v", "meta")),
+])
+def test_bad_input_is_named(change, error, words):
+    args = change(*qkv())
+    with pytest.raises(error) as caught:
+        tkq.flash_attn(*args)
+    assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+@pytest.mark.parametrize("scale", (0.0, -1.0, math.inf, math.nan))
+def test_bad_scale_is_named(scale):
+    with pytest.raises(ValueError, match="softmax_scale"):
+        tkq.flash_attn(*qkv(), softmax_scale=scale)
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda x: strided(x, 2), ("last dimension", "contiguous")),
+    (lambda x: torch.zeros(2, 17, 4, 68, dtype=x.dtype)[..., :64], ("stride 1", "multiple of 8")),
+    (lambda x: torch.zeros(x.numel() + 4, dtype=x.dtype)[4:].view_as(x), ("16 bytes", "clone")),
+])
+def test_layouts_that_tma_cannot_take_are_named(make, words):
+    with pytest.raises(ValueError) as caught:
+        ops._check_layout("q", make(qkv()[0]))
+    assert all(w in str(caught.value) for w in ("q", *words)), str(caught.value)
+
+
+def test_layouts_that_tma_takes():
+    x = qkv()[0]
+    packed = torch.zeros(2, 17, 12, 64, dtype=x.dtype)
+    for good in (x, packed[:, :, 4:8], x[:, :, :1].expand(-1, -1, 4, -1), x[:, ::2], x.transpose(1, 2)):
+        ops._check_layout("q", good)
+
+
+def test_gradient_is_fine_where_it_is_off():
+    q, k, v = qkv()
+    with torch.no_grad():
+        assert tkq.flash_attn(q.requires_grad_(), k, v).shape == q.shape
+
+
+def test_opcheck():
+    torch.library.opcheck(torch.ops.tkq.flash_attn.default, (*qkv(), True, None))
+
+
+def test_traces_under_compile():
+    q, k, v = qkv()
+    f = torch.compile(lambda q, k, v: tkq.flash_attn(q, k, v, causal=True) * 2, fullgraph=True, backend="eager")
+    assert torch.equal(f(q, k, v), tkq.flash_attn(q, k, v, causal=True) * 2)

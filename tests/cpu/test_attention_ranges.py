@@ -1,0 +1,99 @@
+"""Block ranges, masks and the order of tasks, against counting one by one."""
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tkq.attention.plan import SHARED_BYTES, AttentionConfig, plan, shipped
+from tkq.attention.ranges import Extent, ceil_div, heads_in_section, key_range, keys_of_row, place
+from tkq.attention.spec import DTYPES, HEAD_DIMS, AttentionSpec
+
+EXTENTS = st.builds(Extent, rows_q=st.integers(1, 700), rows_k=st.integers(1, 700), tile_rows=st.sampled_from((64, 128, 192, 256)),
+                    block=st.sampled_from((64, 112, 128, 176)), causal=st.booleans())
+
+
+def seen(e, row):
+    """The keys of a row, from the definition."""
+    return [j for j in range(e.rows_k) if not e.causal or j <= row + e.rows_k - e.rows_q]
+
+
+@given(EXTENTS, st.integers(0, 699))
+def test_keys_of_row_is_the_definition(e, row):
+    row %= e.rows_q
+    assert keys_of_row(e, row) == len(seen(e, row))
+
+
+@given(EXTENTS, st.integers(0, 10))
+def test_a_task_visits_what_its_rows_see_and_masks_what_they_do_not(e, tile):
+    first = tile % ceil_div(e.rows_q, e.tile_rows) * e.tile_rows
+    r = key_range(e, first)
+    rows = range(first, min(first + e.tile_rows, e.rows_q))
+    assert 1 <= r.masked <= r.blocks
+    needed = max(len(seen(e, row)) for row in rows)
+    assert r.blocks * e.block >= needed, "keys are left out"
+    assert r.blocks <= max(ceil_div(e.rows_k, e.block), 1), "a block beyond the last key"
+    if rows[-1] == first + e.tile_rows - 1:
+        assert (r.blocks - 1) * e.block < max(needed, 1), "a block that nobody sees"
+    for block in range(r.blocks - r.masked):  # visited without a mask
+        assert all((block + 1) * e.block <= len(seen(e, row)) for row in rows), f"block {block} needs a mask"
+
+
+def test_few_blocks_are_masked():
+    e = Extent(4096, 4096, 128, 128, True)
+    assert [key_range(e, 128 * i).masked for i in range(32)] == [1] * 32
+    assert key_range(Extent(4096, 4096, 128, 128, False), 0) == key_range(Extent(4096, 4096, 128, 128, False), 1024)
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 64), st.booleans())
+def test_every_task_is_placed_once(tiles, heads, section, causal):
+    places = [place(i, tiles, heads, section, causal) for i in range(tiles * heads)]
+    assert sorted(places) == [(h, t) for h in range(heads) for t in range(tiles)]
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 20), st.integers(1, 30), st.integers(1, 8))
+def test_causal_sections_begin_with_their_longest_tasks(tiles, heads, section):
+    places = [place(i, tiles, heads, section, True) for i in range(tiles * heads)]
+    for first in range(0, heads, section):
+        mine = [t for h, t in places if first <= h < first + section]
+        assert mine == sorted(mine, reverse=True)
+    assert [h // section for h, _ in places] == sorted(h // section for h, _ in places), "sections are not worked on one by one"
+
+
+@given(st.integers(1, 1 << 26), st.integers(1, 64), st.integers(1, 16))
+def test_sections_fit(kv_bytes, mb, group):
+    n = heads_in_section(kv_bytes, mb << 20, group)
+    assert n % group == 0 and n >= group
+    assert n == group or n // group * kv_bytes <= mb << 20
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("seqlen", (1, 100, 1024, 4096, 16384, 1 << 20))
+def test_plans_fit_the_hardware(head_dim, causal, seqlen):
+    config = plan(AttentionSpec("bf16", head_dim, causal), seqlen, seqlen)
+    assert config.check(head_dim) is config
+    assert config.shared_bytes(head_dim) <= SHARED_BYTES
+    # Accumulators S and O, and P: two of them at 32 bits, one at 16. The rest of a consumer's registers is for the others.
+    assert config.kv // 2 + config.kv // 4 + head_dim // 2 <= {1: 200, 2: 208, 3: 136}[config.consumers]
+
+
+def test_impossible_configurations_are_refused():
+    for bad in (dict(kv=512), dict(o_panels=0), dict(cluster=2), dict(o_panels=0, bridge=False), dict(schedule="single")):
+        with pytest.raises(ValueError):
+            AttentionConfig(**bad).check(128)
+
+
+@pytest.mark.parametrize("bad", (dict(head_dim=80), dict(dtype="fp32")))
+def test_unsupported_specs_are_named(bad):
+    with pytest.raises(NotImplementedError, match=str(next(iter(bad.values())))):
+        AttentionSpec(**bad)
+
+
+def test_shipped_covers_what_plan_chooses():
+    shipped_args = {s.recipe.args for s in shipped()}
+    for dtype in DTYPES:
+        for head_dim in HEAD_DIMS:
+            for causal in (False, True):
+                for seqlen in (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536):
+                    spec = AttentionSpec(dtype, head_dim, causal)
+                    assert (spec, plan(spec, seqlen, seqlen)) in shipped_args

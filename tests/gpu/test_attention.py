@@ -1,0 +1,191 @@
+"""flash_attn on a GPU: against float64, beside PyTorch at the same precision."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.rule import assert_2x
+from tkq import reference
+from tkq.attention import ops
+
+DTYPES = (torch.bfloat16, torch.float16)
+SIZES = ((128, 128), (64, 64), (1, 1), (1, 777), (113, 203), (300, 100), (65, 1999), (2000, 65), (641, 641), (1024, 1024),
+         (127, 129), (1023, 1024), (129, 1), (2048, 1111))
+
+
+def make(batch, rows, keys, heads, kv_heads, dim, dtype, seed=0):
+    g = torch.Generator("cuda").manual_seed(seed + rows * 7 + keys)
+    new = lambda s, h: torch.randn(batch, s, h, dim, device="cuda", generator=g).to(dtype)  # noqa: E731
+    return new(rows, heads), new(keys, kv_heads), new(keys, kv_heads)
+
+
+def in_low_precision(q, k, v, causal, scale=None):
+    """The same computation in PyTorch, every intermediate in q's dtype."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = q.transpose(1, 2), k.repeat_interleave(group, 2).transpose(1, 2), v.repeat_interleave(group, 2).transpose(1, 2)
+    s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        seen = torch.ones(s.shape[-2:], dtype=torch.bool, device=q.device).tril(s.shape[-1] - s.shape[-2])
+        s = s.masked_fill(~seen, -math.inf)
+    return (s.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2), s.float().logsumexp(-1)
+
+
+def compare(q, k, v, causal, scale=None, o=None, what=""):
+    """Run on poisoned outputs, judge o and lse."""
+    o = torch.full(q.shape, math.nan, dtype=q.dtype, device="cuda") if o is None else o
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+    ops.run(q, k, v, o, lse, causal, scale)
+    true_o, true_lse = reference.flash_attn(q.double(), k.double(), v.double(), causal, scale)
+    low_o, low_lse = in_low_precision(q, k, v, causal, scale)
+    assert_2x(o, true_o, low_o, 1, f"{what} o")
+    # lse is fp32: the products are exact, the sum of exponentials is good to about 1e-6, the rest is rounding of the result
+    assert torch.equal(torch.isinf(lse), torch.isinf(true_lse)) and not torch.isnan(lse).any()
+    finite = torch.isfinite(true_lse)
+    if finite.any():
+        error = (lse - true_lse)[finite].abs().max().item()
+        assert error <= 4e-6 * max(1.0, true_lse[finite].abs().max().item()) + 4e-6, f"{what} lse: error {error:.2e}"
+    return o, lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_sizes(dtype, dim, causal):
+    for rows, keys in SIZES:
+        compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}")
+
+
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_heads(dim, causal):
+    for batch, heads, kv_heads in ((1, 1, 1), (3, 6, 3), (2, 8, 1), (2, 40, 8), (7, 13, 1)):
+        compare(*make(batch, 333, 417, heads, kv_heads, dim, torch.bfloat16), causal, what=f"B{batch} H{heads}/{kv_heads}")
+
+
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_hard_data(dim, causal):
+    q, k, v = make(2, 517, 517, 4, 4, dim, torch.bfloat16)
+    compare(q * 20, k, v, causal, what="large scores")
+    compare(q, k, v * 1000 + 500, causal, what="large values with a mean")
+    peaked = k.clone()
+    peaked[:, ::50] = q[:, ::50] * 4
+    compare(q, peaked, v, causal, what="peaked rows")
+    compare(q, k[:, :1].expand(-1, 517, -1, -1), v, causal, what="equal keys")
+    compare(torch.zeros_like(q), k, v, causal, what="zero queries")
+    compare(-q.abs(), k.abs() * 8, v, causal, what="all scores far below zero")
+    compare(q, k, v, causal, scale=1.5, what="scale")
+    compare(q, k, v, causal, scale=1e-4, what="small scale")
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_layouts(causal):
+    for dim in (64, 128):
+        packed = torch.randn(2, 333, 12, dim, device="cuda", dtype=torch.bfloat16)
+        compare(*packed.split(4, 2), causal, what="packed qkv")
+        q, k, v = make(2, 333, 333, 4, 4, dim, torch.bfloat16)
+        compare(*[x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)], causal, what="(B, H, S, D) in memory")
+        compare(q, k[:, :, :1].expand(-1, -1, 4, -1), v[:, :, :1].expand(-1, -1, 4, -1), causal, what="stride 0 over heads")
+        compare(q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1), causal, what="stride 0 over the batch")
+        wide = torch.randn(2, 333, 4, 2 * dim, device="cuda", dtype=torch.bfloat16)
+        compare(wide[..., :dim], wide[..., dim:], v, causal, what="rows with a pitch")
+        compare(q[:, ::3], k[:, ::2], v[:, ::2], causal, what="every second row")
+        one = q[:1].as_strided((1, 333, 4, dim), (3, *q.stride()[1:]))  # the stride of an extent of 1 says nothing
+        compare(one, k[:1], v[:1], causal, what="odd stride of an extent of 1")
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_nothing_outside_is_read_or_written(causal):
+    for dim in (64, 128):
+        room = [torch.full((2, 400, 4, dim), math.nan, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+        q, k, v, o = [x[:, 30:330] for x in room]
+        for x in (q, k, v):
+            x.copy_(torch.randn(x.shape, device="cuda"))
+        compare(q, k, v, causal, o=o, what="inside NaN")
+        assert all(torch.isnan(x[:, :30]).all() and torch.isnan(x[:, 330:]).all() for x in room)
+
+
+def test_nan_and_infinity_stay_in_their_rows():
+    q, k, v = make(1, 200, 200, 2, 2, 128, torch.bfloat16)
+    want = tkq.flash_attn(q, k, v)
+    q = q.clone()
+    q[0, 17, 1, 5] = math.nan
+    got = tkq.flash_attn(q, k, v)
+    assert torch.isnan(got[0, 17, 1]).all()
+    got[0, 17, 1] = want[0, 17, 1]
+    assert torch.equal(got, want)
+
+
+def test_rows_that_see_no_key():
+    q, k, v = make(2, 300, 100, 2, 2, 64, torch.float16)
+    o, lse = tkq.flash_attn(q, k, v, causal=True, return_lse=True)
+    assert o[:, :200].abs().max() == 0 and (lse[:, :, :200] == -math.inf).all()
+    assert torch.isfinite(lse[:, :, 200:]).all()
+
+
+@pytest.mark.parametrize("rows, keys", ((0, 5), (5, 0), (0, 0)))
+def test_no_rows_no_keys(rows, keys):
+    q, k, v = make(2, rows, keys, 2, 1, 64, torch.bfloat16)
+    o, lse = tkq.flash_attn(q, k, v, return_lse=True)
+    assert o.shape == q.shape and lse.shape == (2, 2, rows)
+    assert not rows or (o.abs().max() == 0 and (lse == -math.inf).all())
+    assert tkq.flash_attn(q[:0], k[:0], v[:0]).shape == (0, rows, 2, 64)
+
+
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_repeats_are_equal_and_the_counter_comes_back(dim, causal):
+    q, k, v = make(4, 1111, 1111, 8, 8, dim, torch.bfloat16)
+    first = tkq.flash_attn(q, k, v, causal=causal)
+    for _ in range(50):
+        assert torch.equal(tkq.flash_attn(q, k, v, causal=causal), first)
+
+
+def test_streams_and_graphs():
+    sets = [make(2, 700, 700, 8, 8, 128, torch.bfloat16, seed) for seed in range(3)]
+    want = [tkq.flash_attn(*x, causal=True) for x in sets]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in sets]
+    got = []
+    for _ in range(10):
+        for x, stream in zip(sets, streams):
+            with torch.cuda.stream(stream):
+                got.append(tkq.flash_attn(*x, causal=True))
+    torch.cuda.synchronize()
+    assert all(torch.equal(o, want[i % 3]) for i, o in enumerate(got))
+    fixed = [x.clone() for x in sets[0]]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = tkq.flash_attn(*fixed, causal=True)
+    for x, w in zip(sets, want):
+        for dst, src in zip(fixed, x):
+            dst.copy_(src)
+        graph.replay()
+        tkq.flash_attn(*sets[1], causal=True)  # beside it, on the same stream
+        assert torch.equal(o, w)
+
+
+def test_compiled_call():
+    q, k, v = make(2, 200, 200, 4, 4, 64, torch.bfloat16)
+    f = torch.compile(lambda q, k, v: tkq.flash_attn(q, k, v, causal=True, return_lse=True), fullgraph=True)
+    for got, want in zip(f(q, k, v), tkq.flash_attn(q, k, v, causal=True, return_lse=True)):
+        assert torch.equal(got, want)
+
+
+def test_large_strides():
+    """Offsets beyond 2^31 elements."""
+    room = torch.empty(3, (1 << 30) // 64 + 300, 1, 64, device="cuda", dtype=torch.bfloat16)
+    q = room[:, -300:]
+    q.copy_(torch.randn(q.shape, device="cuda"))
+    compare(q, q, q, True, what="far apart")
+
+
+def test_layout_errors_name_the_argument():
+    q, k, v = make(1, 64, 64, 2, 2, 64, torch.bfloat16)
+    with pytest.raises(ValueError, match="k has strides .* contiguous"):
+        tkq.flash_attn(q, torch.zeros(1, 64, 2, 128, device="cuda", dtype=q.dtype)[..., ::2], v)
+    with pytest.raises(ValueError, match="v begins .* 16 bytes"):
+        tkq.flash_attn(q, k, torch.zeros(v.numel() + 1, device="cuda", dtype=q.dtype)[1:].view_as(v))
+    with pytest.raises(ValueError, match="k is on cpu|device"):
+        tkq.flash_attn(q, k.cpu(), v)

@@ -1,0 +1,26 @@
+"""The rule by which numerics are judged: at most twice PyTorch's own error at the same precision."""
+import torch
+
+
+def assert_2x(ours, truth, same_precision, ulps=1.0, what=""):
+    """max |ours - truth| <= 2 max |same_precision - truth| + ulps units in the last place of the largest value; and no
+    bias: the mean signed error is small beside PyTorch's mean error.
+
+    truth: float64 (or float32); same_precision: PyTorch's result at ours' precision. Not finite where truth is not."""
+    assert ours.shape == truth.shape, f"{what}: shape {tuple(ours.shape)}, expected {tuple(truth.shape)}"
+    if not ours.numel():
+        return
+    truth, theirs, mine = truth.double(), same_precision.double(), ours.double()
+    finite = torch.isfinite(truth)
+    assert torch.equal(torch.isnan(mine), torch.isnan(truth)), f"{what}: NaN in {int(torch.isnan(mine).sum())} places, expected {int(torch.isnan(truth).sum())}"
+    assert torch.equal(mine[~finite & ~torch.isnan(truth)], truth[~finite & ~torch.isnan(truth)]), f"{what}: infinities differ"
+    if not finite.any():
+        return
+    error, peer = (mine - truth)[finite], (theirs - truth)[finite].nan_to_num(0.0, 0.0, 0.0)
+    ulp = torch.finfo(ours.dtype).eps * truth[finite].abs().max().item()
+    limit = 2 * peer.abs().max().item() + ulps * ulp
+    worst = error.abs().max().item()
+    assert worst <= limit, f"{what}: error {worst:.3e}, allowed {limit:.3e} (PyTorch {peer.abs().max().item():.3e})"
+    noise = peer.abs().mean().item() + ulp * 0.25
+    allowed = noise * (0.1 + 5 / error.numel() ** 0.5)
+    assert abs(error.mean().item()) <= allowed, f"{what}: mean signed error {error.mean().item():.3e}, allowed {allowed:.3e}"

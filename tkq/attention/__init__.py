@@ -1,0 +1,1 @@
+"""Flash attention: specs, plans and the functions that PyTorch sees. The kernels load when they are compiled."""

@@ -1,0 +1,128 @@
+"""tkq.flash_attn: what PyTorch sees of attention."""
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq import reference
+from tkq.attention.plan import plan
+from tkq.attention.spec import DTYPES, AttentionSpec
+from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
+
+_launchers: dict = {}  # (dtype, head_dim, causal, length class, device) -> (kernel, processors); grows with the kinds of call only
+
+
+def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
+               return_lse: bool = False):
+    """Exact attention, softmax(scale * q @ k.T) @ v, without the score matrix in memory.
+
+    Args:
+        q: (B, Sq, H, D), bfloat16 or float16, D 64 or 128.
+        k, v: (B, Sk, Hk, D), as q. H is a multiple of Hk: each K/V head serves H / Hk consecutive query heads
+            (GQA, MQA). Sq and Sk may be any length, also 0.
+            The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes, also 0:
+            slices of a packed qkv tensor and expanded heads go in without a copy.
+        causal: query i sees the keys up to i + Sk - Sq: the last query sees the last key.
+        softmax_scale: above 0; 1 / sqrt(D) where not given.
+        return_lse: also return the log-sum-exp of each row's scaled scores.
+
+    Returns:
+        o (B, Sq, H, D), contiguous, of q's dtype; with return_lse the pair (o, lse), lse (B, H, Sq) float32, natural
+        logarithm. A row that sees no key has o = 0 and lse = -inf.
+
+    Raises:
+        TypeError: q, k or v not a tensor, of another dtype than allowed or than q.
+        ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
+            that is not above 0.
+        NotImplementedError: a head_dim that is not supported, or a gradient asked for.
+        RuntimeError: a GPU other than Hopper.
+
+    Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
+    ``tkq.reference.flash_attn``.
+    """
+    check.refuse_gradient("flash_attn", q=q, k=k, v=v)
+    if ops.direct(q, k, v):
+        o, lse = (_cuda if q.is_cuda else _cpu)(q, k, v, causal, softmax_scale)
+    else:
+        o, lse = _op(q, k, v, causal, softmax_scale)
+    return (o, lse) if return_lse else o
+
+
+def _check(q, k, v, softmax_scale):
+    """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check.dtype(name, x, DTYPES)
+        check.rank(name, x, 4)
+        if x.dtype != q.dtype:
+            raise TypeError(f"flash_attn: {name} is {x.dtype}, q is {q.dtype}; all three must have one dtype")
+    check.same_device(q=q, k=k, v=v)
+    (batch, _, heads, head_dim), (_, keys, kv_heads, _) = q.shape, k.shape
+    AttentionSpec(dtypes.name_of(q.dtype), head_dim)
+    if k.shape != (batch, keys, kv_heads, head_dim):
+        raise ValueError(f"flash_attn: k is {tuple(k.shape)}, q is {tuple(q.shape)}; allowed is (B, Sk, Hk, D) with q's B = {batch} and D = {head_dim}")
+    if v.shape != k.shape:
+        raise ValueError(f"flash_attn: v is {tuple(v.shape)}, k is {tuple(k.shape)}; allowed is k's shape")
+    if heads and (not kv_heads or heads % kv_heads):
+        raise ValueError(f"flash_attn: q has {heads} heads, k has {kv_heads}; q's must be a multiple of k's")
+    if softmax_scale is not None and not (softmax_scale > 0 and math.isfinite(softmax_scale)):
+        raise ValueError(f"flash_attn: softmax_scale is {softmax_scale}, allowed are finite numbers above 0")
+
+
+def _check_layout(name, x):
+    if x.stride(3) != 1:
+        raise ValueError(f"flash_attn: {name} has strides {x.stride()}; its last dimension must be contiguous: call .contiguous()")
+    for i in range(3):
+        if x.stride(i) % 8 and x.shape[i] > 1:
+            raise ValueError(f"flash_attn: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements (16 bytes): call .contiguous()")
+    if x.data_ptr() % 16:
+        raise ValueError(f"flash_attn: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+
+
+def _cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, softmax_scale)
+    batch, rows, heads, head_dim = q.shape
+    o = torch.empty((batch, rows, heads, head_dim), dtype=q.dtype, device=q.device)
+    lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+    if not lse.numel():
+        return o, lse
+    if not k.shape[1]:
+        return o.zero_(), lse.fill_(-math.inf)
+    run(q, k, v, o, lse, causal, softmax_scale)
+    return o, lse
+
+
+def run(q, k, v, o, lse, causal=False, softmax_scale=None, config=None):
+    """Launch the kernel on tensors that ``flash_attn`` has checked, into o (B, Sq, H, D) and lse (B, H, Sq).
+
+    config: an AttentionConfig instead of the plan's: for tests and tuning."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_layout(name, x)
+    rows, head_dim = q.shape[1], q.shape[3]
+    key = (q.dtype, head_dim, causal, rows, k.shape[1], q.device, config)
+    launcher = _launchers.get(key)
+    if launcher is None:
+        launcher = _launchers[key] = _launcher(q, k, causal, config)
+    kernel, processors = launcher
+    scale = 1 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
+    kernel(q, k, v, o, lse, counters.counter(q.device), scale, processors)
+
+
+def _launcher(q, k, causal, config):
+    arch.require_hopper(q.device)
+    spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], causal)
+    config = config or plan(spec, q.shape[1], k.shape[1])
+    return function(Recipe("tkq.attention.forward:build", (spec, config))), arch.processors(q.device)
+
+
+def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, softmax_scale)
+    return reference.flash_attn(q, k, v, causal, softmax_scale)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+    batch, rows, heads, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((batch, heads, rows), dtype=torch.float32)
+
+
+_op = ops.torch_op("flash_attn", cuda=_cuda, cpu=_cpu, fake=_fake)
