@@ -8,6 +8,8 @@
 The public functions load on first use (PEP 562): ``import tkq`` brings neither torch nor the DSL.
 """
 import importlib
+import sys
+from types import ModuleType
 
 __version__ = "0.1.0"
 
@@ -18,7 +20,7 @@ _PUBLIC = {
     "rmsnorm": "tkq.norms.ops",
     "ReductionBase": "tkq.reduction_base",
 }
-_MODULES = ("attention", "gemm", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
+_MODULES = ("attention", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
 
 __all__ = [*_PUBLIC, "__version__"]
 
@@ -35,3 +37,14 @@ def __getattr__(name):
 
 def __dir__():
     return sorted({*globals(), *_PUBLIC, *_MODULES})
+
+
+class _Package(ModuleType):
+    """tkq, where ``tkq.gemm`` is the function although a package has the name too: ``from tkq.gemm import plan``."""
+
+    def __setattr__(self, name, value):
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):  # importing tkq.gemm.x would put the package there
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -81,7 +81,7 @@ def test_bad_scale_is_named(scale):
 
 @pytest.mark.parametrize("make, words", [
     (lambda x: strided(x, 2), ("last dimension", "contiguous")),
-    (lambda x: torch.zeros(2, 17, 4, 68, dtype=x.dtype)[..., :64], ("stride 1", "multiple of 8")),
+    (lambda x: torch.zeros(2, 17, 4, 68, dtype=x.dtype)[..., :64], ("stride 2", "multiple of 8")),
     (lambda x: torch.zeros(x.numel() + 4, dtype=x.dtype)[4:].view_as(x), ("16 bytes", "clone")),
 ])
 def test_layouts_that_tma_cannot_take_are_named(make, words):

@@ -1,5 +1,6 @@
 """Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024) on the tile layer."""
 from dataclasses import dataclass
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -67,6 +68,8 @@ class State:
     q: tk.Ring
     turns: tk.Turns
     wg: Int32
+    grown: cute.Tensor
+    q_regs: Any = None
 
 
 class AttentionForward:
@@ -213,7 +216,9 @@ class AttentionForward:
                   max=tk.rv(), norm=tk.rv(), correct=tk.rv(), max_scaled=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                   task=cute.make_rmem_tensor((FIELDS,), Int32), last=cute.make_rmem_tensor((FIELDS,), Int32),
                   k=s.k_pipe.ring(), v=s.v_pipe.ring(), q=tk.ring(config.q_stages),
-                  turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg)
+                  turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg,
+                  grown=cute.make_rmem_tensor((1,), Int32),
+                  q_regs=tk.rt(self.spec.head_dim, self.q_tile.dtype) if config.q_registers else None)
         c.turns.start()
         blocks = self.next_task(s, c)
         if const_expr(config.bridge):
@@ -248,6 +253,9 @@ class AttentionForward:
     def q_at(self, c):
         return c.q.stage * self.config.consumers + c.wg
 
+    def q_of(self, s, c):
+        return c.q_regs if self.config.q_registers else s.q[self.q_at(c)]
+
     @cute.jit
     def next_task(self, s, c):
         """Wait for the next task's Q, and the task with it. How many blocks it has: none, and all is done."""
@@ -255,13 +263,16 @@ class AttentionForward:
         tk.wait(s.q_full[i], c.q.phase)
         for f in cutlass.range_constexpr(FIELDS):
             c.task[f] = cute.arch.make_warp_uniform(s.task[f, i])
+        if const_expr(self.config.q_registers):
+            if c.task[BLOCKS] > 0:
+                tk.load(c.q_regs, s.q[i])
         return c.task[BLOCKS]
 
     @cute.jit
     def begin(self, g, s, c):
         """A task's first S = Q @ K.T, and its softmax."""
         s.k_pipe.wait(c.k)
-        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(c.att, self.q_of(s, c), s.k[c.k.stage])
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
         self.first_softmax(g, c)
@@ -287,13 +298,17 @@ class AttentionForward:
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
         tk.copy(c.att_mma, c.att)
-        tk.mul_row(c.o, c.o, c.correct)
+        if const_expr(self.config.lazy > 0):
+            if c.grown[0] != 0:
+                tk.mul_row(c.o, c.o, c.correct)
+        else:
+            tk.mul_row(c.o, c.o, c.correct)
 
     def issue(self, s, c):
         """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
         c.turns.take()
-        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(c.att, self.q_of(s, c), s.k[c.k.stage])
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         c.turns.give()
@@ -343,8 +358,34 @@ class AttentionForward:
         self.mask(g, c, c.task[BLOCKS] - 1)
         self.softmax(g, c, True)
 
+    @cute.jit
+    def lazy_softmax(self, g, c, masked: Constexpr[bool]):
+        new = tk.rv()
+        tk.row_max(new, c.att, c.max)
+        grown = (new.tensor[0] - c.max.tensor[0]) * g.scale > Float32(self.config.lazy) or (
+            new.tensor[1] - c.max.tensor[1]) * g.scale > Float32(self.config.lazy)
+        c.grown[0] = Int32(cute.arch.vote_any_sync(grown))
+        if c.grown[0] != 0:
+            tk.finite_or_zero(c.max_scaled, new)
+            tk.sub(c.correct, c.max, c.max_scaled)
+            tk.mul(c.correct, c.correct, g.scale)
+            tk.exp2(c.correct, c.correct)
+            tk.copy(c.max, new)
+            tk.mul(c.norm, c.norm, c.correct)
+        if const_expr(masked and self.spec.causal):
+            tk.finite_or_zero(c.max_scaled, c.max)
+        else:
+            tk.copy(c.max_scaled, c.max)
+        tk.mul(c.max_scaled, c.max_scaled, g.scale)
+        tk.mul(c.att, c.att, g.scale)
+        tk.sub_row(c.att, c.att, c.max_scaled)
+        tk.exp2(c.att, c.att)
+        tk.row_sum_partial(c.norm, c.att, c.norm)
+
     def softmax(self, g, c, masked):
         """att becomes exp2(scale * (att - max)); max and norm move on; correct is what o is owed."""
+        if self.config.lazy:
+            return self.lazy_softmax(g, c, masked)
         tk.copy(c.correct, c.max)
         tk.row_max(c.max, c.att, c.max)
         if masked and self.spec.causal:  # a row may have seen no key yet

@@ -45,6 +45,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     if ops.direct(q, k, v):
         o, lse = (_cuda if q.is_cuda else _cpu)(q, k, v, causal, softmax_scale)
     else:
+        _check(q, k, v, softmax_scale)  # here too: the dispatcher's own words name no argument
         o, lse = _op(q, k, v, causal, softmax_scale)
     return (o, lse) if return_lse else o
 

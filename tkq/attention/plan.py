@@ -26,6 +26,8 @@ class AttentionConfig:
     section_mb: int = 16
     cluster: int = 1
     turns: bool = True
+    lazy: int = 0
+    q_registers: bool = False
 
     @property
     def rows(self) -> int:

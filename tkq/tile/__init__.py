@@ -14,24 +14,110 @@ Its rules:
 import math
 from types import ModuleType
 
-from .block import (first_warp_of_group, init_block, lane_id, register_split, specialise, thread_in_warpgroup, warp_id,
-                    warpgroup_id)
+from .block import (
+                    first_warp_of_group,
+                    init_block,
+                    lane_id,
+                    register_split,
+                    specialise,
+                    thread_in_warpgroup,
+                    warp_id,
+                    warpgroup_id,
+)
 from .bulk import bulk_add, bulk_commit, bulk_load, bulk_store, count_up, red_add4
 from .dtypes import element_type, type_name
-from .lcf import LCF
-from .maps import (add, add_col, add_row, apply, copy, div_row, exp2, finite_or_zero, fma_outer, log2, mul, mul_col,
-                   mul_outer, mul_row, quad_sum, row_max, row_sum, row_sum_partial, sub, sub_row)
-from .memory import (copy_async, copy_async_arrive, gl, load_async, load_elements, prefetch, publish, store_async,
-                     store_wait)
-from .mma import (mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_commit, mma_fence, mma_wait,
-                  pin)
-from .register import (ROWS, ColVec, RegTile, RowVec, columns, cv, fill, first_col, first_row, left_fill, neg_infty,
-                       right_fill, rt, rt_bf, rt_fl, rt_hf, rv, zero)
+from .lcf import LCF, Task
+from .maps import (
+                    add,
+                    add_col,
+                    add_row,
+                    apply,
+                    copy,
+                    div_row,
+                    exp2,
+                    finite_or_zero,
+                    fma_outer,
+                    log2,
+                    mul,
+                    mul_col,
+                    mul_outer,
+                    mul_row,
+                    quad_sum,
+                    row_max,
+                    row_sum,
+                    row_sum_partial,
+                    sub,
+                    sub_row,
+)
+from .memory import (
+                    copy_async,
+                    copy_async_arrive,
+                    gl,
+                    load_async,
+                    load_elements,
+                    prefetch,
+                    publish,
+                    store_async,
+                    store_wait,
+)
+from .mma import (
+                    mm_AB,
+                    mm_ABt,
+                    mm_AtB,
+                    mm_AtBt,
+                    mma_AB,
+                    mma_ABt,
+                    mma_AtB,
+                    mma_AtBt,
+                    mma_commit,
+                    mma_fence,
+                    mma_wait,
+                    pin,
+)
+from .register import (
+                    ROWS,
+                    ColVec,
+                    RegTile,
+                    RowVec,
+                    columns,
+                    cv,
+                    fill,
+                    first_col,
+                    first_row,
+                    left_fill,
+                    neg_infty,
+                    right_fill,
+                    rt,
+                    rt_bf,
+                    rt_fl,
+                    rt_hf,
+                    rv,
+                    zero,
+)
 from .schedule import Schedule, blocks_for
 from .shared import SharedAllocator, SharedTile, st
-from .sync import (WARPGROUP, Mailbox, Pipe, Ring, Semaphore, Turns, arrive, arrive_cluster, cluster_arrive,
-                   cluster_arrive_relaxed, cluster_rank, cluster_sync, cluster_wait, expect_bytes, init, ring, sync,
-                   sync_arrive, sync_block, wait)
+from .sync import (
+                    WARPGROUP,
+                    Mailbox,
+                    Pipe,
+                    Ring,
+                    Semaphore,
+                    Turns,
+                    arrive,
+                    arrive_cluster,
+                    cluster_arrive,
+                    cluster_arrive_relaxed,
+                    cluster_rank,
+                    cluster_sync,
+                    cluster_wait,
+                    expect_bytes,
+                    init,
+                    ring,
+                    sync,
+                    sync_arrive,
+                    sync_block,
+                    wait,
+)
 from .transfer import load, load_cols, load_rows, store, store_elements, store_rows, store_T
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)

@@ -1,5 +1,5 @@
 """A block and its roles: who am I, starting up, and giving warpgroups different work and registers."""
-from typing import Callable
+from collections.abc import Callable
 
 import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
@@ -68,9 +68,11 @@ def register_split(consumers: int, few: int = 0, many: int = 0):
     threads = WARPGROUP * (consumers + 1)
     at_launch = min(REGISTERS_OF_A_BLOCK // threads // 8 * 8, 255)
     if any(n % 8 or not 24 <= n <= 256 for n in (few, many)) or few > many:
-        raise ValueError(f"specialise: registers are {few} and {many}, allowed are multiples of 8 from 24 to 256, fewer first")
+        raise ValueError(f"specialise: registers are {few} and {many}, "
+                         "allowed are multiples of 8 from 24 to 256, the producer's not the more")
     if WARPGROUP * (few + consumers * many) > at_launch * threads:
-        raise ValueError(f"specialise: registers {few} + {consumers} x {many} are more than the {at_launch} x {consumers + 1} of the launch")
+        raise ValueError(f"specialise: registers {few} + {consumers} x {many} "
+                         f"are more than the {at_launch} x {consumers + 1} of the launch")
     return few, many
 
 

@@ -20,7 +20,7 @@ def _asm(args, text, constraints, loc, ip, result=None):
 
 @dsl_user_op
 def bulk_load(dst, src, bytes, sem, *, loc=None, ip=None):
-    """shared dst = global src, ``bytes`` long, completing on the semaphore at address ``sem`` (``expect_bytes`` first)."""
+    """shared dst = global src, completing on the semaphore at address ``sem`` (``expect_bytes`` first)."""
     _size("bulk_load", bytes)
     _asm([Int32(dst), Int64(src), Int32(bytes), Int32(sem)],
          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r", loc, ip)

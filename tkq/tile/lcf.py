@@ -1,19 +1,42 @@
 """Load, compute, finish: the template for kernels whose main loop is one product a stage, such as GEMM."""
+from dataclasses import dataclass
+from typing import ClassVar
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, const_expr
+from cutlass import Constexpr, Int32, const_expr
 
 from .block import init_block, specialise
 from .memory import store_wait
 from .mma import mma_wait
-from .shared import SharedAllocator
+from .shared import SharedAllocator, SharedTile
+
+
+@dataclass(frozen=True)
+class Task:
+    """An output tile, and how many stages of input it takes."""
+
+    row: Int32
+    col: Int32
+    iters: Int32
+
+
+@dataclass(frozen=True)
+class StageTiles:
+    """What a stage holds of one input: tiles by number, a run-time number too."""
+
+    ring: SharedTile
+    first: Int32
+
+    def __getitem__(self, i):
+        return self.ring[self.first + i]
 
 
 class LCF:
     """ThunderKittens' load-compute-finish template. A subclass says what a stage of input holds and writes:
 
-      schedule(g)                 the Schedule; dynamic brings its mailbox by itself
-      task(g, number)             what that number means: anything with ``.iters``
+      schedule(g)                 the Schedule; ``g.schedule`` where not written. dynamic brings its own mailbox
+      task(g, number)             what that number means: a ``Task``, or anything with ``.iters``
       load(g, t, i, x, sem)       producer warp: fill the stage x for iteration i
       start(g, t, wg)             consumer warpgroup: its registers, ready for the task
       compute(g, t, i, x, c, wg)  consumer warpgroup: issue the work on stage x
@@ -25,16 +48,17 @@ class LCF:
       warpgroups 1..n       wait stage -> compute -> release stage i - lag -> .. -> finish
       full[stage]           1 arrival (the producer's, with the bytes); empty[stage]: 4 x consumers, one a warp
 
-    compute may leave ``lag`` wgmma groups in flight: stage i - lag is released after compute(i). x maps a name of
-    ``inputs`` to its tiles of the stage. Programs with ``vectors`` or clusters outgrow the template: write the roles.
+    compute commits one wgmma group; the last ``lag`` stay in flight, so stage i - lag is released after compute(i).
+    x["name"][i] is tile i of an input in the stage. Programs with clusters or with more than tiles in a stage
+    outgrow the template: write the roles.
     """
 
     consumers = 2
     stages = 4
     lag = 1
     registers: tuple = ()
-    inputs: dict = {}  # name: tile type, or (tile type, how many)
-    scratch: dict = {}  # likewise, for finish
+    inputs: ClassVar[dict] = {}  # name: tile type, or (tile type, how many)
+    scratch: ClassVar[dict] = {}  # likewise, for finish
 
     @cute.jit
     def run(self, g):
@@ -46,7 +70,7 @@ class LCF:
         mail = self._mailbox(g, al)
 
         def stage(r):
-            return {k: [tiles[k][r.stage * n + j] for j in range(n)] for k, (t, n) in spec.items()}
+            return {k: StageTiles(tiles[k], r.stage * n) for k, (t, n) in spec.items()}
 
         def initialise():
             pipe.init()
@@ -56,6 +80,9 @@ class LCF:
         init_block(initialise)
         specialise(lambda: self._produce(g, pipe, mail, stage),
                    lambda wg: self._consume(g, pipe, mail, stage, scratch, wg), self.consumers, self.registers)
+
+    def schedule(self, g):
+        return g.schedule
 
     def _mailbox(self, g, al):
         return al.mailbox(1, 2, 4 * self.consumers) if self.schedule(g).kind == "dynamic" else None
@@ -68,11 +95,11 @@ class LCF:
         number = order.first()
         while number < order.tasks:
             t = self.task(g, number)
-            fetched = order.fetch()
             for i in cutlass.range(t.iters, unroll=1):
                 sem = pipe.acquire(r)
                 self.load(g, t, i, stage(r), sem)
                 r.advance()
+            fetched = order.fetch()
             number = order.following(number, fetched)
             if const_expr(mail is not None):
                 mail.post(post, number)

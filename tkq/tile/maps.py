@@ -166,7 +166,7 @@ def fma_outer(dst, a, row, block):
     _tiles("fma_outer", dst, a)
     _row("fma_outer", "row", row)
     if not block or a.cols // 8 % len(block):
-        raise ValueError(f"fma_outer: block has {len(block)} values, operand a is {a}: allowed are divisors of {a.cols // 8}")
+        raise ValueError(f"fma_outer: block has {len(block)} values, operand a is {a}, allowed: divisors of cols / 8")
     d, s = dst.rows_view, a.rows_view
     width = a.cols // len(block)
     for r in range(2):
@@ -254,7 +254,8 @@ def copy(dst, src):
         for i in range(_size(dst)):
             dst.tensor[i] = Float32(src.tensor[i])
     else:
-        raise TypeError(f"copy: from {type_name(src.dtype)} to {type_name(dst.dtype)}, allowed are fp32 to and from bf16 and fp16")
+        names = f"{type_name(src.dtype)} to {type_name(dst.dtype)}"
+        raise TypeError(f"copy: from {names}, allowed are fp32 to bf16 or fp16, and back, and the same types")
 
 
 @dsl_user_op

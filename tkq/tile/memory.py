@@ -34,7 +34,8 @@ class gl:
     def load(x: cute.Tensor, type: st, multicast=1) -> "gl":
         """For loads. multicast: each block of a cluster of so many loads its part of the tile, for all of them."""
         if multicast not in (1, 2, 4, 8, 16) or type.rows % (8 * multicast):
-            raise ValueError(f"gl.load: multicast is {multicast} for a tile of {type}, allowed are powers of 2 that leave multiples of 8 rows")
+            raise ValueError(f"gl.load: multicast is {multicast} for a tile of {type}, "
+                             "allowed are powers of 2 that leave each block a multiple of 8 rows")
         op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
         return gl._make("gl.load", op, x, type, multicast)
 
@@ -89,7 +90,8 @@ def _addresses(what, x):
         one = isinstance(extent, int) and extent == 1
         if i != 1 and not one and cute.get_divisibility(stride) * bits % 128:
             known = stride if isinstance(stride, int) else f"a multiple of {cute.get_divisibility(stride)}"
-            raise ValueError(f"{what}: x's stride {i} is {known}, allowed are multiples of {128 // bits} elements, known when compiled")
+            raise ValueError(f"{what}: x's stride {i} is {known}, allowed are multiples of {128 // bits} elements, "
+                             "known when compiled")
 
 
 def prefetch(*descriptors: gl):
@@ -132,7 +134,8 @@ def publish():
 def copy_async(dst: cute.Tensor, i, src: cute.Tensor, coord):
     """dst[i] = src[coord] for 32-bit elements, one a thread, asynchronous (cp.async)."""
     if src.element_type.width != 32 or dst.element_type.width != 32:
-        raise TypeError(f"copy_async: src is {type_name(src.element_type)}, dst {type_name(dst.element_type)}, allowed are 32-bit types")
+        names = f"src is {type_name(src.element_type)}, dst {type_name(dst.element_type)}"
+        raise TypeError(f"copy_async: {names}, allowed are 32-bit types")
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(), dst.element_type, num_bits_per_copy=32)
     one = cute.make_layout(1)
     cute.copy(atom, cute.make_tensor(src.iterator + cute.crd2idx(coord, src.layout), one),

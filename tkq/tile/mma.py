@@ -48,7 +48,8 @@ def _nap(*, loc=None, ip=None):
 def _part(frag, part, stage):
     """(mma, parts, k, stages) to (mma, 1, k)"""
     x = frag[None, part, None, stage]
-    return cute.make_tensor(x.iterator, cute.make_layout((x.shape[0], 1, x.shape[1]), stride=(x.stride[0], 0, x.stride[1])))
+    layout = cute.make_layout((x.shape[0], 1, x.shape[1]), stride=(x.stride[0], 0, x.stride[1]))
+    return cute.make_tensor(x.iterator, layout)
 
 
 def _check(what, d, a, b, trans_a, trans_b):
@@ -66,7 +67,8 @@ def _check(what, d, a, b, trans_a, trans_b):
         name, bad = ("a", a_type) if a_type.dtype not in allowed else ("b", b_type)
         raise TypeError(f"{what}: operand {name} is {bad}, allowed are bf16, fp16, e4m3, e5m2")
     if a_type.dtype is not b_type.dtype and not (a_type.dtype in FP8 and b_type.dtype in FP8):
-        raise TypeError(f"{what}: operand a is {type_name(a_type.dtype)} and operand b {type_name(b_type.dtype)}; only e4m3 and e5m2 mix")
+        names = f"operand a is {type_name(a_type.dtype)} and operand b {type_name(b_type.dtype)}"
+        raise TypeError(f"{what}: {names}; only e4m3 and e5m2 mix")
     if a_type.dtype in FP8 and (trans_a or not trans_b):
         raise TypeError(f"{what}: operands of 8 bits must have K contiguous: use mm_ABt or mma_ABt")
     if trans_a and in_registers:

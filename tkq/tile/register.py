@@ -113,7 +113,8 @@ def columns(x, first, n):
         return ColVec(cute.make_tensor(x.tensor.iterator + first // 4, cute.make_layout((n // 4,))), n)
     if x.dtype is not Float32:
         raise TypeError(f"columns: the tile is {x}, allowed is fp32")
-    return RegTile(cute.make_tensor(x.tensor.iterator + first // 2, cute.make_layout(((2, 2, n // 8), 1, 1))), n, x.dtype)
+    view = cute.make_tensor(x.tensor.iterator + first // 2, cute.make_layout(((2, 2, n // 8), 1, 1)))
+    return RegTile(view, n, x.dtype)
 
 
 def first_row():

@@ -60,7 +60,7 @@ class Schedule:
         return number
 
     def following(self, number, fetched=None):
-        """The task after ``number``; ``fetched`` is what ``fetch`` gave. At or beyond ``tasks``: there is none. A warp."""
+        """The task after ``number``; from ``tasks`` on: none. fetched: what ``fetch`` gave. A whole warp."""
         if self.kind == "dynamic":
             if fetched is None:
                 raise ValueError("following: fetched is None, dynamic needs what fetch gave")

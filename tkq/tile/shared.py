@@ -43,10 +43,10 @@ class st:
             raise ValueError(f"st: rows is {self.rows}, allowed are positive multiples of 8")
         row_bytes = self.cols * width // 8
         if self.cols <= 0 or self.cols * width % 256:
-            raise ValueError(f"st: cols is {self.cols} of {width} bits, allowed are positive multiples of {256 // width}")
+            raise ValueError(f"st: cols is {self.cols}, allowed for {width} bits are multiples of {256 // width}")
         swizzle = self.swizzle or next(s for s in _KINDS if row_bytes % s == 0)
         if swizzle not in _KINDS or row_bytes % swizzle:
-            raise ValueError(f"st: swizzle is {swizzle}, allowed are 32, 64 and 128 where they divide a row's {row_bytes} bytes")
+            raise ValueError(f"st: swizzle is {swizzle}, allowed are 32, 64, 128, dividing a row's {row_bytes} bytes")
         object.__setattr__(self, "swizzle", swizzle)
 
     def __str__(self):
@@ -88,6 +88,8 @@ class SharedTile:
         """The same memory as a ring of tiles ``n`` times as high. Only where a row is one swizzle panel wide."""
         if self.type.cols * self.type.dtype.width > 8 * self.type.swizzle:
             raise ValueError(f"stacked: {self.type} is wider than its swizzle of {self.type.swizzle} bytes")
+        if n < 1 or self.stages % n:
+            raise ValueError(f"stacked: n is {n}, allowed are divisors of the {self.stages} stages")
         high = st(self.type.rows * n, self.type.cols, self.type.dtype, self.type.swizzle)
         return SharedTile(cute.make_tensor(self.staged.iterator, high.layout(self.stages // n).outer), high)
 
@@ -128,7 +130,8 @@ class SharedAllocator:
 
     def pipe(self, stages, bytes, consumers, cluster=1, producers=1, copies=0) -> Pipe:
         """Full and empty semaphores for a ring of stages: see ``Pipe`` for the counts."""
-        return Pipe(self.semaphores(stages), self.semaphores(stages), stages, bytes, consumers, cluster, producers, copies)
+        full, empty = self.semaphores(stages), self.semaphores(stages)
+        return Pipe(full, empty, stages, bytes, consumers, cluster, producers, copies)
 
     def mailbox(self, fields, stages, consumers) -> Mailbox:
         """``fields`` ints a slot, from the producer warp to ``consumers`` warps."""

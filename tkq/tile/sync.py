@@ -41,7 +41,7 @@ def cluster_rank():
 
 
 def cluster_arrive():
-    """Arrive at the cluster's barrier, releasing what this thread wrote before. Every thread of every block calls it."""
+    """Arrive at the cluster's barrier, releasing what this thread wrote. Every thread of every block calls it."""
     cute.arch.cluster_arrive()
 
 
@@ -250,6 +250,10 @@ class Turns:
     me: Int32
     enabled: Constexpr[bool] = True
     barrier: Constexpr[int] = 2
+
+    def __post_init__(self):
+        if self.groups < 1 or not 1 <= self.barrier <= 16 - self.groups:
+            raise ValueError(f"Turns: groups is {self.groups} from barrier {self.barrier}, allowed are 1 to 15")
 
     @cute.jit
     def start(self):

@@ -78,7 +78,8 @@ def load(dst: RegTile, src: SharedTile):
         return
     d, s, dtype = dst.tensor, src.tensor, dst.dtype
     if dtype in FP8:  # bytes go in pairs: the same matrices
-        d = cute.make_tensor(cute.recast_ptr(d.iterator, dtype=BFloat16), cute.make_layout(((2, 2, 2), 1, dst.cols // 32)))
+        halves = cute.make_layout(((2, 2, 2), 1, dst.cols // 32))
+        d = cute.make_tensor(cute.recast_ptr(d.iterator, dtype=BFloat16), halves)
         s, dtype = src.pairs.tensor, BFloat16
     op = warpgroup.MmaF16BF16Op(dtype, Float32, (ROWS, 64, 16), warpgroup.OperandSource.RMEM, OperandMajorMode.K,
                                 OperandMajorMode.K)

@@ -1,0 +1,41 @@
+# make demo       what tkq does: kernels run and timed on a Hopper GPU, or cross-compiled and inspected without one
+# make test       the tests, with the kernels that stand for the others
+# make test-all   with every kernel that tkq ships
+# make lint
+# make clean      removes .venv and what tools left
+#
+# The first of them makes .venv. To use an environment that has everything already:  make test PYTHON=python
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint clean
+
+ifndef PYTHON
+PYTHON := .venv/bin/python
+READY := .venv/.tkq-installed
+endif
+
+help:
+	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 7
+
+# Made anew when what is to be installed changes.
+.venv/.tkq-installed: pyproject.toml constraints.txt
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tkq needs Python 3.10 or newer, python3 is " + sys.version.split()[0])'
+	test -x .venv/bin/python || python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cu13]'
+	@touch $@
+
+demo: $(READY)
+	$(PYTHON) -m tkq demo
+
+test: $(READY)
+	$(PYTHON) -m pytest $(ARGS)
+
+test-all: $(READY)
+	$(PYTHON) -m pytest --all-kernels $(ARGS)
+
+lint: $(READY)
+	$(PYTHON) -m ruff check .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

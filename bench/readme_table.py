@@ -1,0 +1,82 @@
+"""The README's speed section, made from measured results and nothing else.
+
+python -m bench.readme_table            print it
+python -m bench.readme_table --write    put it between the markers in README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.results import Case, Cost, Report
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results" / "h100" / "foundation.json"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
+ROOFS = ("copy",)  # timed beside the peers to show what memory allows; not a rival
+
+
+def section(results: Path = RESULTS) -> str:
+    """The section's text in Markdown, "Not measured yet." where there are no results."""
+    if not results.exists():
+        return "Not measured yet."
+    report = Report.from_json(results.read_text())
+    e = report.environment
+    versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
+    head = (
+        f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; {versions}). "
+        "A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
+        "above 1, tkq is faster. The peer shown is the fastest of those timed."
+    )
+    parts = [
+        head,
+        _table(("operation (bf16)", "shape", "tkq", "fastest peer", "ratio"), map(_case_row, report.cases)),
+    ]
+    if report.costs:
+        parts.append(_table(("cost", "median"), map(_cost_row, report.costs)))
+    return "\n\n".join(parts)
+
+
+def _table(head: tuple[str, ...], rows) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _case_row(case: Case) -> tuple[str, ...]:
+    ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
+    rivals = {name: r for name, r in case.ratios().items() if name not in ROOFS}
+    if not rivals:
+        return f"`{case.op}`", case.shape, ours, "none timed", ""
+    name = min(rivals, key=rivals.get)
+    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}", f"{rivals[name]:.2f}"
+
+
+def _cost_row(cost: Cost) -> tuple[str, ...]:
+    value = f"{cost.median_us / 1000:.1f} ms" if cost.median_us >= 1000 else f"{cost.median_us:.1f} us"
+    return cost.name, f"{value} ({cost.note})" if cost.note else value
+
+
+def replace_section(readme: str, text: str) -> str:
+    """README's text with the section between the markers replaced."""
+    before, found_begin, rest = readme.partition(BEGIN)
+    _, found_end, after = rest.partition(END)
+    if not found_begin or not found_end:
+        raise ValueError(f"README.md lacks the markers {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.readme_table", description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="rewrite README.md")
+    if parser.parse_args(argv).write:
+        README.write_text(replace_section(README.read_text(), section()))
+    else:
+        print(section())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

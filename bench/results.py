@@ -1,0 +1,252 @@
+"""What a benchmark run leaves behind: dataclasses that go to JSON and come back equal, and the bounds' arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import tkq
+from tkq.testing.timing import Comparison, Timing, ratio
+
+TOLERANCE = 0.01  # a bound on one shape holds if the ratio is at most 1 % below it
+PACKAGES = (
+    "torch",
+    "nvidia-cutlass-dsl",
+    "apache-tvm-ffi",
+    "cuda-bindings",
+    "triton",
+    "nvidia-cudnn-cu13",
+    "nvidia-cublas",
+    "quack-kernels",
+    "flash-attn-4",
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where and when a run was made. `versions` has None for what was not installed."""
+
+    device: str
+    driver: str
+    cuda: str
+    cudnn: str
+    python: str
+    date: str
+    command: str
+    versions: dict[str, str | None]
+
+    @classmethod
+    def here(cls, driver: str = "unknown") -> Environment:
+        """This process's environment; the driver's version comes from `bench.harness.Monitor`."""
+        import torch
+
+        return cls(
+            device=torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+            driver=driver,
+            cuda=str(torch.version.cuda),
+            cudnn=str(torch.backends.cudnn.version()),
+            python=platform.python_version(),
+            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            command=" ".join(["python", *(_relative(a) for a in sys.argv)]),
+            versions={"tkq": tkq.__version__, **{name: _version(name) for name in PACKAGES}},
+        )
+
+
+def _relative(argument: str) -> str:
+    """A path below the current folder as seen from there, any other by its name only: results are published."""
+    if not os.path.isabs(argument):
+        return argument
+    inside = os.path.relpath(argument)
+    return os.path.basename(argument) if inside.startswith("..") else inside
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The GPU's state while a candidate worked; None for what could not be read."""
+
+    sm_mhz: int | None
+    watts: float | None
+    celsius: int | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The ratio to reach against the best of the named peers that were timed."""
+
+    against: tuple[str, ...]
+    at_least: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one shape, timed beside its peers.
+
+    unit and work: "TFLOP/s" with floating-point operations per call, or "GB/s" with bytes per call.
+    readings: per candidate, one for each round where NVML answers; under "" one for all where only nvidia-smi does.
+    missing: peers that could not be timed here, with the reason.
+    """
+
+    section: str
+    op: str
+    shape: str
+    unit: str
+    work: float
+    comparison: Comparison
+    ours: str = "tkq"
+    bound: Bound | None = None
+    readings: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.unit not in UNITS:
+            raise ValueError(f"unit: one of {sorted(UNITS)}, got {self.unit!r}")
+
+    def rate(self, name: str) -> float:
+        """Work per second of a candidate at its median, in `unit`."""
+        return self.work / self.comparison[name].median_ms / UNITS[self.unit]
+
+    def ratios(self) -> dict[str, float]:
+        """For every other candidate that was timed: how many times faster ours is."""
+        ours = self.comparison[self.ours]
+        if not ours.ok:
+            return {}
+        return {t.name: ratio(ours, t) for t in self.comparison.timings if t.ok and t.name != self.ours}
+
+    def against_best(self) -> tuple[str, float] | None:
+        """The strongest of the bound's peers and the ratio against it; None where nothing could be compared."""
+        ratios = {k: v for k, v in self.ratios().items() if self.bound is None or k in self.bound.against}
+        return min(ratios.items(), key=lambda item: item[1]) if ratios else None
+
+    def accurate(self) -> bool | None:
+        """Is our error about what the peers have? None where it was not measured, or no peer's was."""
+        ours = self.comparison[self.ours]
+        if not ours.ok:
+            return False
+        peers = [t.error for t in self.comparison.timings if t.ok and t.error is not None and t.name != self.ours]
+        return None if ours.error is None or not peers else _accurate(ours.error, peers)
+
+    def holds(self) -> bool | None:
+        """Does the bound hold? None without a bound or where one of its peers was not timed."""
+        if self.bound is None:
+            return None
+        if not self.comparison[self.ours].ok:
+            return False
+        if not set(self.bound.against) <= set(self.ratios()):
+            return None
+        return within(self.against_best()[1], self.bound.at_least)
+
+
+UNITS = {"TFLOP/s": 1e9, "GB/s": 1e6}  # per millisecond
+
+
+def _accurate(ours: float, peers: list[float]) -> bool:
+    """Our error is at most twice the best peer's, and 0.1 % beyond: a NaN is never accurate."""
+    return ours <= 2 * min(peers) + 1e-3
+
+
+def within(ratio_: float, at_least: float) -> bool:
+    """The rule for one shape: a ratio may be 1 % below its bound."""
+    return ratio_ >= at_least * (1 - TOLERANCE)
+
+
+def geometric_mean(values) -> float:
+    """The mean of ratios."""
+    values = list(values)
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost of calling or starting, in microseconds: the median, the least and the most of `samples` measurements.
+
+    at_most: the bound in the same unit, None where there is none. note: what else was seen.
+    """
+
+    name: str
+    median_us: float
+    least_us: float
+    most_us: float
+    samples: int
+    at_most: float | None = None
+    note: str = ""
+
+    def holds(self) -> bool | None:
+        return None if self.at_most is None else self.median_us <= self.at_most
+
+
+@dataclass
+class Report:
+    """A run. `problems` says what did not run and why."""
+
+    environment: Environment
+    cases: list[Case] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """The report, with what follows from each case beside it for the reader of the file."""
+        data = dataclasses.asdict(self)
+        for plain, case in zip(data["cases"], self.cases, strict=True):
+            plain["derived"] = _derived(case)
+        return json.dumps(data, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `to_json` wrote; derived figures are computed anew."""
+        data = json.loads(text)
+        return cls(
+            Environment(**data["environment"]),
+            [_case(c) for c in data["cases"]],
+            [Cost(**c) for c in data["costs"]],
+            data["problems"],
+        )
+
+    def save(self, path: Path) -> None:
+        """Write, so that a reader never sees half a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_text(self.to_json() + "\n")
+        part.replace(path)
+
+
+def _derived(case: Case) -> dict:
+    timed = [t for t in case.comparison.timings if t.ok]
+    return {
+        "median_ms": {t.name: t.median_ms for t in timed},
+        "quartiles_ms": {t.name: t.quartiles_ms for t in timed},
+        "rate": {t.name: case.rate(t.name) for t in timed},
+        "ratio": case.ratios(),
+        "beyond_l2": case.comparison.beyond_l2,
+        "accurate": case.accurate(),
+        "holds": case.holds(),
+    }
+
+
+def _case(data: dict) -> Case:
+    comparison = dict(data["comparison"])
+    comparison["timings"] = tuple(Timing(**{**t, "times_ms": tuple(t["times_ms"])}) for t in comparison["timings"])
+    bound = data["bound"]
+    plain = {k: v for k, v in data.items() if k != "derived"}
+    return Case(
+        **{
+            **plain,
+            "comparison": Comparison(**comparison),
+            "bound": bound and Bound(tuple(bound["against"]), bound["at_least"]),
+            "readings": {k: tuple(Reading(**r) for r in v) for k, v in data["readings"].items()},
+        }
+    )

@@ -1,0 +1,191 @@
+"""Time GEMM configurations beside torch.matmul: `python -m bench.tune_gemm [--precompile] [--out FILE]`.
+
+Every round lets each variant work once, in an order that changes, after a pause in which the card cools; what counts is
+the median over the rounds of torch's time / the variant's time in the same round. --precompile compiles all variants
+first, in as many processes as there are cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from pathlib import Path
+
+from tkq.gemm.plan import Config, recipe
+from tkq.gemm.spec import GemmSpec
+from tkq.runtime import ensure
+
+VARIANTS = {  # name: a configuration, and how many blocks at most (None: one for each processor)
+    "base": Config(),
+    "base 128": (Config(), 128),
+    "no hold": Config(hold=False),
+    "prototype": Config(stages=3, buffers=4, hold=False),
+    "lag 0": Config(lag=0),
+    "lead 1": Config(lead=1),
+    "group 16": Config(group=16),
+    "down 16": Config(group=16, down=True),
+    "cl b": Config(cluster=2),
+    "cl b 128": (Config(cluster=2), 128),
+    "cl b lead 1": Config(cluster=2, lead=1),
+    "cl b lag 0": Config(cluster=2, lag=0),
+    "cl b down 8": Config(cluster=2, down=True),
+    "cl a": Config(cluster=2, share="a", group=4),
+    "cl b no hold": Config(cluster=2, hold=False),
+    "k 128": Config(k=128, stages=2),
+    "256x128 cl a": Config(m=256, n=128, cluster=2, share="a"),
+    "256x192": Config(m=256, n=192, stages=3, hold=False),
+}
+DEFAULT = "base,base 128,no hold,prototype,lag 0,lead 1,down 16,cl b,cl b 128,cl b lead 1,cl b lag 0,cl a"
+SIZES = ("4096", "8192", "16384x4096x4096", "2048")
+LAYOUTS = {"rows": "n", "cols": "k"}  # b as it is, and as the transpose of a row-major matrix
+
+
+def main() -> None:
+    args = arguments()
+    names = list(VARIANTS) if args.variants == "all" else [n.strip() for n in args.variants.split(",")]
+    sizes = [size(s) for s in args.sizes.split(",")]
+    layouts = args.layouts.split(",")
+    if args.precompile:
+        specs = [GemmSpec(b_major=LAYOUTS[x]) for x in layouts]
+        precompile([recipe(spec, *sizes[0], 132, variant(n)[0]) for spec in specs for n in names])
+    report = run(names, sizes, layouts, args)
+    show(report)
+    if args.out:
+        args.out.write_text(json.dumps(report, indent=1))
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--variants", default=DEFAULT, help='comma-separated names, or "all": ' + ", ".join(VARIANTS))
+    p.add_argument("--sizes", default=",".join(SIZES), help="MxNxK, or one number for all three")
+    p.add_argument("--layouts", default=",".join(LAYOUTS))
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--seconds", type=float, default=0.01, help="of a variant's turn, after a lead-in as long")
+    p.add_argument("--pause", type=float, default=0.05, help="seconds before each turn")
+    p.add_argument("--precompile", action="store_true")
+    p.add_argument("--out", type=Path)
+    return p.parse_args()
+
+
+def size(text: str) -> tuple[int, int, int]:
+    """(M, N, K) of "4096" or "16384x4096x4096"."""
+    numbers = [int(x) for x in text.split("x")]
+    return tuple(numbers * 3 if len(numbers) == 1 else numbers)
+
+
+def precompile(recipes) -> None:
+    """Fill the disk cache, many at a time."""
+    begin, spawn = time.perf_counter(), multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
+        list(pool.map(ensure, dict.fromkeys(recipes)))
+    print(f"compiled {len(recipes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def run(names, sizes, layouts, args) -> dict:
+    import torch
+
+    from bench.harness import Monitor
+    from tkq.testing import timing
+
+    gpu, monitor = timing.Gpu(), Monitor()
+    cases = [measure(names, shape, layout, args, gpu, monitor) for shape in sizes for layout in layouts]
+    device = torch.cuda.get_device_name()
+    return {"device": device, "driver": monitor.driver, "torch": torch.__version__, "cases": cases}
+
+
+def measure(names, shape, layout, args, gpu, monitor) -> dict:
+    """One problem: milliseconds of every variant and round, errors, clocks."""
+    import torch
+
+    from tkq.testing import timing
+
+    with torch.no_grad():
+        sets = inputs(shape, layout, gpu)
+        calls = {"torch": torch.matmul} | {n: call(*variant(n)) for n in names}
+        want, batches, notes = torch.matmul(*sets[0]), {}, {}
+        for name, f in calls.items():
+            try:
+                got, seconds = gpu.first_calls(f, sets)
+                error = (got.float() - want.float()).abs().max().item() / want.float().abs().max().item()
+                notes[name] = "" if error < 0.02 else f"WRONG by {error:.2g}"
+                batches[name] = gpu.batch(f, sets, timing.calls_per_batch(seconds, len(sets)))
+            except Exception as problem:  # one bad variant must not lose the others
+                notes[name] = f"{type(problem).__name__}: {str(problem)[:120]}"
+        times, readings = {n: [] for n in batches}, {n: [] for n in batches}
+        for i in range(-1, args.rounds):  # the first round warms up
+            for name in timing.turn_order(list(batches), i % max(1, args.rounds)):
+                time.sleep(args.pause)
+                hook = (lambda name=name: readings[name].append(monitor.read())) if monitor.live else None
+                ms = batches[name].run(args.seconds, hook)
+                if i >= 0:
+                    times[name].append(ms)
+        batches.clear()
+        gpu.release()
+    clocks = {n: [[r.sm_mhz, r.watts] for r in readings[n]] for n in readings}
+    return {"shape": shape, "layout": layout, "ms": times, "notes": notes, "clocks": clocks}
+
+
+def inputs(shape, layout, gpu) -> list:
+    """Sets of (a, b) that together exceed the L2 cache."""
+    import torch
+
+    from tkq.testing import timing
+
+    m, n, k = shape
+
+    def one():
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        if LAYOUTS[layout] == "k":
+            return a, torch.randn(n, k, device="cuda", dtype=torch.bfloat16).t()
+        return a, torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
+
+    return [one() for _ in range(timing.input_sets(2 * (m * k + k * n), gpu.l2_bytes(), gpu.free_bytes()))]
+
+
+def variant(name: str) -> tuple[Config, int | None]:
+    found = VARIANTS[name]
+    return found if isinstance(found, tuple) else (found, None)
+
+
+def call(config: Config, blocks: int | None):
+    import torch
+
+    from tkq.gemm import ops
+
+    def f(a, b):
+        c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+        ops.run(a, b, c, config, blocks)
+        return c
+
+    return f
+
+
+def show(report) -> None:
+    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}; ratio: torch's time / ours")
+    for case in report["cases"]:
+        m, n, k = case["shape"]
+        print(f"\n{m}x{n}x{k} {case['layout']}")
+        peer = case["ms"]["torch"]
+        rows = []
+        for name, ms in case["ms"].items():
+            ratios = sorted(p / t for p, t in zip(peer, ms, strict=True))
+            rows.append((statistics.median(ratios), name, ms, ratios))
+        for ratio, name, ms, ratios in sorted(rows, reverse=True):
+            tflops = 2e-9 * m * n * k / statistics.median(ms)
+            known = [r for r in case["clocks"][name] if None not in r]
+            mhz, watts = map(statistics.median, zip(*known, strict=True)) if known else (0, 0)
+            clock = f"{mhz:5.0f} MHz {watts:4.0f} W" if known else ""
+            spread = f"{ratios[0]:.3f}..{ratios[-1]:.3f}"
+            print(f"  {name:14s} {ratio:6.3f}  ({spread})  {tflops:6.1f} TFLOP/s  {clock}  {case['notes'][name]}")
+        for name, note in case["notes"].items():
+            if name not in case["ms"]:
+                print(f"  {name:14s} {note}")
+
+
+if __name__ == "__main__":
+    main()

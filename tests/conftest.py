@@ -1,0 +1,42 @@
+"""Options of the test run, and the GPU suite as a whole: it runs on an sm_90 device, and is counted elsewhere."""
+import pathlib
+
+import pytest
+
+_GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
+_skipped = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-kernels", action="store_true",
+                     help="compile every kernel that tkq ships, not only those that stand for the others")
+
+
+def _why_no_gpu():
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if torch.cuda.get_device_capability() != (9, 0):
+        return f"{torch.cuda.get_device_name()} is not an sm_90 device"
+    return None
+
+
+def pytest_collection_modifyitems(config, items):
+    on_gpu = [item for item in items if _GPU_TESTS in item.path.parents]
+    for item in on_gpu:
+        item.add_marker(pytest.mark.gpu)
+    why = _why_no_gpu() if on_gpu else None
+    if why:
+        config.stash[_skipped] = len(on_gpu)
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason=f"GPU suite: {why}"))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    # With pytest-xdist each worker counts for itself; the reports say it here.
+    skipped = config.stash.get(_skipped, 0) or sum(
+        "GPU suite: " in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    if skipped:
+        why = _why_no_gpu() or "not run here"
+        terminalreporter.write_line(f"GPU suite skipped: {skipped} tests need an sm_90 GPU (H100, H200); {why}")

@@ -1,0 +1,463 @@
+"""The benchmark harness without a GPU: turns, medians, ratios, bounds, costs and files, by timers that are scripted."""
+
+import json
+import math
+from importlib import metadata
+
+import pytest
+import torch
+
+from bench import foundation, harness, peers
+from bench.results import Bound, Case, Cost, Environment, Reading, Report, geometric_mean, within
+from tkq.testing import timing
+from tkq.testing.timing import Comparison, Effort, Timing, calls_per_batch, input_sets, ratio, turn_order
+
+MIB = 2**20
+L2 = 50 * MIB
+
+
+class FakeBatch:
+    mode, launches, note = "graph", 2.0, ""
+
+    def __init__(self, gpu, name):
+        self.gpu, self.name, self.turns = gpu, name, 0
+
+    def run(self, seconds, during):
+        self.turns += 1
+        self.gpu.turns.append((self.name, seconds, during is not None))
+        if during is not None:
+            during()
+        return self.gpu.milliseconds(self.name, self.turns)
+
+
+class FakeGpu:
+    """Stands in for the GPU: a call is known by the name it returns, its time by `milliseconds(name, turn)`."""
+
+    def __init__(self, milliseconds, free=2**36):
+        self.milliseconds, self.free = milliseconds, free
+        self.turns, self.released, self.sets, self.grad = [], False, [], None
+
+    def l2_bytes(self):
+        return L2
+
+    def free_bytes(self):
+        return self.free
+
+    def first_calls(self, call, sets):
+        self.sets, self.grad = sets, torch.is_grad_enabled()
+        return call(*sets[0]), 1e-3
+
+    def batch(self, call, sets, calls, graphs):
+        self.graphs = graphs
+        return FakeBatch(self, call(*sets[0]))
+
+    def release(self):
+        self.released = True
+
+
+def named(*names):
+    return {name: (lambda *_, name=name: name) for name in names}
+
+
+def small_inputs(i):
+    return (torch.full((1024,), float(i)),)
+
+
+def timed(name, times, **more):
+    return Timing(name, "graph", tuple(times), **more)
+
+
+# ---- pure arithmetic ---------------------------------------------------------------------------------------------
+
+
+def test_ratio_is_the_median_of_ratios_within_rounds_not_the_ratio_of_medians():
+    ours = timed("tkq", [1.0, 2.0, 4.0])
+    assert ratio(ours, timed("peer", [5.0, 2.0, 8.0])) == 2.0  # of 5, 1 and 2; the medians' ratio would be 2.5
+    assert ratio(ours, timed("peer", [3.0, 2.0, 2.0])) == 1.0
+
+
+def test_ratio_refuses_rounds_that_do_not_pair():
+    with pytest.raises(ValueError, match="tkq has 3 rounds, peer has 2"):
+        ratio(timed("tkq", [1, 2, 3]), timed("peer", [1, 2]))
+
+
+def test_ratio_cancels_a_drifting_clock():
+    drift = [1 + 0.01 * i for i in range(9)]
+    ours, peer = timed("tkq", drift), timed("peer", [1.25 * d for d in drift])
+    assert ratio(ours, peer) == pytest.approx(1.25)
+
+
+def test_every_candidate_takes_every_place_and_changes_neighbours():
+    for n in (2, 3, 4):
+        names = "ABCD"[:n]
+        rounds = [turn_order(names, r) for r in range(2 * n)]
+        assert all(sorted(order) == list(names) for order in rounds)
+        for place in range(n):
+            assert sorted(order[place] for order in rounds) == sorted(names * 2)
+    pairs = {tuple(order[i : i + 2]) for order in (turn_order("ABC", r) for r in range(6)) for i in range(2)}
+    assert {("A", "B"), ("B", "A")} <= pairs
+    assert turn_order([], 3) == []
+
+
+def test_input_sets_exceed_the_cache_within_memory():
+    assert input_sets(10 * MIB, L2, 2**36) == 15
+    assert (
+        input_sets(2**31, L2, 2**36) == 2
+    )  # one set would do for the cache, but then each call repeats the last one's
+    assert input_sets(1024, L2, 2**36) == timing.MOST_SETS
+    assert input_sets(2**31, L2, 2**32) == 1  # 30 % of 4 GiB holds none: one is the least
+    assert input_sets(100 * MIB, L2, 1000 * MIB) == 2
+    assert input_sets(10 * MIB, L2, 100 * MIB) == 3
+
+
+def test_calls_per_batch_is_a_multiple_of_the_sets_and_about_ten_milliseconds():
+    assert calls_per_batch(1e-3, 2) == 10
+    assert calls_per_batch(1e-3, 4) == 8
+    assert calls_per_batch(1.0, 3) == 3
+    assert calls_per_batch(1e-6, 5) == 255
+    assert calls_per_batch(0.0, 64) == 256
+
+
+def test_tensor_bytes_counts_storage_once():
+    x = torch.zeros(4, 8)
+    assert timing.tensor_bytes((x, x.t(), None, 3)) == 128
+    assert timing.tensor_bytes((torch.zeros(1).expand(1000), x)) == 132
+
+
+def test_quartiles_and_median():
+    t = timed("tkq", [1, 2, 3, 4, 100])
+    assert t.median_ms == 3
+    assert t.quartiles_ms == (2, 4)
+    assert not Timing("tkq", "failed").ok
+
+
+def test_effort_needs_seven_rounds():
+    with pytest.raises(ValueError, match="at least 7.*got 6"):
+        Effort(rounds=6)
+
+
+# ---- turns -------------------------------------------------------------------------------------------------------
+
+
+def test_compare_warms_up_by_time_and_then_interleaves_rounds():
+    gpu = FakeGpu(lambda name, turn: {"tkq": 1.0, "peer": 1.5}[name])
+    seen = []
+    effort = Effort(rounds=8, round_seconds=0.1, warmup_seconds=0.5)
+    result = timing.compare(named("tkq", "peer"), small_inputs, effort, during=seen.append, gpu=gpu)
+    warm = [t for t in gpu.turns if not t[2]]
+    assert len(warm) == 6  # three laps of two turns of 0.1 s: the first lap count beyond 0.5 s
+    measured = [t for t in gpu.turns if t[2]]
+    assert [t[0] for t in measured[:4]] == ["tkq", "peer", "peer", "tkq"]
+    assert len(measured) == len(seen) == 16
+    assert all(seconds == 0.1 for _, seconds, _ in gpu.turns)
+    assert ratio(result["tkq"], result["peer"]) == 1.5
+    assert result["tkq"].times_ms == (1.0,) * 8
+    assert result["tkq"].launches == 2.0
+    assert gpu.released
+    assert gpu.grad is False
+
+
+def test_compare_passes_on_whether_graphs_are_wanted():
+    gpu = FakeGpu(lambda *_: 1.0)
+    timing.compare(named("tkq"), small_inputs, gpu=gpu)
+    assert gpu.graphs is True
+    timing.compare(named("tkq"), small_inputs, Effort(graphs=False), gpu=gpu)
+    assert gpu.graphs is False
+
+
+def test_compare_rotates_different_inputs():
+    gpu = FakeGpu(lambda *_: 1.0)
+    result = timing.compare(named("tkq"), small_inputs, gpu=gpu)
+    assert result.sets == timing.MOST_SETS == len(gpu.sets)
+    assert [int(s[0][0]) for s in gpu.sets] == list(range(timing.MOST_SETS))
+    assert result.set_bytes == 4096
+    assert not result.beyond_l2
+    assert Comparison((), 2, 75 * MIB, L2).beyond_l2
+
+
+@pytest.mark.parametrize("when", ["first", "warm-up", "measured"])
+def test_a_candidate_that_raises_is_reported_and_the_others_go_on(when):
+    def milliseconds(name, turn):
+        if name == "bad" and turn >= {"warm-up": 1, "measured": 5}.get(when, 99):
+            raise RuntimeError("no such kernel")
+        return 2.0
+
+    def bad(*_):
+        if when == "first":
+            raise RuntimeError("no such kernel")
+        return "bad"
+
+    gpu = FakeGpu(milliseconds)
+    effort = Effort(rounds=7, round_seconds=0.1, warmup_seconds=0.2)
+    result = timing.compare({**named("tkq"), "bad": bad, **named("peer")}, small_inputs, effort, gpu=gpu)
+    assert result["bad"].mode == "failed"
+    assert result["bad"].note == "RuntimeError: no such kernel"
+    assert not result["bad"].ok
+    assert result["tkq"].times_ms == result["peer"].times_ms == (2.0,) * 7
+    assert [t.name for t in result.timings] == ["tkq", "bad", "peer"]
+
+
+def test_compare_reports_errors_of_the_first_output():
+    gpu = FakeGpu(lambda *_: 1.0)
+    asked = []
+
+    def error(name, inputs, output):
+        asked.append((name, int(inputs[0][0]), output))
+        return {"tkq": 0.25, "copy": None}[name]
+
+    result = timing.compare(named("tkq", "copy"), small_inputs, error=error, gpu=gpu)
+    assert asked == [("tkq", 0, "tkq"), ("copy", 0, "copy")]
+    assert result["tkq"].error == 0.25
+    assert result["copy"].error is None
+
+
+# ---- cases, bounds and files -------------------------------------------------------------------------------------
+
+
+def case(ours, bound=None, unit="TFLOP/s", work=4e9, **others):
+    timings = (timed("tkq", ours, error=1e-3), *(timed(name, times, error=1e-3) for name, times in others.items()))
+    return Case("gemm", "gemm", "M2 N3", unit, work, Comparison(timings, 2, 75 * MIB, L2), bound=bound)
+
+
+def test_rates_are_work_over_the_median():
+    c = case([1, 2, 3], peer=[4, 4, 4])
+    assert c.rate("tkq") == pytest.approx(2.0)  # 4 GFLOP in 2 ms
+    assert c.rate("peer") == pytest.approx(1.0)
+    assert case([1, 2, 3], unit="GB/s").rate("tkq") == pytest.approx(2000.0)
+    with pytest.raises(ValueError, match="unit.*'GiB'"):
+        case([1], unit="GiB")
+
+
+def test_a_bound_is_against_the_best_peer_and_may_be_missed_by_one_per_cent():
+    bound = Bound(("fast", "slow"), 1.0)
+    assert case([100] * 7, bound, fast=[101] * 7, slow=[150] * 7, roof=[10] * 7).against_best() == ("fast", 1.01)
+    assert case([100] * 7, bound, fast=[99.1] * 7, slow=[150] * 7).holds() is True
+    assert case([100] * 7, bound, fast=[98.9] * 7, slow=[150] * 7).holds() is False
+    assert case([100] * 7, bound, fast=[200] * 7).holds() is None  # the other peer was not timed
+    assert case([100] * 7, None, fast=[50] * 7).holds() is None
+    assert within(0.9603, 0.97)
+    assert not within(0.9602, 0.97)
+
+
+def test_our_failure_is_a_missed_bound():
+    timings = (Timing("tkq", "failed", note="boom"), timed("peer", [1] * 7))
+    c = Case("gemm", "gemm", "M", "GB/s", 1, Comparison(timings, 2, 1, 1), bound=Bound(("peer",), 1.0))
+    assert c.holds() is False
+    assert c.accurate() is False
+    assert any("FAILED boom" in line for line in harness.case_lines(c))
+
+
+@pytest.mark.parametrize(("ours", "accurate"), [(2e-3, True), (2.9e-3, True), (3.1e-3, False), (math.nan, False)])
+def test_accuracy_is_judged_beside_the_best_peer(ours, accurate):
+    timings = (timed("tkq", [1], error=ours), timed("a", [1], error=1e-3), timed("b", [1], error=1e-2))
+    assert Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1)).accurate() is accurate
+
+
+def test_geometric_mean():
+    assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
+    assert geometric_mean([1.0, 8.0, 1.0]) == pytest.approx(2.0)
+
+
+def report():
+    c = case([1.0] * 7, Bound(("peer",), 0.96), peer=[1.5] * 7)
+    readings = {"tkq": (Reading(1755, 640.5, 61), Reading(None, None, None))}
+    full = Case(**{**c.__dict__, "readings": readings, "missing": {"FA4": "ModuleNotFoundError"}})
+    plain = case([2.0] * 7)
+    environment = Environment.here("580.1")
+    return Report(environment, [full, plain], [Cost("rmsnorm", 9.5, 9.0, 11.0, 31, 12.0, "note")], ["one problem"])
+
+
+def test_json_round_trips(tmp_path):
+    before = report()
+    path = tmp_path / "new" / "foundation.json"
+    before.save(path)
+    assert Report.from_json(path.read_text()) == before
+    assert [p.name for p in path.parent.iterdir()] == ["foundation.json"]
+    data = json.loads(path.read_text())
+    assert data["cases"][0]["derived"]["ratio"] == {"peer": 1.5}
+    assert data["cases"][0]["derived"]["holds"] is True
+    assert data["environment"]["versions"]["torch"] == metadata.version("torch")
+
+
+def test_text_of_a_run_names_every_candidate_and_verdict():
+    r = report()
+    lines = "\n".join(harness.case_lines(r.cases[0]))
+    assert "1.500x" in lines
+    assert "MISSING ModuleNotFoundError" in lines
+    assert "1755 MHz" in lines
+    assert "holds" in lines
+    table = harness.summary(r.cases, r.costs).splitlines()
+    assert len(table) == 1 + len(r.cases) + len(r.costs)
+    assert table[1].endswith("0.96 ok")
+    assert "at most 12 ok" in table[3]
+
+
+def test_harness_compare_answers_a_question_and_reads_the_clock_while_a_candidate_works():
+    class Live:
+        live, reads = True, 0
+
+        def read(self):
+            self.reads += 1
+            return Reading(1000 + self.reads, 500.0, 50)
+
+    monitor = Live()
+    gpu = FakeGpu(lambda name, _: {"tkq": 1.0, "peer": 1.1}[name])
+    question = harness.Question("gemm", "gemm", "8^3", "TFLOP/s", 1e9, Bound(("peer",), 1.0), {"other": "absent"})
+    c = harness.compare(question, named("tkq", "peer"), small_inputs, Effort(rounds=7), monitor=monitor, gpu=gpu)
+    assert monitor.reads == 14
+    assert {name: len(r) for name, r in c.readings.items()} == {"tkq": 7, "peer": 7}
+    assert c.holds() is True
+    assert c.missing == {"other": "absent"}
+    monitor.live, monitor.reads = False, 0
+    c = harness.compare(question, named("tkq", "peer"), small_inputs, monitor=monitor, gpu=gpu)
+    assert {name: len(r) for name, r in c.readings.items()} == {"": 1}
+
+
+# ---- the cost of a call ------------------------------------------------------------------------------------------
+
+
+def test_cpu_time_per_call_is_the_median_batch_over_its_calls():
+    now, calls, synchronised = [0.0], [0], [0]
+
+    def call():
+        batch = calls[0] // 10
+        calls[0] += 1
+        # The two warm batches are slow, and one of the measured ones is disturbed.
+        now[0] += {0: 1.0, 1: 1.0, 4: 0.5}.get(batch, (8 + batch % 3) * 1e-6)
+
+    cost = harness.cpu_time_per_call(
+        "op",
+        call,
+        batches=7,
+        calls=10,
+        at_most=9.5,
+        synchronize=lambda: synchronised.__setitem__(0, synchronised[0] + 1),
+        clock=lambda: now[0],
+    )
+    assert calls[0] == 90
+    assert synchronised[0] == 10
+    assert cost.median_us == pytest.approx(10.0, rel=1e-3)
+    assert cost.least_us == pytest.approx(8.0, rel=1e-3)
+    assert cost.most_us == pytest.approx(0.5e6, rel=1e-3)
+    assert cost.samples == 7
+
+
+def test_cpu_time_per_call_leaves_the_process_as_it_was():
+    import gc
+    import os
+
+    before = os.sched_getaffinity(0)
+    seen = []
+    harness.cpu_time_per_call(
+        "op",
+        lambda: seen.append((len(os.sched_getaffinity(0)), gc.isenabled(), torch.is_grad_enabled())),
+        batches=1,
+        calls=1,
+    )
+    assert seen[-1] == (1, False, False)
+    assert os.sched_getaffinity(0) == before
+    assert gc.isenabled()
+
+
+def test_a_cost_holds_up_to_its_bound():
+    assert Cost("c", 12.0, 1, 20, 3, 12.0).holds() is True
+    assert Cost("c", 12.1, 1, 20, 3, 12.0).holds() is False
+    assert Cost("c", 12.1, 1, 20, 3).holds() is None
+
+
+# ---- peers and the foundation's cases ----------------------------------------------------------------------------
+
+
+def test_a_missing_peer_is_named_with_its_reason(monkeypatch):
+    def absent():
+        raise ModuleNotFoundError("No module named 'gone'")
+
+    monkeypatch.setitem(peers.PEERS["gemm"], "gone", absent)
+    found, missing = peers.find("gemm", ("cuBLAS", "gone", "nonsense"))
+    assert list(found) == ["cuBLAS"]
+    assert missing["gone"] == "ModuleNotFoundError: No module named 'gone'"
+    assert "nonsense" in missing["nonsense"]
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "layernorm"])
+def test_torch_peers_compute_what_tkq_means(op):
+    from tkq import reference
+
+    x, w, b = torch.randn(4, 64), torch.randn(64), torch.randn(64)
+    found, _ = peers.find(op, ("torch", "copy"))
+    eps = {"rmsnorm": peers.RMS_EPS, "layernorm": peers.LAYER_EPS}[op]
+    torch.testing.assert_close(found["torch"](x, w, b), getattr(reference, op)(x, w, b, eps))
+    copied = found["copy"](x, w, b)
+    assert torch.equal(copied, x)
+    assert copied.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_peers_take_and_return_the_layout_of_tkq(causal):
+    from tkq import reference
+
+    q, k, v = torch.randn(2, 33, 4, 16), torch.randn(2, 33, 2, 16), torch.randn(2, 33, 2, 16)
+    found, _ = peers.find("attention", ("torch",), causal=causal)
+    torch.testing.assert_close(found["torch"](q, k, v), reference.flash_attn(q, k, v, causal)[0])
+
+
+def test_foundation_asks_what_the_issue_names():
+    jobs = {name: list(make()) for name, make in foundation.JOBS.items()}
+    assert {name: len(j) for name, j in jobs.items()} == {"attention": 12, "norms": 16, "gemm": 4}
+    bounds = {j.question.shape: j.question.bound.at_least for j in jobs["attention"]}
+    assert bounds["B16 S1024 H16 D128 causal"] == 1.10
+    assert bounds["B4 S4096 H16 D128 causal"] == bounds["B1 S16384 H16 D128 causal"] == 1.04
+    assert bounds["B1 S16384 H16 D128 full"] == 1.00
+    assert bounds["B4 S4096 H32 D64 full"] == 0.97
+    full, causal = (
+        next(j for j in jobs["attention"] if j.question.shape == f"B4 S4096 H16 D128 {w}") for w in ("full", "causal")
+    )
+    assert full.question.work == 2 * causal.question.work == 4 * 4 * 16 * 4096 * 4096 * 128
+    assert {j.question.bound for j in jobs["norms"]} == {Bound(("QuACK",), 0.99)}
+    assert next(j for j in jobs["norms"] if j.question.shape == "M4096 N262144").question.work == 4 * 2**30
+    assert {j.question.bound for j in jobs["gemm"]} == {Bound(("cuBLAS",), 0.96)}
+    for j in (*jobs["attention"], *jobs["norms"], *jobs["gemm"]):
+        assert set(j.question.bound.against) <= set(j.peer_names) <= set(peers.PEERS[j.peer_op])
+
+
+def test_a_run_shortens_its_turns_for_the_time_left(tmp_path):
+    run = foundation.Run(tmp_path / "f.json", 1000.0, Effort(rounds=9, round_seconds=0.04))
+    assert run.effort(10, 3).round_seconds == 0.04
+    run = foundation.Run(tmp_path / "f.json", 9.0, Effort(rounds=9, round_seconds=0.04))
+    short = run.effort(10, 3)
+    assert 0.01 < short.round_seconds == pytest.approx(0.5 * 0.9 / 12 / 3, rel=0.05)
+    assert short.rounds == 9
+    late = foundation.Run(tmp_path / "f.json", -1.0, Effort())
+    assert late.effort(2, 3).round_seconds == 0.01
+    late.case(next(foundation.gemm_jobs()), 2)
+    assert late.report.problems == ["gemm 4096^3 a @ b: not run, the time is up"]
+    assert Report.from_json((tmp_path / "f.json").read_text()).problems == late.report.problems
+
+
+def test_relative_error_shows_what_is_wrong():
+    wanted = torch.randn(64, 64)
+    assert timing.relative_error(wanted, wanted) == 0
+    assert timing.relative_error(wanted * 1.01, wanted) == pytest.approx(0.01, rel=1e-3)
+    broken = wanted.clone()
+    broken[3, 4] = math.nan
+    assert math.isnan(timing.relative_error(broken, wanted))
+
+
+def test_a_cost_that_cannot_be_measured_is_recorded_and_the_others_go_on(tmp_path):
+    def broken():
+        raise RuntimeError("no kernel")
+
+    run = foundation.Run(tmp_path / "f.json", 10.0, Effort())
+    run.costs("peer", broken)
+    run.costs("x + x", lambda: [Cost("x + x", 1.0, 1.0, 1.0, 1)])
+    saved = Report.from_json((tmp_path / "f.json").read_text())
+    assert saved.problems == ["cost of peer: RuntimeError: no kernel"]
+    assert [c.name for c in saved.costs] == ["x + x"]
+
+
+def test_a_command_is_published_without_the_machine_s_folders(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.argv", [str(tmp_path / "bench" / "foundation.py"), "--out", "/elsewhere/results", "--seconds", "5"]
+    )
+    assert Environment.here().command == "python bench/foundation.py --out results --seconds 5"

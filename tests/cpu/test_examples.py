@@ -1,0 +1,24 @@
+"""The examples run here too: without a GPU they compile, and say that nothing was timed."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MOST_LINES = {"write_a_reduction.py": 100, "write_a_tile_kernel.py": 120}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_runs_without_a_gpu(path, tmp_path):
+    env = dict(os.environ, TKQ_CACHE_DIR=str(tmp_path), PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "No GPU" in done.stdout and "timed" in done.stdout
+
+
+@pytest.mark.parametrize("name", MOST_LINES)
+def test_is_short(name):
+    assert len((ROOT / "examples" / name).read_text().splitlines()) <= MOST_LINES[name]

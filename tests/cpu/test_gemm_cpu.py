@@ -1,0 +1,102 @@
+"""gemm without a GPU: the reference path, what it refuses, its fake."""
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import tkq
+from tkq import reference
+
+
+def operands(m=5, n=7, k=16, dtype=torch.bfloat16):
+    return torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("out_dtype", (None, torch.bfloat16, torch.float16, torch.float32))
+def test_public_function_on_cpu(dtype, out_dtype):
+    a, b = operands(dtype=dtype)
+    c = tkq.gemm(a, b, out_dtype=out_dtype)
+    assert c.dtype == (out_dtype or dtype) and c.is_contiguous()
+    assert torch.equal(c, (a.float() @ b.float()).to(c.dtype))
+
+
+@pytest.mark.parametrize("before", ("from tkq.gemm import plan", "import tkq.gemm.ops", "import tkq; tkq.gemm"))
+def test_the_name_is_the_function(before):
+    """tkq.gemm is the function, whatever of the package of that name was imported before."""
+    code = f"{before}; import tkq; from tkq.gemm import spec; assert type(tkq.gemm).__name__ == 'function', tkq.gemm"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_reference_sums_in_float32():
+    a = torch.full((1, 4096), 1.0, dtype=torch.bfloat16)
+    assert reference.gemm(a, a.t()).item() == 4096  # in bf16 the sum would stay at 256
+    assert reference.gemm(a.double(), a.t().double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("m, n, k", ((0, 8, 8), (8, 0, 8), (5, 7, 0), (0, 0, 0)))
+def test_empty(m, n, k):
+    c = tkq.gemm(*operands(m, n, k))
+    assert c.shape == (m, n) and not c.any()
+
+
+def test_views():
+    a, b = operands(16, 16, 16)
+    for x, y in ((a.t(), b), (a, b.t()), (a[::2], b), (a[:1].expand(3, -1), b), (a[:, :8], b[8:]), (a[:1], b[:, :1])):
+        assert torch.equal(tkq.gemm(x, y), (x.float() @ y.float()).to(a.dtype))
+
+
+@pytest.mark.parametrize("change, error, words", (
+    (lambda a, b: (a.float(), b), TypeError, ("a", "float32", "bfloat16")),
+    (lambda a, b: (a, b.half()), TypeError, ("b", "float16", "bfloat16")),
+    (lambda a, b: (a, b.int()), TypeError, ("b", "int32")),
+    (lambda a, b: ([1], b), TypeError, ("a", "list")),
+    (lambda a, b: (a[None], b), ValueError, ("a", "3", "2")),
+    (lambda a, b: (a, b[:, 0]), ValueError, ("b", "1", "2")),
+    (lambda a, b: (a, b[:8]), ValueError, ("(5, 16)", "(8, 7)", "(K, N)")),
+    (lambda a, b: (a[:, :12], b[:12]), ValueError, ("K is 12", "multiples of 8")),
+    (lambda a, b: (a.repeat(1, 2)[:, ::2], b), ValueError, ("a", "(32, 2)", ".contiguous()")),
+    (lambda a, b: (a, b.repeat(1, 2)[:, ::2]), ValueError, ("b", "(14, 2)", ".contiguous()")),
+    (lambda a, b: (a, b.to("meta")), ValueError, ("b", "meta")),
+    (lambda a, b: (a.requires_grad_(), b), NotImplementedError, ("gemm", "a", "grad")),
+    (lambda a, b: (a, b.requires_grad_()), NotImplementedError, ("gemm", "b", "grad")),
+))
+def test_bad_input_is_named(change, error, words):
+    args = change(*operands())
+    with pytest.raises(error) as caught:
+        tkq.gemm(*args)
+    assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+@pytest.mark.parametrize("out_dtype", (torch.float64, torch.int32, "bf16"))
+def test_bad_out_dtype_is_named(out_dtype):
+    with pytest.raises(TypeError, match="out_dtype"):
+        tkq.gemm(*operands(), out_dtype=out_dtype)
+
+
+def test_gradient_is_fine_where_it_is_off():
+    a, b = operands()
+    with torch.no_grad():
+        assert tkq.gemm(a.requires_grad_(), b).shape == (5, 7)
+
+
+@pytest.mark.parametrize("out_dtype", (None, torch.float32))
+def test_opcheck(out_dtype):
+    torch.library.opcheck(torch.ops.tkq.gemm.default, (*operands(), out_dtype))
+
+
+def test_traces_under_compile():
+    a, b = operands()
+    f = torch.compile(lambda a, b: tkq.gemm(a, b, out_dtype=torch.float32) * 2, fullgraph=True, backend="eager")
+    assert torch.equal(f(a, b), tkq.gemm(a, b, out_dtype=torch.float32) * 2)
+
+
+@pytest.mark.parametrize("out_dtype", (None, torch.float32))
+def test_fake_shapes(out_dtype):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        a, b = torch.empty(30, 64, dtype=torch.float16), torch.empty(64, 11, dtype=torch.float16)
+        c = tkq.gemm(a, b, out_dtype=out_dtype)
+    assert c.shape == (30, 11) and c.dtype == (out_dtype or torch.float16) and c.stride() == (11, 1)

@@ -1,0 +1,131 @@
+"""The README says what is so: its numbers come from results, its excerpts from the examples, and its code runs."""
+
+import ast
+import inspect
+import re
+import runpy
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import tkq
+from bench import readme_table
+from bench.results import Bound, Case, Cost, Environment, Report
+from tkq.testing.timing import Comparison, Timing
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+EXCERPT = re.compile(r"<!-- excerpt: (\S+) -->\n+```python\n(.*?)```", re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLES = ("examples/write_a_reduction.py", "examples/write_a_tile_kernel.py")
+
+
+def is_excerpt(excerpt: str, source: str) -> bool:
+    """Is the excerpt runs of whole lines of the source, in its order, with a line `...` wherever some are left out?"""
+    lines, at = source.splitlines(), 0
+    for run in re.split(r"^[ ]*\.\.\.[ ]*$\n?", excerpt, flags=re.MULTILINE):
+        wanted = run.strip("\n").splitlines()
+        if not wanted:
+            continue
+        starts = [i for i in range(at, len(lines)) if lines[i : i + len(wanted)] == wanted]
+        if not starts:
+            return False
+        at = starts[0] + len(wanted)
+    return bool(excerpt.strip())
+
+
+def test_is_excerpt_tells_a_copy_from_an_edit():
+    source = "a = 1\nb = 2\n\ndef f():\n    return a\n"
+    assert is_excerpt("b = 2\n\ndef f():\n", source)
+    assert is_excerpt("a = 1\n...\n    return a\n", source)
+    assert not is_excerpt("a = 1\n    return a\n", source)  # lines left out without saying so
+    assert not is_excerpt("    return a\n...\na = 1\n", source)  # another order
+    assert not is_excerpt("b = 3\n", source)
+    assert not is_excerpt("\n", source)
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_excerpts_are_lines_of_the_examples(path):
+    excerpts = dict(EXCERPT.findall(README))
+    assert path in excerpts, f"README has no block of code after the marker '<!-- excerpt: {path} -->'"
+    assert is_excerpt(excerpts[path], (ROOT / path).read_text())
+
+
+def test_every_block_of_python_parses():
+    assert BLOCKS
+    for block in BLOCKS:
+        ast.parse(textwrap.dedent(block))
+
+
+def test_the_ten_lines_of_use_run(tmp_path):
+    use = BLOCKS[0]
+    assert len(use.strip().splitlines()) <= 12
+    small = use.replace('"cuda"', '"cpu"').replace("4096", "32").replace("8192", "64")
+    (tmp_path / "use.py").write_text(small)
+    names = runpy.run_path(str(tmp_path / "use.py"))
+    assert names["c"].shape == (4 * 32, 64)
+    assert torch.isfinite(names["c"]).all()
+
+
+def test_the_table_of_operations_has_the_signatures():
+    rows = dict(re.findall(r"^\| `(\w+)\((.*?)\)`", README, re.MULTILINE))
+    assert set(rows) == {"flash_attn", "rmsnorm", "layernorm", "gemm"}
+    for name, said in rows.items():
+        parameters = inspect.signature(getattr(tkq, name)).parameters.values()
+        first_keyword = next(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        names = [p.name for p in parameters]
+        names.insert(names.index(first_keyword), "*")
+        assert said == ", ".join(names)
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_speed_section_is_what_the_results_say():
+    assert readme_table.replace_section(README, readme_table.section()) == README
+
+
+# ---- the script that writes the section --------------------------------------------------------------------------
+
+
+def report():
+    def case(op, times, bound=None, **peers):
+        timings = [Timing("tkq", "graph" if times else "failed", tuple(times))]
+        timings += [Timing(name, "graph", tuple(t)) for name, t in peers.items()]
+        return Case("s", op, "M1 N2", "GB/s", 3e9, Comparison(tuple(timings), 2, 1, 1), bound=bound)
+
+    cases = [
+        case("rmsnorm", [1.0] * 7, Bound(("QuACK",), 0.99), QuACK=[1.25] * 7, copy=[0.5] * 7, compiled=[1.2] * 7),
+        case("layernorm", [], QuACK=[1.0] * 7),
+        case("gemm", [2.0] * 7),
+    ]
+    costs = [Cost("eager call", 9.25, 9, 10, 31, 12.0), Cost("first call", 31400.0, 3e4, 4e4, 3, 5e4, "no cutlass")]
+    return Report(
+        Environment("H100", "580", "13.0", "9", "3.12", "2026-11-21T10:00:00+00:00", "x", {"torch": "2.13"}),
+        cases,
+        costs,
+    )
+
+
+def test_the_section_shows_the_fastest_rival_and_not_the_roof(tmp_path):
+    path = tmp_path / "foundation.json"
+    assert readme_table.section(path) == "Not measured yet."
+    report().save(path)
+    text = readme_table.section(path)
+    assert "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.20 |" in text
+    assert "| `layernorm` | M1 N2 | failed | none timed |  |" in text
+    assert "| `gemm` | M1 N2 | 1500 GB/s | none timed |  |" in text
+    assert "| eager call | 9.2 us |" in text
+    assert "| first call | 31.4 ms (no cutlass) |" in text
+    assert "Measured 2026-11-21 on one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)" in text
+
+
+def test_replacing_the_section_leaves_the_rest():
+    text = f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter"
+    assert readme_table.replace_section(text, "new") == f"before\n{readme_table.BEGIN}\nnew\n{readme_table.END}\nafter"
+    with pytest.raises(ValueError, match="lacks the markers"):
+        readme_table.replace_section("nothing here", "new")

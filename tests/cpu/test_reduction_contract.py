@@ -1,0 +1,101 @@
+"""Kernels written against the tutorial's contract compile for Hopper on ReductionBase, into the code one expects."""
+import inspect
+import re
+
+import pytest
+import torch
+
+from tests import contract_kernels, reduction_kernels
+from tkq import utils
+from tkq.reduction_base import ReductionBase
+from tkq.testing import sass
+from tkq.testing.expectation import Expectation
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def recipe(name, N, x_type=BF16, w_type=BF16, **options):
+    x = torch.zeros(2, N, dtype=x_type)
+    return getattr(contract_kernels, name).recipe(x, torch.zeros(N, dtype=w_type), x, torch.zeros(2), 1e-5, **options)
+
+
+def check(made, instructions, absent=()):
+    """No local memory is in every Expectation."""
+    assert sass.expect_all(sass.report(made), Expectation(instructions=instructions, absent=absent)) == []
+
+
+@pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
+@pytest.mark.parametrize("N, bits, clustered", [(64, 128, False), (1000, 128, False), (4096, 128, False),
+                                                (4100, 64, False), (32768, 128, True), (262144, 128, True)])
+def test_contract_kernels_compile(name, N, bits, clustered):
+    wide = (f"LDGSTS.E.{bits}", f"STG.E.{bits}", f"LDG.E.{bits}")
+    exchange = ("STAS", "UCGABAR_ARV", "UCGABAR_WAIT") if clustered else ("SHFL",)
+    absent = () if clustered else ("STAS", "UCGABAR_ARV")
+    check(recipe(name, N), (*wide, *exchange), absent)
+
+
+@pytest.mark.parametrize("types", [(BF16, FP32), (FP32, BF16), (FP32, FP32), (torch.float16, torch.float16)])
+def test_contract_kernels_compile_in_other_types(types):
+    check(recipe("LayerNorm", 2048, *types), ("LDGSTS.E.128", "STG.E.128"))
+
+
+@pytest.mark.parametrize("op", ["add", "max", "min"])
+@pytest.mark.parametrize("N", [1, 1000, 40000])
+def test_row_reduce_compiles(op, N):
+    made = reduction_kernels.RowReduce.recipe(torch.zeros(2, N), torch.zeros(2), torch.zeros(2), op=op)
+    check(made, ("SHFL",) if N < 4096 else ("SHFL", "STAS"))
+
+
+def test_only_two_lines_of_the_contract_kernels_know_tkq():
+    source = inspect.getsource(contract_kernels).split('"""', 2)[2]
+    assert len([line for line in source.splitlines() if re.search(r"\btkq\b", line)]) == 2
+
+
+def test_the_contract_name_for_name():
+    methods = {"_calculate_threads_per_row": [], "_get_num_threads": [], "_set_cluster_n": [],
+               "_get_tv_layout": ["num_copy_bits"], "_smem_size_in_bytes": ["tiler_mn", "num_warps"],
+               "_get_reduction_buffer_layout": ["tv_layout", "cluster_n"],
+               "_allocate_reduction_buffer_and_mbar": ["smem", "tv_layout", "is_persistent"],
+               "_initialize_cluster": ["tidx", "mbar_ptr", "num_warps", "is_persistent"]}
+    for name, parameters in methods.items():
+        assert list(inspect.signature(getattr(ReductionBase, name)).parameters)[1:] == parameters, name
+    assert list(inspect.signature(ReductionBase).parameters) == ["dtype", "N", "stage", "reduction_dtype"]
+    assert list(inspect.signature(utils.row_reduce).parameters) == [
+        "x", "op", "threads_per_row", "reduction_buffer", "mbar_ptr", "phase", "init_val", "hook_fn"]
+    assert list(inspect.signature(utils.predicate_k).parameters) == ["tAcA", "limit"]
+    assert list(inspect.signature(utils.domain_offset_i64).parameters)[:2] == ["coord", "tensor"]
+
+
+def test_attributes_and_defaults():
+    base = ReductionBase("a type", 640, 3)
+    assert (base.dtype, base.N, base.stage, base.reduction_dtype.__name__) == ("a type", 640, 3, "Float32")
+    base._set_cluster_n()
+    assert base.cluster_n == 1 and base._calculate_threads_per_row() == 32 and base._get_num_threads() == 128
+
+
+@pytest.mark.parametrize("args, says", [
+    ((), r"\(M, N\)"), ((torch.zeros(4),), r"\(M, N\)"), ((torch.zeros(2, 3), torch.zeros(5)), "argument 1: got shape"),
+    ((torch.zeros(3, 2).t(),), "argument 0: got strides")])
+def test_arguments_that_no_kernel_takes(args, says):
+    with pytest.raises(ValueError, match=says):
+        contract_kernels.RMSNorm.recipe(*args)
+
+
+def test_arguments_of_another_kind():
+    with pytest.raises(TypeError, match="argument 1: got str"):
+        contract_kernels.RMSNorm.recipe(torch.zeros(2, 3), "weight")
+
+
+def test_launch_wants_the_gpu():
+    x = torch.zeros(2, 64)
+    with pytest.raises(ValueError, match="CUDA"):
+        contract_kernels.RMSNorm.launch(x, torch.zeros(64), x, None, 1e-5)
+
+
+def test_a_recipe_tells_alignment_types_and_options_apart():
+    wide = torch.zeros(4, 72, dtype=BF16)
+    made = [recipe("RMSNorm", 64), recipe("RMSNorm", 64, FP32), recipe("RMSNorm", 64, BF16, FP32),
+            recipe("LayerNorm", 64), recipe("RMSNorm", 64, cluster_n=2), recipe("RMSNorm", 72)]
+    views = [contract_kernels.RMSNorm.recipe(wide[:, i:i + 64], wide[0, :64], wide[:, :64], None, 1e-5)
+             for i in (0, 1, 2, 4)]
+    assert len({repr(r) for r in (*made, *views)}) == len(made) + len(views)

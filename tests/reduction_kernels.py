@@ -1,0 +1,82 @@
+"""Small kernels that show one piece of ReductionBase or tkq.utils each."""
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import Float32, const_expr
+
+from tkq import tile as tk
+from tkq import utils
+from tkq.reduction_base import ReductionBase
+from tkq.reduction_plan import cluster
+
+OPS = {"add": (cute.ReductionOp.ADD, 0.0), "max": (cute.ReductionOp.MAX, -Float32.inf),
+       "min": (cute.ReductionOp.MIN, Float32.inf)}
+
+
+class RowReduce(ReductionBase):
+    """out[m] = op over x[m, :]; hooked[m] counts how often the hook ran in the row's first thread."""
+
+    def __init__(self, dtype, N, op):
+        super().__init__(dtype, N, stage=1)
+        self.op = op
+
+    def _set_cluster_n(self):
+        self.cluster_n = cluster(self.N, self.dtype.width)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, out: cute.Tensor, hooked: cute.Tensor, stream: cuda.CUstream):
+        self._set_cluster_n()
+        tiler, tv = self._get_tv_layout()
+        self.kernel(x, out, hooked, tv, tiler).launch(
+            grid=[cute.ceil_div(x.shape[0], tiler[0]), self.cluster_n, 1], block=[cute.size(tv, mode=[0]), 1, 1],
+            cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None, stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, out: cute.Tensor, hooked: cute.Tensor, tv: cute.Layout, tiler: cute.Shape):
+        thread, _, _ = cute.arch.thread_idx()
+        block, part, _ = cute.arch.block_idx()
+        part = part if const_expr(self.cluster_n > 1) else 0
+        smem = tk.SharedAllocator()
+        buffer, barriers = self._allocate_reduction_buffer_and_mbar(smem, tv)
+        self._initialize_cluster(thread, barriers, cute.size(tv, mode=[0]) // 32)
+        bits = tv.shape[1][0] * self.dtype.width
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), self.dtype, num_bits_per_copy=bits)
+        mine = cute.make_tiled_copy(atom, tv, tiler).get_slice(thread)
+        coords = mine.partition_S(cute.local_tile(cute.make_identity_tensor(x.shape), tiler, (block, part)))
+        source = mine.partition_S(cute.local_tile(x, tiler, (block, part)))
+        row = coords[0][0]
+        op, neutral = OPS[self.op]
+        held = cute.make_rmem_tensor_like(source)
+        held.fill(neutral)
+        if row < x.shape[0]:
+            cute.copy(atom, source, held, pred=utils.predicate_k(coords, x.shape[1]))
+        calls = cute.make_rmem_tensor(1, Float32)
+        calls[0] = Float32(0)
+
+        def hook():
+            calls[0] = calls[0] + 1
+            if self.cluster_n > 1:
+                tk.cluster_wait()
+
+        total = utils.row_reduce(held.load().to(Float32), op, tv.shape[0][0], buffer[None, None, 0], barriers,
+                                 init_val=neutral, hook_fn=hook)
+        if coords[0][1] == 0 and row < x.shape[0]:
+            out[row] = total
+            hooked[row] = calls[0]
+
+
+class Rsqrt(ReductionBase):
+    """out = rsqrt(x), one element to a row: one block to a row, one thread at work."""
+
+    def __init__(self, dtype, N):
+        super().__init__(dtype, N, stage=1)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, out: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(x, out).launch(grid=[x.shape[0], 1, 1], block=[32, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        if thread == 0:
+            out[row, 0] = utils.rsqrt(x[row, 0])

@@ -1,0 +1,57 @@
+"""python -m tkq doctor | demo | compile | bench"""
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import runpy
+import sys
+
+
+def main(argv=None) -> int:
+    """Run one subcommand; its exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(prog="python -m tkq", description="GPU kernels for NVIDIA Hopper, from PyTorch.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="what is installed here, and what is wrong with it")
+    commands.add_parser("demo", help="run the kernels beside PyTorch; without a GPU, inspect them", add_help=False)
+    commands.add_parser("bench", help="the benchmarks of a source checkout", add_help=False)
+    _describe_compile(commands.add_parser("compile", help="fill the disk cache; needs no GPU"))
+    if argv[:1] == ["demo"]:  # takes its own arguments
+        from . import demo
+
+        return demo.main(argv[1:])
+    if argv[:1] == ["bench"]:
+        return _bench(argv[1:])
+    chosen = parser.parse_args(argv)
+    if chosen.command == "compile":
+        from .runtime import fill
+
+        return fill.main(chosen)
+    from .runtime import doctor
+
+    return doctor.main()
+
+
+def _describe_compile(parser):
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose name contains it; all without one")
+    parser.add_argument("--list", action="store_true", help="print the names and compile nothing")
+    parser.add_argument("--report", action="store_true", help="print what the machine code shows, and judge it")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that compile (1)")
+
+
+def _bench(argv) -> int:
+    checkout = pathlib.Path(__file__).resolve().parent.parent
+    for script in (checkout / "bench" / "__main__.py", checkout / "bench" / "foundation.py"):
+        if script.is_file():
+            sys.argv = [os.fspath(script), *argv]
+            sys.path.insert(0, os.fspath(checkout))
+            runpy.run_module(f"bench.{script.stem}", run_name="__main__", alter_sys=True)
+            return 0
+    print("tkq bench: the benchmarks are not part of the installed package; run it from a source checkout, which has "
+          "bench/", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""The kernels that tkq itself can choose: every configuration, and what its machine code must show.
+
+Needs neither torch nor the DSL. The SASS tests, ``python -m tkq compile`` and the demo walk through it."""
+from __future__ import annotations
+
+import importlib
+
+from .runtime.recipe import Shipped
+
+_PLANS = ("norms", "attention", "gemm")
+
+
+def shipped() -> list[Shipped]:
+    """Every shipped kernel; names are unique."""
+    found = [kernel for plan in _PLANS for kernel in importlib.import_module(f"tkq.{plan}.plan").shipped()]
+    names = [kernel.name for kernel in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"catalog: names used more than once: {', '.join(twice)}")
+    return found
+
+
+def select(words) -> list[Shipped]:
+    """The kernels whose names contain one of the words; all of them where no word is given.
+
+    Raises:
+        ValueError: a word that no name contains.
+    """
+    kernels = shipped()
+    for word in words:
+        if not any(word in kernel.name for kernel in kernels):
+            raise ValueError(f"no shipped kernel's name contains {word!r}; `python -m tkq compile --list` prints them")
+    return [kernel for kernel in kernels if not words or any(word in kernel.name for word in words)]

@@ -1,0 +1,56 @@
+"""What a caller of the GEMM asked for: the part that decides which code is compiled. Pure Python."""
+from dataclasses import dataclass
+
+DTYPES = ("bf16", "fp16")
+OUT_DTYPES = ("bf16", "fp16", "fp32")
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+PATHS = ("tma", "elements")
+TMA_BYTES = 16  # bases and pitches that TMA takes are multiples of it
+
+
+@dataclass(frozen=True)
+class GemmSpec:
+    """c = a @ b with a (M, K), b (K, N), c (M, N) whose rows are contiguous.
+
+    dtype: of a and b. out: of c. a_major, b_major: the dimension that is contiguous, "k", or "m" and "n".
+    load: how a and b come in, store: how c goes out: "tma", or "elements" for strides and bases that TMA cannot take.
+
+    Raises:
+        NotImplementedError: a value that no kernel takes, by name.
+    """
+
+    dtype: str = "bf16"
+    out: str = "bf16"
+    a_major: str = "k"
+    b_major: str = "n"
+    load: str = "tma"
+    store: str = "tma"
+
+    def __post_init__(self):
+        allowed = {"dtype": DTYPES, "out": OUT_DTYPES, "a_major": ("k", "m"), "b_major": ("k", "n"), "load": PATHS,
+                   "store": PATHS}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise NotImplementedError(f"gemm: {name} is {getattr(self, name)!r}, supported are {', '.join(values)}")
+        if self.load == "elements" and self.store != "elements":
+            raise NotImplementedError("gemm: load is 'elements', and the kernel for it stores 'elements' only")
+
+    @property
+    def transposed(self):
+        """(a, b) as the tile layer's products name them: is a stored (K, M), is b stored (N, K)?"""
+        return self.a_major == "m", self.b_major == "k"
+
+
+def is_k_major(extent: int, stride: int, k_stride: int):
+    """Whether a matrix's K is its contiguous dimension: True, False, or None where neither dimension is.
+
+    extent, stride: of the other dimension. K's own extent is at least 8 and so says what its stride means; an extent
+    of 1 makes a stride meaningless, and such a dimension counts as contiguous where K is not."""
+    if k_stride == 1:
+        return True
+    return False if stride == 1 or extent == 1 else None
+
+
+def fits_tma(address: int, pitch: int, lines: int, bytes: int) -> bool:
+    """Whether TMA takes a matrix: its base, and the ``pitch`` in elements of so many bytes between its ``lines``."""
+    return address % TMA_BYTES == 0 and (lines == 1 or pitch * bytes % TMA_BYTES == 0)

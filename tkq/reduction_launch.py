@@ -1,0 +1,121 @@
+"""From a subclass of ReductionBase and torch tensors to a launch: compile once, cache on disk, call.
+
+The class is called as Class(dtype, N, **options), its `__call__` as (tensors, scalars and Nones as given ..., stream).
+"""
+import importlib
+from dataclasses import dataclass
+from typing import Optional
+
+from . import runtime
+from .runtime import arch, dtypes
+
+_launchers: dict = {}  # (class, options, what the arguments look like) -> compiled function
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a compiled kernel knows of an argument. kind: "matrix" (M, N) with any row stride, "columns" (N,), "rows"
+    (M,), "float", "int" or "none". vector: a power of two that divides base address and row stride, in elements."""
+
+    kind: str
+    dtype: Optional[str] = None
+    vector: int = 1
+
+
+@dataclass(frozen=True)
+class ReductionSpec:
+    """module, qualname: the subclass; arguments: of `__call__`; options: of the constructor, sorted."""
+
+    module: str
+    qualname: str
+    N: int
+    arguments: tuple
+    options: tuple = ()
+
+
+def launch(cls, args, options):
+    """Call the kernel of `cls` on `args`, on torch's current stream.
+
+    Args:
+        args: what `__call__` of the class takes, without the stream: tensors (M, N), (N,) or (M,), floats, ints, None.
+            The first one is the (M, N) tensor that gives dtype and N.
+        options: keyword arguments of the constructor; hashable values with a repr that says all.
+
+    Raises:
+        TypeError, ValueError: an argument that is none of these, a tensor not on the GPU, a last dimension that is not
+            contiguous.
+    """
+    arguments = _describe(args)
+    key = cls, args[0].shape[1], arguments, tuple(sorted(options.items()))
+    run = _launchers.get(key)
+    if run is None:
+        _check_devices(cls, args)
+        arch.require_hopper(args[0].device)
+        run = _launchers[key] = runtime.function(recipe(cls, args, options))
+    if args[0].shape[0]:
+        run(*args)
+
+
+def _check_devices(cls, args):
+    for i, a in enumerate(args):
+        if hasattr(a, "is_cuda") and not a.is_cuda:
+            raise ValueError(f"{cls.__name__}.launch: argument {i}: is on {a.device}, allowed are CUDA tensors")
+
+
+def recipe(cls, args, options):
+    """What `launch` has to compile; no GPU is needed, and the tensors may be on any device."""
+    arguments = _describe(args)
+    spec = ReductionSpec(cls.__module__, cls.__qualname__, args[0].shape[1], arguments, tuple(sorted(options.items())))
+    return runtime.Recipe("tkq.reduction_launch:build", (spec,), sources=(cls.__module__,))
+
+
+def _describe(args) -> tuple:
+    if not args or not hasattr(args[0], "data_ptr") or args[0].dim() != 2:
+        raise ValueError("the first argument must be an (M, N) tensor")
+    M, N = args[0].shape
+    return tuple(_describe_one(i, a, M, N) for i, a in enumerate(args))
+
+
+def _describe_one(i, a, M, N) -> Argument:
+    if a is None or isinstance(a, (int, float)):
+        return Argument("none" if a is None else "float" if isinstance(a, float) else "int")
+    if not hasattr(a, "data_ptr"):
+        raise TypeError(f"argument {i}: got {type(a).__name__}, allowed are tensors, float, int, None")
+    kind = {(M, N): "matrix", (N,): "columns"}.get(tuple(a.shape), "rows" if tuple(a.shape) == (M,) else None)
+    if kind is None:
+        raise ValueError(f"argument {i}: got shape {tuple(a.shape)}, allowed are ({M}, {N}), ({N},) and ({M},)")
+    if a.shape[-1] > 1 and a.stride(-1) != 1:
+        raise ValueError(f"argument {i}: got strides {a.stride()}, allowed is a contiguous last dimension (stride 1)")
+    return Argument(kind, dtypes.name_of(a.dtype), 1 if kind == "rows" else _vector(a))
+
+
+def _vector(a) -> int:
+    """Elements, up to 16 bytes of them, that divide the base address, the last dimension and the row stride."""
+    vector = 16 // a.element_size()
+    while a.data_ptr() % (vector * a.element_size()) or a.shape[-1] % vector or (a.dim() == 2 and a.stride(0) % vector):
+        vector //= 2
+    return vector
+
+
+def build(spec: ReductionSpec):
+    """(kernel, fake arguments) of a spec: the builder of these recipes."""
+    from cutlass import Float32, Int32
+
+    from .runtime import fake
+    from .tile import element_type
+
+    cls = importlib.import_module(spec.module)
+    for name in spec.qualname.split("."):
+        cls = getattr(cls, name)
+    rows = fake.sym()
+
+    def argument(a: Argument):
+        if a.kind in ("none", "float", "int"):
+            return {"none": None, "float": Float32(0), "int": Int32(0)}[a.kind]
+        align = a.vector * element_type(a.dtype).width // 8
+        if a.kind == "matrix":
+            return fake.tensor(a.dtype, (rows, spec.N), (fake.sym64(divisibility=a.vector), 1), align=align)
+        return fake.tensor(a.dtype, (spec.N,) if a.kind == "columns" else (rows,), (1,), align=align)
+
+    kernel = cls(element_type(spec.arguments[0].dtype), spec.N, **dict(spec.options))
+    return kernel, tuple(argument(a) for a in spec.arguments)

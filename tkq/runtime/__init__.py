@@ -1,0 +1,10 @@
+"""Compile, cache and call kernels. Importing this does not bring the DSL.
+
+    function(recipe)        the callable of a kernel: from memory, from the disk cache, or compiled now
+    ensure(recipe)          the same without loading it: fills the disk cache, on a machine without a GPU too
+    compile_recipe(recipe)  compiled afresh, for looking at the machine code
+"""
+from .build import cache, compile_recipe, configure, ensure, function
+from .recipe import Recipe, Shipped
+
+__all__ = ["Recipe", "Shipped", "cache", "compile_recipe", "configure", "ensure", "function"]

@@ -1,0 +1,39 @@
+"""Facts of a CUDA device, asked once."""
+import functools
+
+import torch
+
+HOPPER = (9, 0)
+
+
+def _index(device) -> int:
+    device = torch.device(device)
+    if device.type != "cuda":
+        raise ValueError(f"device: got {device}, expected a CUDA device")
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+@functools.cache
+def _properties(index: int):
+    return torch.cuda.get_device_properties(index)
+
+
+def processors(device) -> int:
+    """How many multiprocessors (SMs) the device has."""
+    return _properties(_index(device)).multi_processor_count
+
+
+def capability(device) -> tuple:
+    """The compute capability, as (9, 0)."""
+    properties = _properties(_index(device))
+    return properties.major, properties.minor
+
+
+def require_hopper(device) -> None:
+    """RuntimeError on a GPU that the kernels do not run on. They use instructions (wgmma, setmaxnreg) that exist on
+    compute capability 9.0 alone: neither older nor newer GPUs run sm_90a code."""
+    found = capability(device)
+    if found != HOPPER:
+        raise RuntimeError(
+            f"tkq: {torch.device(device)} is a {_properties(_index(device)).name} of compute capability "
+            f"{found[0]}.{found[1]}; the kernels need a Hopper GPU (H100, H200, GH200), compute capability 9.0")

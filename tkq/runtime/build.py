@@ -1,0 +1,213 @@
+"""From a recipe to a function that takes torch tensors: the in-memory table, the disk cache, the compiler.
+
+The DSL is imported when a kernel is compiled, not before."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import os
+import pathlib
+import re
+import tempfile
+import threading
+import time
+import warnings
+
+from . import keys, link
+from .cache import Cache, Entry, default_folder
+from .recipe import Recipe
+
+_functions: dict = {}  # Recipe -> its function: one for each kernel that this process has used
+_one_at_a_time = threading.RLock()  # the DSL compiles for one thread at a time; also guards _functions
+_cache: Cache | None = None
+
+
+def cache() -> Cache:
+    """The disk cache in use; the environment is asked the first time."""
+    global _cache
+    if _cache is None:
+        _cache = Cache(default_folder())
+    return _cache
+
+
+def configure(folder=None, most_bytes: int | None = None) -> Cache:
+    """Choose the disk cache's folder and size for this process, above what the environment says.
+
+    folder: a path. most_bytes: 2^30 where nothing was said. Kernels already in memory stay."""
+    global _cache
+    if most_bytes is not None and most_bytes < 0:
+        raise ValueError(f"most_bytes: got {most_bytes}, allowed are numbers from 0 on")
+    now = cache()
+    _cache = Cache(now.folder if folder is None else pathlib.Path(folder).expanduser().absolute(),
+                   now.most_bytes if most_bytes is None else most_bytes)
+    return _cache
+
+
+def function(recipe: Recipe):
+    """The kernel as a function of positional arguments, torch tensors among them, that runs on torch's current stream.
+
+    In memory, else from the disk cache (milliseconds; the DSL is not imported), else compiled (seconds) and kept.
+    It checks dtypes, shapes, strides, alignment and devices of what it gets, by what the builder declared.
+
+    Raises: whatever the builder or the DSL says of a recipe that cannot be compiled.
+    """
+    found = _functions.get(recipe)
+    return _remembered(recipe) if found is None else found
+
+
+def ensure(recipe: Recipe, arch: str = keys.TARGET) -> bool:
+    """See that the disk cache has the kernel, without loading it; needs no GPU. True if it was compiled now.
+
+    One process compiles a kernel while others that want it wait, and so with threads."""
+    return _ensured(recipe, arch)[1]
+
+
+def entry_of(recipe: Recipe, arch: str = keys.TARGET) -> Entry:
+    """The kernel's entry in the disk cache, made where it is missing: its file, and the note that ``_built`` wrote."""
+    return _ensured(recipe, arch)[0]
+
+
+def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET):
+    """Compile afresh, past the cache: the DSL's compiled object, for a look at the machine code. Needs no GPU."""
+    import cutlass.cute as cute
+
+    kernel, args = _made(recipe)
+    if _takes_stream(kernel, args):
+        args = (*args, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
+    # The architecture is said here, not by CUTE_DSL_ARCH: that is read once, when whoever comes first imports the DSL.
+    words = filter(None, (keys.OPTIONS, f"--gpu-arch {arch}", recipe.options, options))
+    with _one_at_a_time:
+        return cute.compile(kernel, *args, options=" ".join(words))
+
+
+def _remembered(recipe):
+    with _one_at_a_time:
+        if recipe not in _functions:
+            entry, fresh = _ensured(recipe, keys.TARGET)
+            try:
+                _functions[recipe] = _loaded(entry)
+            except Exception:
+                if fresh:
+                    raise
+                # Whole, but from a machine whose loader differs, say (a home folder shared by several): built again.
+                entry.path.unlink(missing_ok=True)
+                _functions[recipe] = _loaded(entry_of(recipe))
+        return _functions[recipe]
+
+
+def _ensured(recipe, arch) -> tuple[Entry, bool]:
+    name = keys.entry_name(recipe, arch, keys.OPTIONS)
+    entry = _found(cache(), name)
+    if entry is not None:
+        return entry, False
+    with _one_at_a_time, _writable(name) as store:
+        entry = _found(store, name)  # another may have been faster
+        if entry is not None:
+            return entry, False
+        data, note = _built(recipe, name, arch)
+        return store.put(name + (".o" if note["kind"] == "object" else ".so"), data, note), True
+
+
+def _found(store, name):
+    """The entry to load: the shared object, or the object file where nothing could be linked."""
+    with contextlib.suppress(OSError):  # a folder that may not be read has nothing
+        return store.find(name + ".so") or store.find(name + ".o")
+    return None
+
+
+@contextlib.contextmanager
+def _writable(name):
+    """The cache, locked for one entry; where it cannot be written, a folder that goes with the process."""
+    store = cache()
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(store.lock(name))
+        except OSError as error:
+            warnings.warn(f"tkq: the cache folder {store.folder} cannot be written ({error}); what is compiled now is "
+                          "lost with this process. Set TKQ_CACHE_DIR to a folder of yours.", stacklevel=2)
+            store = Cache(pathlib.Path(_private_folder().name))
+            held.enter_context(store.lock(name))
+        yield store
+
+
+@functools.cache
+def _private_folder():
+    return tempfile.TemporaryDirectory(prefix="tkq-")
+
+
+def _built(recipe, name, arch) -> tuple[bytes, dict]:
+    """(the object, a note about it).
+
+    note: kind "static" or "shared" (a shared object, see link.prepare) or "object" (an object file, which only the DSL
+    can load), symbol, builder, args, arch, seconds, dynamic_smem {kernel: bytes, or None where a call decides}."""
+    began = time.perf_counter()
+    symbol = "tkq_" + name.rpartition("-")[2]
+    data, host_code = exported(compile_recipe(recipe, arch=arch), symbol)
+    linked = link.link(data)
+    data, kind = linked or (data, "object")
+    return data, {
+        "kind": kind,
+        "symbol": symbol,
+        "builder": recipe.builder,
+        "args": repr(recipe.args),
+        "arch": arch,
+        "seconds": round(time.perf_counter() - began, 3),
+        "dynamic_smem": dynamic_smem(host_code),
+    }
+
+
+def exported(compiled, symbol):
+    """The object file's bytes, and the host side as LLVM code, in which the launches can be read."""
+    out = []
+    with tempfile.TemporaryDirectory(prefix="tkq-build-") as folder:
+        for suffix in (".o", ".ll"):
+            path = os.path.join(folder, "kernel" + suffix)
+            compiled.export_to_c(path, function_name=symbol)
+            out.append(pathlib.Path(path).read_bytes())
+    return out[0], out[1].decode(errors="replace")
+
+
+def _made(recipe):
+    module, _, name = recipe.builder.partition(":")
+    made = getattr(importlib.import_module(module), name)(*recipe.args)
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple)):
+        raise TypeError(f"{recipe.builder}: returned {made!r}, expected (jit callable, tuple of fake arguments)")
+    return made
+
+
+def _takes_stream(kernel, args) -> bool:
+    """Has the callable one parameter more than there are arguments? A host function without launches has not."""
+    called = kernel if inspect.isfunction(kernel) else type(kernel).__call__.__get__(kernel)
+    required = [p for p in inspect.signature(called).parameters.values() if p.default is p.empty]
+    return len(required) > len(args)
+
+
+_LAUNCH = re.compile(r"@_cudaLaunchKernelEx\(ptr (?:nonnull )?(%[\w.]+), ptr (?:nonnull )?(%[\w.]+),")
+
+
+def dynamic_smem(host_code: str) -> dict:
+    """Of each launch in the host side's LLVM code, the dynamic shared memory: cudaLaunchConfig_t has it at byte 24."""
+    found = {}
+    for body in re.findall(r"^define .*?^}", host_code, re.S | re.M):
+        for config, kernel in _LAUNCH.findall(body):
+            name = re.search(re.escape(kernel) + r" = load ptr, ptr @kernels_(\S+?),", body)
+            at_24 = r"(%[\w.]+) = getelementptr inbounds(?: nuw)? i8, ptr " + re.escape(config) + r", i64 24\n"
+            field = re.search(at_24, body)
+            stored = field and re.search(r"store i64 (\d+), ptr " + re.escape(field.group(1)) + ",", body)
+            if name:
+                found[name.group(1).strip('"')] = int(stored.group(1)) if stored else None
+    return found
+
+
+def _loaded(entry):
+    path, symbol = str(entry.path), entry.note["symbol"]
+    if entry.note["kind"] == "object":
+        import cutlass.cute as cute  # half a second, which a shared object saves
+
+        return getattr(cute.runtime.load_module(path, enable_tvm_ffi=True), symbol)
+    link.prepare(entry.note["kind"])
+    import tvm_ffi
+
+    return tvm_ffi.load_module(path)[symbol]

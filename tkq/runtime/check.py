@@ -1,0 +1,64 @@
+"""Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
+import torch
+from torch import Tensor
+
+from . import dtypes
+
+
+def tensor(name: str, x) -> None:
+    """TypeError unless x is a tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, expected a torch.Tensor")
+
+
+def dtype(name: str, x, allowed) -> None:
+    """TypeError unless x is a tensor of one of the allowed types, given by their names (``"bf16"``)."""
+    tensor(name, x)
+    if dtypes.name_of(x.dtype) not in allowed:
+        names = ", ".join(str(dtypes.torch_type(a)) for a in allowed)
+        raise TypeError(f"{name}: dtype is {x.dtype}, allowed are {names}")
+
+
+def rank(name: str, x: Tensor, *allowed: int) -> None:
+    """ValueError unless x has one of the allowed numbers of dimensions."""
+    if x.dim() not in allowed:
+        wanted = " or ".join(map(str, allowed))
+        raise ValueError(f"{name}: has {x.dim()} dimensions, shape {tuple(x.shape)}; allowed: {wanted}")
+
+
+def shape(name: str, x: Tensor, expected: tuple) -> None:
+    """ValueError unless x has this shape; None in it allows any size."""
+    fits = x.dim() == len(expected) and all(want is None or want == got for want, got in zip(expected, x.shape))
+    if not fits:
+        wanted = ", ".join("any" if want is None else str(want) for want in expected)
+        raise ValueError(f"{name}: shape is {tuple(x.shape)}, expected ({wanted})")
+
+
+def last_dim_contiguous(name: str, x: Tensor) -> None:
+    """ValueError unless neighbours in the last dimension are neighbours in memory."""
+    if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: strides are {x.stride()}; the last dimension must be contiguous (stride 1): call .contiguous()")
+
+
+def same_device(**tensors) -> None:
+    """ValueError unless all are on one device; None among them is passed over."""
+    first = None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if first is None:
+            first = (name, x.device)
+        elif x.device != first[1]:
+            raise ValueError(f"{name}: is on {x.device}, but {first[0]} is on {first[1]}; all must be on one device")
+
+
+def refuse_gradient(op_name: str, **tensors) -> None:
+    """NotImplementedError where autograd would record the call: the op has no backward yet."""
+    if not torch.is_grad_enabled():
+        return
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise NotImplementedError(
+                f"{op_name}: {name} requires a gradient, and {op_name} has no backward yet; "
+                f"call it under torch.no_grad(), or pass {name}.detach()")

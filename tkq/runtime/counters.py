@@ -1,0 +1,42 @@
+"""Counters in global memory: a kernel hands out work by one and leaves it at zero."""
+import torch
+
+_of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
+_of_graphs: dict = {}  # device index -> the counters that no captured call has had yet
+CAPTURED_CALLS = 16384
+
+
+def counter(device: torch.device) -> torch.Tensor:
+    """An int32 tensor of one zero, for kernels that put it back to zero when they end.
+
+    Kernels on one stream follow each other and may share a counter; kernels on two streams may not, so there is one for
+    each device and stream. A call that is being captured gets one of its own, for good: its graph may be replayed
+    beside eager work on this stream, or beside another graph, and both would draw from one counter. Those come from a
+    store that is zeroed outside of captures, so that a graph holds no memset (1 to 2 us a replay); where there is none
+    yet, or none left, the zeroing is captured too.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if _capturing(index):
+        fresh = next(_of_graphs.get(index, iter(())), None)
+        return _zeros(1, index) if fresh is None else fresh
+    key = (index, torch._C._cuda_getCurrentRawStream(index))
+    found = _of_stream.get(key)
+    if found is None:
+        if index not in _of_graphs:
+            store = _zeros(CAPTURED_CALLS, index)
+            torch.cuda.synchronize(index)  # once: a capture, on whatever stream, may come next
+            _of_graphs[index] = (store[i:i + 1] for i in range(CAPTURED_CALLS))
+        found = _of_stream[key] = _zeros(1, index)
+    return found
+
+
+def _zeros(n, index):
+    return torch.zeros(n, dtype=torch.int32, device=torch.device("cuda", index))
+
+
+def _capturing(index: int) -> bool:
+    # asked of the device's own stream: the current device may be another one
+    if index == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(index):
+        return torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,197 @@
+"""``python -m tkq doctor``: what is installed here, what works, and what is wrong, in words one can act on."""
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+
+from . import keys, link
+from .build import cache
+
+_TESTED_DSL = ((4, 8, 1), (4, 9))
+_NEEDED_DRIVER = {13: "580", 12: "525"}  # the first driver branch of each CUDA version, on Linux
+_HOPPER = (9, 0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found. Versions are strings, None where something is missing; driver and torch_cuda are (major, minor).
+
+    gpu: (name, compute capability) of the current device. linker: why kernels are not linked, None where they are."""
+
+    python: tuple
+    torch: str | None
+    torch_cuda: tuple | None
+    dsl: str | None
+    flavours: tuple
+    flavour: str | None
+    tvm_ffi: str | None
+    driver: tuple | None
+    gpu: tuple | None
+    linker: str | None
+    nvdisasm: str | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """broken: tkq cannot be used as it is here. Otherwise something costs time or is not to be had."""
+
+    text: str
+    broken: bool = True
+
+
+def main() -> int:
+    """Print facts and findings. 0: usable here, without a GPU too; 1: something is broken."""
+    facts = examine()
+    for label, value in describe(facts):
+        print(f"{label:<14}{value}")
+    findings = diagnose(facts) + _cache_findings()
+    print()
+    for finding in findings:
+        print(("PROBLEM: " if finding.broken else "note: ") + finding.text)
+    broken = any(finding.broken for finding in findings)
+    print("Something is broken: see above." if broken else _verdict(facts))
+    return 1 if broken else 0
+
+
+def examine() -> Facts:
+    """Look around, without importing the DSL."""
+    from ..testing.sass import nvdisasm
+
+    torch, torch_cuda, gpu = _torch()
+    return Facts(python=sys.version_info[:3], torch=torch, torch_cuda=torch_cuda,
+                 dsl=keys.version("nvidia-cutlass-dsl"), flavours=keys.flavours(), flavour=keys.flavour(),
+                 tvm_ffi=keys.version("apache-tvm-ffi"), driver=keys.driver_cuda(), gpu=gpu, linker=link.why_not(),
+                 nvdisasm=nvdisasm())
+
+
+def describe(facts: Facts) -> list[tuple[str, str]]:
+    """(label, value) lines."""
+    from .. import __version__
+
+    kept = cache()
+    cuda = f"CUDA {_dotted(facts.torch_cuda)}" if facts.torch_cuda else "no CUDA"
+    libraries = ", ".join(facts.flavours) or "missing"
+    used = f"; {facts.flavour} is used" if facts.flavour else ""
+    size = f"{kept.bytes() / 1e6:.1f} of {kept.most_bytes / 1e6:.0f} MB"
+    return [
+        ("tkq", f"{__version__}, kernels for {keys.TARGET}"),
+        ("python", f"{_dotted(facts.python)} on {platform.machine()} {platform.system()}"),
+        ("torch", f"{facts.torch or 'missing'}, {cuda}"),
+        ("DSL", f"nvidia-cutlass-dsl {facts.dsl or 'missing'}, libraries {libraries}{used}"),
+        ("tvm-ffi", facts.tvm_ffi or "missing"),
+        ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
+        ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
+        ("cache", f"{kept.folder}: {len(kept.entries())} kernels, {size}"),
+        ("C compiler", link.compiler() or "none"),
+        ("nvdisasm", facts.nvdisasm or "none"),
+    ]
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """What is wrong, and what to do about it."""
+    return [*_wrong_packages(facts), *_wrong_device(facts), *_costs(facts)]
+
+
+def _wrong_packages(facts):
+    if facts.python < (3, 10):
+        yield Finding(f"Python {_dotted(facts.python)} is too old: tkq needs 3.10 or newer.")
+    if facts.torch is None:
+        yield Finding("PyTorch cannot be imported: pip install torch.")
+    if facts.tvm_ffi is None:
+        yield Finding("apache-tvm-ffi is missing: pip install 'apache-tvm-ffi>=0.1.15,<0.2'.")
+    low, high = _TESTED_DSL
+    if facts.dsl is None:
+        yield Finding("nvidia-cutlass-dsl is missing: pip install 'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'.")
+    elif not low <= _numbers(facts.dsl) < high:
+        yield Finding(f"nvidia-cutlass-dsl is {facts.dsl}; tkq is tested with {_dotted(low)} up to, not including, "
+                      f"{_dotted(high)}: pip install 'nvidia-cutlass-dsl[cu13]>={_dotted(low)},<{_dotted(high)}'.")
+    if facts.dsl is not None and not facts.flavours:
+        yield Finding("The DSL's libraries are missing: pip install 'nvidia-cutlass-dsl[cu13]' (or without [cu13], for "
+                      "CUDA 12).")
+
+
+def _wrong_device(facts):
+    if facts.torch_cuda and facts.driver is None:
+        yield Finding("PyTorch is built for CUDA, but there is no NVIDIA driver: kernels can be compiled, not run. If "
+                      "this machine has a GPU, install its driver; a container must be started with the GPU "
+                      "(--gpus all).", False)
+    if facts.driver and facts.torch_cuda and facts.driver[0] < facts.torch_cuda[0]:
+        needed = _NEEDED_DRIVER.get(facts.torch_cuda[0], "a newer one")
+        yield Finding(f"The driver is for CUDA up to {_dotted(facts.driver)}, PyTorch is built for CUDA "
+                      f"{_dotted(facts.torch_cuda)}: update the driver (to {needed} or newer), or install a PyTorch "
+                      f"for CUDA {facts.driver[0]}.")
+    if facts.driver and facts.flavours and facts.flavour is None:
+        yield Finding(f"The driver is for CUDA up to {_dotted(facts.driver)}, the DSL's libraries are "
+                      f"{', '.join(facts.flavours)}: update the driver, or pip install nvidia-cutlass-dsl, which is "
+                      "for CUDA 12.")
+    if facts.torch_cuda and facts.flavour and facts.torch_cuda[0] != int(facts.flavour[2:]):
+        yield Finding(_flavour_mismatch(facts))
+    if facts.driver and facts.torch and not facts.torch_cuda:
+        yield Finding("There is an NVIDIA driver, but this PyTorch is built without CUDA: tensors stay on the CPU. "
+                      "Install a PyTorch for CUDA, as pytorch.org says.", False)
+    if facts.gpu and facts.gpu[1] != _HOPPER:
+        age = "older" if facts.gpu[1] < _HOPPER else "newer"
+        yield Finding(f"{facts.gpu[0]} has compute capability {_dotted(facts.gpu[1])}, {age} than the 9.0 that the "
+                      "kernels are made for: they run on Hopper (H100, H200, GH200) only. CPU tensors work.")
+
+
+def _flavour_mismatch(facts):
+    torch = facts.torch_cuda[0]
+    start = f"PyTorch is built for CUDA {torch}, but the DSL uses its {facts.flavour} libraries"
+    if f"cu{torch}" not in facts.flavours:
+        extra = f"[cu{torch}]" if torch > 12 else ""
+        return f"{start}; those for CUDA {torch} are missing: pip install 'nvidia-cutlass-dsl{extra}>=4.8.1,<4.9'."
+    return (f"{start}, the newest that the driver can run: install a PyTorch for CUDA {facts.flavour[2:]}, or "
+            f"pip uninstall nvidia-cutlass-dsl-libs-{facts.flavour}.")
+
+
+def _costs(facts):
+    if facts.linker:
+        yield Finding(f"{facts.linker}: kernels work all the same, but a process that finds one in the cache must "
+                      "import the DSL (0.5 s, once). With a C compiler (apt install gcc, say) it need not.", False)
+    if facts.nvdisasm is None:
+        yield Finding("nvdisasm is missing: `python -m tkq compile --report`, the demo without a GPU and the SASS "
+                      "tests need it: pip install nvidia-cuda-nvdisasm.", False)
+
+
+def _cache_findings():
+    try:
+        with cache().lock("doctor"):
+            pass
+    except (OSError, RuntimeError) as error:
+        return [Finding(f"The cache cannot be used: {error}. Set TKQ_CACHE_DIR to a folder of yours.")]
+    return []
+
+
+def _verdict(facts):
+    if facts.gpu and facts.gpu[1] == _HOPPER:
+        return "All is well: kernels are compiled and run here."
+    return ("No GPU that the kernels run on: they can be compiled here and their machine code looked at, but not run. "
+            "CPU tensors take the reference path.")
+
+
+def _torch():
+    """(version, CUDA version or None, (name, capability) of the GPU or None)."""
+    try:
+        import torch
+    except (ImportError, OSError):  # OSError: a library of CUDA that it needs is missing
+        return None, None, None
+    cuda = _numbers(torch.version.cuda)[:2] if torch.version.cuda else None
+    if not torch.cuda.is_available():
+        return torch.__version__, cuda, None
+    return torch.__version__, cuda, (torch.cuda.get_device_name(), torch.cuda.get_device_capability())
+
+
+def _numbers(version: str) -> tuple:
+    """(4, 8, 1) of "4.8.1.post2": the leading numbers."""
+    numbers = []
+    for part in version.split("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _dotted(numbers) -> str:
+    return ".".join(map(str, numbers))

@@ -1,0 +1,1 @@
+"""What tests, the demo and the bench share. ``expectation`` and ``sass`` need neither torch nor the DSL."""

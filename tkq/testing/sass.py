@@ -1,0 +1,237 @@
+"""What a kernel's machine code (SASS) shows, without a GPU: ``report`` reads it, ``expect`` judges it.
+
+The one helper for this: the tests, the demo and ``python -m tkq compile --report`` use it.
+"""
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+
+from ..runtime import build
+from ..runtime.cache import unpacked
+from ..runtime.recipe import Recipe
+from . import elf
+from .expectation import REGISTER_FILE, Expectation
+
+WARPGROUP = 128  # threads
+_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P[T\d]+\s+)?"  # address, predicate
+                   r"([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)([^;]*)")  # opcode with modifiers, operands
+_NEVER = "@!PT"  # the predicate of an instruction that is never executed: padding beside LDGSTS
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel. Instructions are counted in the code, not as often as they are executed.
+
+    registers: of each thread at launch. stack, static_smem, dynamic_smem: bytes; dynamic_smem is None where a call
+    decides or where only the machine code was at hand. threads: of a block, None where a call decides.
+    setmaxreg: what USETMAXREG asks for, as ("DEALLOC", 40). opcodes: count of each opcode with its modifiers.
+    """
+
+    name: str
+    registers: int
+    stack: int
+    static_smem: int
+    dynamic_smem: int | None
+    threads: int | None
+    setmaxreg: tuple = ()
+    opcodes: dict = field(default_factory=dict)
+
+    def count(self, *prefixes: str) -> int:
+        """Instructions whose opcode is, or begins with and goes on with a modifier, one of these: "LDG.E.128"."""
+        return sum(n for op, n in self.opcodes.items() if any(op == p or op.startswith(p + ".") for p in prefixes))
+
+    def wide(self, opcode: str) -> int:
+        """Instructions of an opcode that move 128 bits a thread, whatever their other modifiers."""
+        return sum(n for op, n in self.opcodes.items() if op.split(".")[0] == opcode and "128" in op.split("."))
+
+    @property
+    def smem(self) -> int:
+        """Static and dynamic bytes together."""
+        return self.static_smem + (self.dynamic_smem or 0)
+
+    @property
+    def spill_loads(self) -> int:
+        return self.count("LDL")
+
+    @property
+    def spill_stores(self) -> int:
+        return self.count("STL")
+
+    @property
+    def tensor(self) -> int:
+        """wgmma instructions."""
+        return self.count("HGMMA", "QGMMA", "IGMMA")
+
+    @property
+    def arrives(self) -> int:
+        """wgmma fences."""
+        return self.count("WARPGROUP.ARRIVE")
+
+    @property
+    def waits(self) -> int:
+        """Waits for wgmma."""
+        return self.count("WARPGROUP.DEPBAR")
+
+    @property
+    def tma(self) -> int:
+        """Tensor TMA loads, stores and reductions, and 1-D bulk copies."""
+        return self.count("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
+
+    @property
+    def total(self) -> int:
+        return sum(self.opcodes.values()) - self.count("NOP")
+
+
+def report(what) -> list[KernelReport]:
+    """The kernels of a Recipe (from the disk cache, compiled where it is not there), of a file (.so, .o, .cubin, an
+    entry of the cache), or of what the DSL's compiler returned.
+
+    Raises:
+        RuntimeError: nvdisasm is not installed, or refuses the code.
+        ValueError: nothing in it was compiled for a GPU.
+    """
+    data, dynamic = _code(what)
+    found = [_kernel(name, facts, dynamic.get(name), lines)
+             for cubin in elf.cubins(data)
+             for lines in (_listing(cubin),)
+             for name, facts in elf.kernels(cubin).items()]
+    if not found:
+        raise ValueError(f"{what}: no machine code of a GPU in it")
+    return found
+
+
+def expect(kernel: KernelReport, wanted: Expectation = Expectation()) -> list[str]:  # noqa: B008  (frozen)
+    """In which ways a kernel is not as expected; empty: in none."""
+    wrong = [f"no {i}" for i in wanted.instructions if not kernel.count(i)]
+    wrong += [f"{kernel.count(i)} {i}, none expected" for i in wanted.absent if kernel.count(i)]
+    local = kernel.spill_loads + kernel.spill_stores
+    if local > wanted.local_memory:
+        wrong.append(f"{kernel.spill_loads} local loads and {kernel.spill_stores} local stores; "
+                     f"at most {wanted.local_memory} expected")
+    if kernel.stack and not wanted.local_memory:
+        wrong.append(f"a stack of {kernel.stack} bytes")
+    if kernel.tensor < wanted.tensor:
+        wrong.append(f"{kernel.tensor} tensor-core instructions, at least {wanted.tensor} expected")
+    if kernel.tensor and kernel.waits > wanted.waits_per_mma * kernel.tensor:
+        wrong.append(f"wgmma is serialised: {kernel.waits} waits for {kernel.tensor} tensor-core instructions")
+    if kernel.registers > wanted.registers:
+        wrong.append(f"{kernel.registers} registers, at most {wanted.registers} expected")
+    if kernel.smem > wanted.smem:
+        wrong.append(f"{kernel.smem} bytes of shared memory, at most {wanted.smem} expected")
+    return wrong + _wrong_launch(kernel)
+
+
+def expect_all(kernels: list[KernelReport], wanted: Expectation) -> list[str]:
+    """``expect`` for each kernel of a recipe, named where there are several."""
+    return [(f"{k.name}: " if len(kernels) > 1 else "") + text for k in kernels for text in expect(k, wanted)]
+
+
+def register_budget(few: int, many: int, consumers: int, launch_registers: int, threads: int) -> str | None:
+    """What is wrong with a split of registers between roles by setmaxnreg; None: nothing.
+
+    One warpgroup goes down to ``few`` registers a thread and ``consumers`` of them up to ``many``. More than the block
+    got at launch is never granted: the kernel hangs.
+    """
+    need, have = WARPGROUP * (few + many * consumers), launch_registers * threads
+    if need <= have:
+        return None
+    return (f"setmaxnreg hangs: {few} x {WARPGROUP} + {many} x {consumers * WARPGROUP} = {need} registers, but the "
+            f"launch gives {launch_registers} x {threads} = {have}")
+
+
+def text(name: str, kernels: list[KernelReport]) -> str:
+    """The report as lines for a person."""
+    lines = []
+    for k in kernels:
+        smem = "?" if k.dynamic_smem is None else k.smem
+        lines.append(f"{name}: {k.registers} registers, {smem} bytes of shared memory, "
+                     f"{k.spill_loads + k.spill_stores} spills, {k.total} instructions")
+        counted = {"tensor": k.tensor, "wgmma waits": k.waits, "TMA": k.tma, "LDG.128": k.wide("LDG"),
+                   "STG.128": k.wide("STG"), "LDGSTS.128": k.wide("LDGSTS"), "USETMAXREG": len(k.setmaxreg)}
+        lines.append("    " + (", ".join(f"{label} {n}" for label, n in counted.items() if n) or "no wide access"))
+    return "\n".join(lines)
+
+
+def _wrong_launch(kernel):
+    if kernel.threads is None:
+        return ["setmaxnreg in a block of unknown size"] if kernel.setmaxreg else []
+    wrong = []
+    granted = -(-kernel.registers // 8) * 8  # the hardware gives them in eights
+    if granted * kernel.threads > REGISTER_FILE:
+        wrong.append(f"{granted} registers x {kernel.threads} threads: a multiprocessor has {REGISTER_FILE}")
+    down = [n for kind, n in kernel.setmaxreg if kind == "DEALLOC"]
+    up = [n for kind, n in kernel.setmaxreg if kind != "DEALLOC"]
+    if up:
+        # The first warpgroup is the producer; where it keeps its registers, it has those of the launch.
+        budget = register_budget(max(down, default=granted), max(up), kernel.threads // WARPGROUP - 1, granted,
+                                 kernel.threads)
+        wrong += [budget] if budget else []
+    return wrong
+
+
+def _code(what) -> tuple[bytes, dict]:
+    """(bytes with the machine code, {kernel: dynamic shared memory})."""
+    if isinstance(what, Recipe):
+        what = build.entry_of(what).path
+    if isinstance(what, (str, os.PathLike)):
+        data, note = unpacked(pathlib.Path(what).read_bytes())
+        return data, note.get("dynamic_smem", {})
+    if not hasattr(what, "export_to_c"):
+        raise TypeError(f"report: got {type(what).__name__}, expected a Recipe, a path or what cute.compile returned")
+    data, host_code = build.exported(what, "tkq_report")
+    return data, build.dynamic_smem(host_code)
+
+
+def _kernel(name, facts, dynamic, lines):
+    setmaxreg, opcodes = [], collections.Counter()
+    for opcode, operands in lines.get(name, ()):
+        opcodes[opcode] += 1
+        if opcode.startswith("USETMAXREG"):
+            setmaxreg.append((opcode.split(".")[1], int(operands.split(",")[-1].strip(), 0)))
+    return KernelReport(name, dynamic_smem=dynamic, setmaxreg=tuple(setmaxreg), opcodes=dict(opcodes), **facts)
+
+
+def _listing(cubin: bytes) -> dict[str, list[tuple[str, str]]]:
+    """{kernel: [(opcode with modifiers, operands)]}."""
+    found, current = {}, None
+    for line in _disassembled(cubin).splitlines():
+        section = re.match(r"^\.text\.(\S+):", line)
+        if section:
+            current = found.setdefault(section.group(1), [])
+        elif current is not None and _NEVER not in line:
+            instruction = _LINE.match(line)
+            if instruction:
+                current.append(instruction.groups())
+    return found
+
+
+def _disassembled(cubin):
+    tool = nvdisasm()
+    if tool is None:
+        raise RuntimeError("nvdisasm was not found: pip install nvidia-cuda-nvdisasm")
+    with tempfile.TemporaryDirectory(prefix="tkq-sass-") as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        pathlib.Path(path).write_bytes(cubin)
+        done = subprocess.run([tool, "-c", path], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{tool}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@functools.cache
+def nvdisasm() -> str | None:
+    """The path of nvdisasm: from the wheel nvidia-cuda-nvdisasm, else on PATH; None where there is none."""
+    for root in sys.path:
+        path = os.path.join(root or ".", "nvidia", "cu13", "bin", "nvdisasm")
+        if os.access(path, os.X_OK):
+            return path
+    return shutil.which("nvdisasm")
