@@ -53,10 +53,7 @@ def main() -> None:
     if args.precompile:
         specs = [GemmSpec(b_major=LAYOUTS[x]) for x in layouts]
         precompile([recipe(spec, *sizes[0], 132, variant(n)[0]) for spec in specs for n in names])
-    report = run(names, sizes, layouts, args)
-    show(report)
-    if args.out:
-        args.out.write_text(json.dumps(report, indent=1))
+    run(names, sizes, layouts, args)
 
 
 def arguments():
@@ -93,9 +90,15 @@ def run(names, sizes, layouts, args) -> dict:
     from tkq.testing import timing
 
     gpu, monitor = timing.Gpu(), Monitor()
-    cases = [measure(names, shape, layout, args, gpu, monitor) for shape in sizes for layout in layouts]
-    device = torch.cuda.get_device_name()
-    return {"device": device, "driver": monitor.driver, "torch": torch.__version__, "cases": cases}
+    report = {"device": torch.cuda.get_device_name(), "driver": monitor.driver, "torch": torch.__version__, "cases": []}
+    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}; ratio: torch's time / ours")
+    for shape in sizes:
+        for layout in layouts:
+            report["cases"].append(measure(names, shape, layout, args, gpu, monitor))
+            show(report["cases"][-1])
+            if args.out:  # what is measured stays, whatever comes
+                args.out.write_text(json.dumps(report, indent=1))
+    return report
 
 
 def measure(names, shape, layout, args, gpu, monitor) -> dict:
@@ -165,26 +168,24 @@ def call(config: Config, blocks: int | None):
     return f
 
 
-def show(report) -> None:
-    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}; ratio: torch's time / ours")
-    for case in report["cases"]:
-        m, n, k = case["shape"]
-        print(f"\n{m}x{n}x{k} {case['layout']}")
-        peer = case["ms"]["torch"]
-        rows = []
-        for name, ms in case["ms"].items():
-            ratios = sorted(p / t for p, t in zip(peer, ms, strict=True))
-            rows.append((statistics.median(ratios), name, ms, ratios))
-        for ratio, name, ms, ratios in sorted(rows, reverse=True):
-            tflops = 2e-9 * m * n * k / statistics.median(ms)
-            known = [r for r in case["clocks"][name] if None not in r]
-            mhz, watts = map(statistics.median, zip(*known, strict=True)) if known else (0, 0)
-            clock = f"{mhz:5.0f} MHz {watts:4.0f} W" if known else ""
-            spread = f"{ratios[0]:.3f}..{ratios[-1]:.3f}"
-            print(f"  {name:14s} {ratio:6.3f}  ({spread})  {tflops:6.1f} TFLOP/s  {clock}  {case['notes'][name]}")
-        for name, note in case["notes"].items():
-            if name not in case["ms"]:
-                print(f"  {name:14s} {note}")
+def show(case) -> None:
+    m, n, k = case["shape"]
+    print(f"\n{m}x{n}x{k} {case['layout']}")
+    peer, rows = case["ms"]["torch"], []
+    for name, ms in case["ms"].items():
+        ratios = sorted(p / t for p, t in zip(peer, ms, strict=True))
+        rows.append((statistics.median(ratios), name, ms, ratios))
+    for ratio, name, ms, ratios in sorted(rows, reverse=True):
+        tflops = 2e-9 * m * n * k / statistics.median(ms)
+        known = [r for r in case["clocks"][name] if None not in r]
+        mhz, watts = map(statistics.median, zip(*known, strict=True)) if known else (0, 0)
+        clock = f"{mhz:5.0f} MHz {watts:4.0f} W" if known else ""
+        spread = f"{ratios[0]:.3f}..{ratios[-1]:.3f}"
+        line = f"{name:14s} {ratio:6.3f}  ({spread})  {tflops:6.1f} TFLOP/s  {clock}  {case['notes'][name]}"
+        print("  " + line, flush=True)
+    for name, note in case["notes"].items():
+        if name not in case["ms"]:
+            print(f"  {name:14s} {note}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """The kernels that tkq itself can choose: every configuration, and what its machine code must show.
 
-Needs neither torch nor the DSL. The SASS tests, ``python -m tkq compile`` and the demo walk through it."""
+Does not need the DSL. The SASS tests, ``python -m tkq compile`` and the demo walk through it."""
 from __future__ import annotations
 
 import importlib
 
 from .runtime.recipe import Shipped
 
-_PLANS = ("norms", "attention", "gemm")
+_LISTS = ("tkq.norms.shipped", "tkq.attention.plan", "tkq.gemm.plan")  # modules with a function shipped()
 
 
 def shipped() -> list[Shipped]:
     """Every shipped kernel; names are unique."""
-    found = [kernel for plan in _PLANS for kernel in importlib.import_module(f"tkq.{plan}.plan").shipped()]
+    found = [kernel for module in _LISTS for kernel in importlib.import_module(module).shipped()]
     names = [kernel.name for kernel in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -55,12 +55,12 @@ class ReadsARegisterByNumber:
     @cute.kernel
     def kernel(self, x: cute.Tensor, which: Int32):
         thread, _, _ = cute.arch.thread_idx()
-        held = cute.make_rmem_tensor((128,), Float32)
-        for i in cutlass.range_constexpr(128):
+        held = cute.make_rmem_tensor((64,), Float32)
+        for i in cutlass.range(64, unroll_full=True):
             held[i] = x[i * 32 + thread]
         for i in range(which):
-            held[(which * i + thread) % 128] = held[(which + i * thread) % 128] + Float32(1)
-        for i in cutlass.range_constexpr(128):
+            held[(which * i + thread) % 64] = held[(which + i * thread) % 64] + Float32(1)
+        for i in cutlass.range(64, unroll_full=True):
             x[i * 32 + thread] = held[i]
 
 
@@ -85,8 +85,8 @@ def build_gpu_scale(spec):
 
 
 def build_local_memory():
-    """x (4096,), and an Int32."""
-    return ReadsARegisterByNumber(), (fake.tensor("fp32", (4096,)), Int32(0))
+    """x (2048,), and an Int32."""
+    return ReadsARegisterByNumber(), (fake.tensor("fp32", (2048,)), Int32(0))
 
 
 def build_nothing():

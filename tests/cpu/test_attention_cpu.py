@@ -10,7 +10,7 @@ from tkq.attention import ops
 
 
 def qkv(batch=2, rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.bfloat16):
-    make = lambda s, h: torch.randn(batch, s, h, dim).to(dtype)  # noqa: E731
+    make = lambda s, h: torch.randn(batch, s, h, dim).to(dtype)
     return make(rows, heads), make(keys, kv_heads), make(keys, kv_heads)
 
 
@@ -34,7 +34,8 @@ def test_reference_is_the_definition(causal, shape):
 
 def test_reference_agrees_with_torch():
     q, k, v = qkv(rows=48, keys=48, kv_heads=4)
-    want = torch.nn.functional.scaled_dot_product_attention(*[x.transpose(1, 2).float() for x in (q, k, v)], is_causal=True)
+    heads_first = [x.transpose(1, 2).float() for x in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True)
     o, _ = reference.flash_attn(q.float(), k.float(), v.float(), True)
     assert torch.allclose(o, want.transpose(1, 2), atol=1e-5)
 

@@ -3,12 +3,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.plan import SHARED_BYTES, AttentionConfig, plan, shipped
+from tkq.attention.plan import SHARED_BYTES, AttentionConfig, is_short, plan, shipped
 from tkq.attention.ranges import Extent, ceil_div, heads_in_section, key_range, keys_of_row, place
 from tkq.attention.spec import DTYPES, HEAD_DIMS, AttentionSpec
 
-EXTENTS = st.builds(Extent, rows_q=st.integers(1, 700), rows_k=st.integers(1, 700), tile_rows=st.sampled_from((64, 128, 192, 256)),
-                    block=st.sampled_from((64, 112, 128, 176)), causal=st.booleans())
+EXTENTS = st.builds(
+    Extent, rows_q=st.integers(1, 700), rows_k=st.integers(1, 700), tile_rows=st.sampled_from((64, 128, 192, 256)),
+    block=st.sampled_from((64, 112, 128, 176)), causal=st.booleans())
 
 
 def seen(e, row):
@@ -40,7 +41,8 @@ def test_a_task_visits_what_its_rows_see_and_masks_what_they_do_not(e, tile):
 def test_few_blocks_are_masked():
     e = Extent(4096, 4096, 128, 128, True)
     assert [key_range(e, 128 * i).masked for i in range(32)] == [1] * 32
-    assert key_range(Extent(4096, 4096, 128, 128, False), 0) == key_range(Extent(4096, 4096, 128, 128, False), 1024)
+    full = Extent(4096, 4096, 128, 128, False)
+    assert key_range(full, 0) == key_range(full, 1024)
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 64), st.booleans())
@@ -56,7 +58,8 @@ def test_causal_sections_begin_with_their_longest_tasks(tiles, heads, section):
     for first in range(0, heads, section):
         mine = [t for h, t in places if first <= h < first + section]
         assert mine == sorted(mine, reverse=True)
-    assert [h // section for h, _ in places] == sorted(h // section for h, _ in places), "sections are not worked on one by one"
+    numbers = [h // section for h, _ in places]
+    assert numbers == sorted(numbers), "sections are not worked on one by one"
 
 
 @given(st.integers(1, 1 << 26), st.integers(1, 64), st.integers(1, 16))
@@ -70,15 +73,17 @@ def test_sections_fit(kv_bytes, mb, group):
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("seqlen", (1, 100, 1024, 4096, 16384, 1 << 20))
 def test_plans_fit_the_hardware(head_dim, causal, seqlen):
-    config = plan(AttentionSpec("bf16", head_dim, causal), seqlen, seqlen)
+    config = plan(AttentionSpec("bf16", head_dim, causal), is_short(seqlen))
     assert config.check(head_dim) is config
     assert config.shared_bytes(head_dim) <= SHARED_BYTES
-    # Accumulators S and O, and P: two of them at 32 bits, one at 16. The rest of a consumer's registers is for the others.
-    assert config.kv // 2 + config.kv // 4 + head_dim // 2 <= {1: 200, 2: 208, 3: 136}[config.consumers]
+    # Accumulators S and O are 32 bits an element, P is 16. The rest of a consumer's registers is for everything else.
+    registers = config.kv // 2 + config.kv // 4 + head_dim // 2
+    assert registers <= {1: 200, 2: 208, 3: 136}[config.consumers]
 
 
 def test_impossible_configurations_are_refused():
-    for bad in (dict(kv=512), dict(o_panels=0), dict(cluster=2), dict(o_panels=0, bridge=False), dict(schedule="single")):
+    for bad in (dict(kv=512), dict(o_panels=0), dict(cluster=2), dict(o_panels=0, bridge=False),
+                dict(schedule="single")):
         with pytest.raises(ValueError):
             AttentionConfig(**bad).check(128)
 
@@ -96,4 +101,4 @@ def test_shipped_covers_what_plan_chooses():
             for causal in (False, True):
                 for seqlen in (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536):
                     spec = AttentionSpec(dtype, head_dim, causal)
-                    assert (spec, plan(spec, seqlen, seqlen)) in shipped_args
+                    assert (spec, plan(spec, is_short(seqlen))) in shipped_args

@@ -138,7 +138,7 @@ def test_a_damaged_entry_is_built_again(recipe, monkeypatch, keep):
     path.write_bytes(data[:keep])
     forget_memory(monkeypatch)
     assert result(function(recipe)) == [0, 2, 4, 6, 8]
-    assert compiles(recipe) == 2 and path.read_bytes()[:-1]
+    assert compiles(recipe) == 2 and cache().find(path.name) is not None
 
 
 def test_a_whole_entry_that_does_not_load_is_built_again(recipe):

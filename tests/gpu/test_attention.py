@@ -10,25 +10,26 @@ from tkq import reference
 from tkq.attention import ops
 
 DTYPES = (torch.bfloat16, torch.float16)
-SIZES = ((128, 128), (64, 64), (1, 1), (1, 777), (113, 203), (300, 100), (65, 1999), (2000, 65), (641, 641), (1024, 1024),
-         (127, 129), (1023, 1024), (129, 1), (2048, 1111))
+SIZES = ((128, 128), (64, 64), (1, 1), (1, 777), (113, 203), (300, 100), (65, 1999), (2000, 65), (641, 641),
+         (1024, 1024), (127, 129), (1023, 1024), (129, 1), (2048, 1111), (300, 2500), (2304, 2304))
 
 
 def make(batch, rows, keys, heads, kv_heads, dim, dtype, seed=0):
     g = torch.Generator("cuda").manual_seed(seed + rows * 7 + keys)
-    new = lambda s, h: torch.randn(batch, s, h, dim, device="cuda", generator=g).to(dtype)  # noqa: E731
+    new = lambda s, h: torch.randn(batch, s, h, dim, device="cuda", generator=g).to(dtype)
     return new(rows, heads), new(keys, kv_heads), new(keys, kv_heads)
 
 
 def in_low_precision(q, k, v, causal, scale=None):
     """The same computation in PyTorch, every intermediate in q's dtype."""
     group = q.shape[2] // k.shape[2]
-    q, k, v = q.transpose(1, 2), k.repeat_interleave(group, 2).transpose(1, 2), v.repeat_interleave(group, 2).transpose(1, 2)
+    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
         seen = torch.ones(s.shape[-2:], dtype=torch.bool, device=q.device).tril(s.shape[-1] - s.shape[-2])
         s = s.masked_fill(~seen, -math.inf)
-    return (s.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2), s.float().logsumexp(-1)
+    return (s.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2)
 
 
 def compare(q, k, v, causal, scale=None, o=None, what=""):
@@ -37,9 +38,9 @@ def compare(q, k, v, causal, scale=None, o=None, what=""):
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
     ops.run(q, k, v, o, lse, causal, scale)
     true_o, true_lse = reference.flash_attn(q.double(), k.double(), v.double(), causal, scale)
-    low_o, low_lse = in_low_precision(q, k, v, causal, scale)
+    low_o = in_low_precision(q, k, v, causal, scale)
     assert_2x(o, true_o, low_o, 1, f"{what} o")
-    # lse is fp32: the products are exact, the sum of exponentials is good to about 1e-6, the rest is rounding of the result
+    # lse is fp32: its products are exact, the sum of exponentials is good to about 1e-6; the rest is its own rounding
     assert torch.equal(torch.isinf(lse), torch.isinf(true_lse)) and not torch.isnan(lse).any()
     finite = torch.isfinite(true_lse)
     if finite.any():
@@ -60,7 +61,8 @@ def test_sizes(dtype, dim, causal):
 @pytest.mark.parametrize("causal", (False, True))
 def test_heads(dim, causal):
     for batch, heads, kv_heads in ((1, 1, 1), (3, 6, 3), (2, 8, 1), (2, 40, 8), (7, 13, 1)):
-        compare(*make(batch, 333, 417, heads, kv_heads, dim, torch.bfloat16), causal, what=f"B{batch} H{heads}/{kv_heads}")
+        x = make(batch, 333, 417, heads, kv_heads, dim, torch.bfloat16)
+        compare(*x, causal, what=f"B{batch} H{heads}/{kv_heads}")
 
 
 @pytest.mark.parametrize("dim", (64, 128))
@@ -85,9 +87,12 @@ def test_layouts(causal):
         packed = torch.randn(2, 333, 12, dim, device="cuda", dtype=torch.bfloat16)
         compare(*packed.split(4, 2), causal, what="packed qkv")
         q, k, v = make(2, 333, 333, 4, 4, dim, torch.bfloat16)
-        compare(*[x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)], causal, what="(B, H, S, D) in memory")
-        compare(q, k[:, :, :1].expand(-1, -1, 4, -1), v[:, :, :1].expand(-1, -1, 4, -1), causal, what="stride 0 over heads")
-        compare(q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1), causal, what="stride 0 over the batch")
+        heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+        compare(*heads_first, causal, what="(B, H, S, D) in memory")
+        one_head = [x[:, :, :1].expand(-1, -1, 4, -1) for x in (k, v)]
+        compare(q, *one_head, causal, what="stride 0 over heads")
+        one_batch = [x[:1].expand(2, -1, -1, -1) for x in (k, v)]
+        compare(q, *one_batch, causal, what="stride 0 over the batch")
         wide = torch.randn(2, 333, 4, 2 * dim, device="cuda", dtype=torch.bfloat16)
         compare(wide[..., :dim], wide[..., dim:], v, causal, what="rows with a pitch")
         compare(q[:, ::3], k[:, ::2], v[:, ::2], causal, what="every second row")

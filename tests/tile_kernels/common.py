@@ -7,13 +7,14 @@ from cutlass.cute.runtime import make_fake_tensor
 import tkq.tile as tk
 
 
-def tensor(name, *shape, align=16):
-    """A fake row-major tensor. A size is an int, or a symbol (``sym``)."""
+def tensor(name, *shape, divisor=16):
+    """A fake row-major tensor. A size is an int, or a symbol (``sym``); strides not known are multiples of divisor."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
-        step = step * extent if isinstance(step, int) and isinstance(extent, int) else cute.sym_int64(divisibility=16)
-    return make_fake_tensor(tk.element_type(name), shape, tuple(reversed(strides)), assumed_align=align)
+        known = isinstance(step, int) and isinstance(extent, int)
+        step = step * extent if known else cute.sym_int64(divisibility=divisor)
+    return make_fake_tensor(tk.element_type(name), shape, tuple(reversed(strides)), assumed_align=16)
 
 
 def any_strides(name, rows, cols):

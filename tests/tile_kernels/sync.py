@@ -125,7 +125,7 @@ def build_mailbox(stages, warps):
             consume(out, mail, tk.warp_id() - 1)
 
     n = sym()
-    return OneBlock(body, 32 * (warps + 1)), ((tensor("int32", n), tensor("int32", warps, n)),)
+    return OneBlock(body, 32 * (warps + 1)), ((tensor("int32", n), tensor("int32", warps, n, divisor=1)),)
 
 
 def build_turns(groups, enabled=True):
@@ -151,7 +151,7 @@ def build_turns(groups, enabled=True):
             if wg == 0:
                 tk.sync(2, 2 * tk.WARPGROUP)  # the last one's give
 
-    return OneBlock(body, 128 * groups), ((tensor("int32", groups, sym()),),)
+    return OneBlock(body, 128 * groups), ((tensor("int32", groups, sym(), divisor=1),),)
 
 
 def build_named_barrier():

@@ -1,6 +1,5 @@
 """Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024) on the tile layer."""
 from dataclasses import dataclass
-from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -15,6 +14,7 @@ from tkq.runtime import fake
 
 BATCH, HEAD, TILE, BLOCKS, MASKED = range(5)  # what the producer tells of a task
 FIELDS = 5
+FETCH_AHEAD = 3  # blocks before a task's end at which the next one is asked for: an atomic takes about a microsecond
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,6 @@ class State:
     q: tk.Ring
     turns: tk.Turns
     wg: Int32
-    grown: cute.Tensor
-    q_regs: Any = None
 
 
 class AttentionForward:
@@ -113,9 +111,9 @@ class AttentionForward:
         heads_per_kv = q.shape[2] // k.shape[2]
         kv_bytes = cutlass.min(k.shape[0], Int32(1 << 20)) * (2 * self.spec.head_dim * self.kv_tile.dtype.width // 8)
         g = Globals(
-            q=tk.gl.load(q, self.q_tile), k=tk.gl.load(k, self.kv_tile, cluster), v=tk.gl.load(v, self.kv_tile, cluster),
-            o=tk.gl.store(o, self.o_tile), lse=lse,
-            schedule=tk.Schedule(tiles * all_heads, c.schedule, cluster, counter),
+            q=tk.gl.load(q, self.q_tile),
+            k=tk.gl.load(k, self.kv_tile, cluster), v=tk.gl.load(v, self.kv_tile, cluster),
+            o=tk.gl.store(o, self.o_tile), lse=lse, schedule=tk.Schedule(tiles * all_heads, c.schedule, cluster, counter),
             rows_q=q.shape[0], rows_k=k.shape[0], heads=q.shape[2], heads_per_kv=heads_per_kv, tiles=tiles,
             all_heads=all_heads, section=heads_in_section(kv_bytes, c.section_mb << 20, heads_per_kv),
             scale=scale * tk.LOG2E)
@@ -158,17 +156,21 @@ class AttentionForward:
         tk.prefetch(g.q, g.k, g.v, g.o)
         k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
         number = g.schedule.first()
+        t = self.task(g, number)
         while number < g.schedule.tasks:
-            t = self.task(g, number)
             kv_head, blocks = (t[BATCH], t[HEAD] // g.heads_per_kv), t[BLOCKS]
             self.load(s.k, g.k, s.k_pipe, k_ring, kv_head, blocks - 1)
             self.load_q(g, s, q_ring, t)
-            for j in cutlass.range(1, blocks, unroll=1):
-                self.load(s.k, g.k, s.k_pipe, k_ring, kv_head, blocks - 1 - j)
-                self.load(s.v, g.v, s.v_pipe, v_ring, kv_head, blocks - j)
+            early = cutlass.max(blocks - FETCH_AHEAD, 1)
+            for j in cutlass.range(1, early, unroll=1):
+                self.load_step(g, s, k_ring, v_ring, kv_head, blocks - j)
             fetched = g.schedule.fetch()
-            self.load(s.v, g.v, s.v_pipe, v_ring, kv_head, Int32(0))
+            for j in cutlass.range(early, blocks, unroll=1):
+                self.load_step(g, s, k_ring, v_ring, kv_head, blocks - j)
+            # The atomic has long come back; the next task's divisions are done before the wait for V's stage.
             number = g.schedule.following(number, fetched)
+            t = self.task(g, cutlass.min(number, g.schedule.tasks - 1))
+            self.load(s.v, g.v, s.v_pipe, v_ring, kv_head, Int32(0))
         for w in cutlass.range_constexpr(self.config.consumers):  # no more tasks
             i = self.acquire_q(s, q_ring, w)
             with cute.arch.elect_one():
@@ -176,13 +178,18 @@ class AttentionForward:
                 cute.arch.mbarrier_arrive(s.q_full[i].ptr)
 
     def task(self, g, number):
-        """BATCH .. MASKED of task ``number``, for this block of the cluster."""
+        """BATCH .. MASKED of task ``number``, for this block of the cluster, as run-time ints."""
         c = self.config
         head, tile = place(number, g.tiles, g.all_heads, g.section, self.spec.causal)
         seen = key_range(Extent(g.rows_q, g.rows_k, c.tile_rows, c.kv, self.spec.causal), tile * c.tile_rows)
         if c.cluster > 1:
             tile = tile * c.cluster + tk.cluster_rank()
-        return head // g.heads, head % g.heads, tile, seen.blocks, seen.masked
+        return [Int32(x) for x in (head // g.heads, head % g.heads, tile, seen.blocks, seen.masked)]
+
+    def load_step(self, g, s, k_ring, v_ring, kv_head, block):
+        """V of a block, and K of the one before, which is needed first."""
+        self.load(s.k, g.k, s.k_pipe, k_ring, kv_head, block - 1)
+        self.load(s.v, g.v, s.v_pipe, v_ring, kv_head, block)
 
     def load(self, dst, src, pipe, ring, kv_head, block):
         sem = pipe.acquire(ring)
@@ -216,9 +223,7 @@ class AttentionForward:
                   max=tk.rv(), norm=tk.rv(), correct=tk.rv(), max_scaled=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                   task=cute.make_rmem_tensor((FIELDS,), Int32), last=cute.make_rmem_tensor((FIELDS,), Int32),
                   k=s.k_pipe.ring(), v=s.v_pipe.ring(), q=tk.ring(config.q_stages),
-                  turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg,
-                  grown=cute.make_rmem_tensor((1,), Int32),
-                  q_regs=tk.rt(self.spec.head_dim, self.q_tile.dtype) if config.q_registers else None)
+                  turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg)
         c.turns.start()
         blocks = self.next_task(s, c)
         if const_expr(config.bridge):
@@ -253,9 +258,6 @@ class AttentionForward:
     def q_at(self, c):
         return c.q.stage * self.config.consumers + c.wg
 
-    def q_of(self, s, c):
-        return c.q_regs if self.config.q_registers else s.q[self.q_at(c)]
-
     @cute.jit
     def next_task(self, s, c):
         """Wait for the next task's Q, and the task with it. How many blocks it has: none, and all is done."""
@@ -263,16 +265,13 @@ class AttentionForward:
         tk.wait(s.q_full[i], c.q.phase)
         for f in cutlass.range_constexpr(FIELDS):
             c.task[f] = cute.arch.make_warp_uniform(s.task[f, i])
-        if const_expr(self.config.q_registers):
-            if c.task[BLOCKS] > 0:
-                tk.load(c.q_regs, s.q[i])
         return c.task[BLOCKS]
 
     @cute.jit
     def begin(self, g, s, c):
         """A task's first S = Q @ K.T, and its softmax."""
         s.k_pipe.wait(c.k)
-        tk.mm_ABt(c.att, self.q_of(s, c), s.k[c.k.stage])
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
         self.first_softmax(g, c)
@@ -298,17 +297,13 @@ class AttentionForward:
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
         tk.copy(c.att_mma, c.att)
-        if const_expr(self.config.lazy > 0):
-            if c.grown[0] != 0:
-                tk.mul_row(c.o, c.o, c.correct)
-        else:
-            tk.mul_row(c.o, c.o, c.correct)
+        tk.mul_row(c.o, c.o, c.correct)
 
     def issue(self, s, c):
         """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
         c.turns.take()
-        tk.mm_ABt(c.att, self.q_of(s, c), s.k[c.k.stage])
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         c.turns.give()
@@ -358,34 +353,8 @@ class AttentionForward:
         self.mask(g, c, c.task[BLOCKS] - 1)
         self.softmax(g, c, True)
 
-    @cute.jit
-    def lazy_softmax(self, g, c, masked: Constexpr[bool]):
-        new = tk.rv()
-        tk.row_max(new, c.att, c.max)
-        grown = (new.tensor[0] - c.max.tensor[0]) * g.scale > Float32(self.config.lazy) or (
-            new.tensor[1] - c.max.tensor[1]) * g.scale > Float32(self.config.lazy)
-        c.grown[0] = Int32(cute.arch.vote_any_sync(grown))
-        if c.grown[0] != 0:
-            tk.finite_or_zero(c.max_scaled, new)
-            tk.sub(c.correct, c.max, c.max_scaled)
-            tk.mul(c.correct, c.correct, g.scale)
-            tk.exp2(c.correct, c.correct)
-            tk.copy(c.max, new)
-            tk.mul(c.norm, c.norm, c.correct)
-        if const_expr(masked and self.spec.causal):
-            tk.finite_or_zero(c.max_scaled, c.max)
-        else:
-            tk.copy(c.max_scaled, c.max)
-        tk.mul(c.max_scaled, c.max_scaled, g.scale)
-        tk.mul(c.att, c.att, g.scale)
-        tk.sub_row(c.att, c.att, c.max_scaled)
-        tk.exp2(c.att, c.att)
-        tk.row_sum_partial(c.norm, c.att, c.norm)
-
     def softmax(self, g, c, masked):
         """att becomes exp2(scale * (att - max)); max and norm move on; correct is what o is owed."""
-        if self.config.lazy:
-            return self.lazy_softmax(g, c, masked)
         tk.copy(c.correct, c.max)
         tk.row_max(c.max, c.att, c.max)
         if masked and self.spec.causal:  # a row may have seen no key yet

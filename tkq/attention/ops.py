@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from tkq import reference
-from tkq.attention.plan import plan
+from tkq.attention.plan import is_short, plan
 from tkq.attention.spec import DTYPES, AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
-_launchers: dict = {}  # (dtype, head_dim, causal, length class, device) -> (kernel, processors); grows with the kinds of call only
+# (dtype, head_dim, causal, short, device, config) -> (kernel, processors); as many as there are kinds of call
+_launchers: dict = {}
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
@@ -61,7 +62,8 @@ def _check(q, k, v, softmax_scale):
     (batch, _, heads, head_dim), (_, keys, kv_heads, _) = q.shape, k.shape
     AttentionSpec(dtypes.name_of(q.dtype), head_dim)
     if k.shape != (batch, keys, kv_heads, head_dim):
-        raise ValueError(f"flash_attn: k is {tuple(k.shape)}, q is {tuple(q.shape)}; allowed is (B, Sk, Hk, D) with q's B = {batch} and D = {head_dim}")
+        raise ValueError(f"flash_attn: k is {tuple(k.shape)}, q is {tuple(q.shape)}; "
+                         f"allowed is (B, Sk, Hk, D) with q's B = {batch} and D = {head_dim}")
     if v.shape != k.shape:
         raise ValueError(f"flash_attn: v is {tuple(v.shape)}, k is {tuple(k.shape)}; allowed is k's shape")
     if heads and (not kv_heads or heads % kv_heads):
@@ -72,12 +74,15 @@ def _check(q, k, v, softmax_scale):
 
 def _check_layout(name, x):
     if x.stride(3) != 1:
-        raise ValueError(f"flash_attn: {name} has strides {x.stride()}; its last dimension must be contiguous: call .contiguous()")
+        raise ValueError(f"flash_attn: {name} has strides {x.stride()}; "
+                         "its last dimension must be contiguous: call .contiguous()")
     for i in range(3):
         if x.stride(i) % 8 and x.shape[i] > 1:
-            raise ValueError(f"flash_attn: {name} has strides {x.stride()}; stride {i} must be a multiple of 8 elements (16 bytes): call .contiguous()")
+            raise ValueError(f"flash_attn: {name} has strides {x.stride()}; "
+                             f"stride {i} must be a multiple of 8 elements (16 bytes): call .contiguous()")
     if x.data_ptr() % 16:
-        raise ValueError(f"flash_attn: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+        raise ValueError(f"flash_attn: {name} begins at an address that is not a multiple of 16 bytes: "
+                         "call .clone()")
 
 
 def _cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
@@ -99,21 +104,21 @@ def run(q, k, v, o, lse, causal=False, softmax_scale=None, config=None):
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_layout(name, x)
-    rows, head_dim = q.shape[1], q.shape[3]
-    key = (q.dtype, head_dim, causal, rows, k.shape[1], q.device, config)
+    short = is_short(k.shape[1])
+    key = (q.dtype, q.shape[3], causal, short, q.device, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        launcher = _launchers[key] = _launcher(q, k, causal, config)
+        launcher = _launchers[key] = _launcher(q, causal, short, config)
     kernel, processors = launcher
-    scale = 1 / math.sqrt(head_dim) if softmax_scale is None else softmax_scale
+    scale = 1 / math.sqrt(q.shape[3]) if softmax_scale is None else softmax_scale
     kernel(q, k, v, o, lse, counters.counter(q.device), scale, processors)
 
 
-def _launcher(q, k, causal, config):
+def _launcher(q, causal, short, config):
     arch.require_hopper(q.device)
     spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], causal)
-    config = config or plan(spec, q.shape[1], k.shape[1])
-    return function(Recipe("tkq.attention.forward:build", (spec, config))), arch.processors(q.device)
+    recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, short)))
+    return function(recipe), arch.processors(q.device)
 
 
 def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:

@@ -21,4 +21,5 @@ class AttentionSpec:
         if self.dtype not in DTYPES:
             raise NotImplementedError(f"flash_attn: q is {self.dtype}, supported are {', '.join(DTYPES)}")
         if self.head_dim not in HEAD_DIMS:
-            raise NotImplementedError(f"flash_attn: head_dim is {self.head_dim}, supported are {', '.join(map(str, HEAD_DIMS))}")
+            supported = ", ".join(map(str, HEAD_DIMS))
+            raise NotImplementedError(f"flash_attn: head_dim is {self.head_dim}, supported are {supported}")

@@ -1,5 +1,5 @@
 """Which threads, blocks and memory path a normalisation takes. Pure: no torch, no DSL; bench/tune_norms.py times it."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .. import reduction_plan as geometry
 from .spec import WIDTH, NormSpec
@@ -12,21 +12,26 @@ PACKED_WORDS = 64  # registers for the packed x, weight and bias of a thread, wh
 class Config:
     """threads_per_row, threads: of a block; cluster: blocks that share a row.
 
-    load: "registers" (straight from global memory) or "shared" (cp.async; a thread reads back what it copied itself).
-    reload: with "shared": read x again for the second pass, instead of holding it in registers over the exchange.
+    load: "registers" (from global memory straight into registers, which hold x over the exchange) or "shared" (cp.async;
+    a thread reads what it copied itself, once for each pass, and so needs few registers).
     early: load weight and bias before the reduction, or else where they are used.
-    stream: mark x and the output as used once, so that L1 and L2 keep weight and bias.
     rows_each: rows that a thread holds at once; they share one load of weight and bias.
+    together: store a row's results one after the other when all are computed, not each when it is.
+    through_l1: with "shared": cp.async takes x through L1 instead of past it.
+    resident: blocks on an SM at most, held down by shared memory that nobody uses; 0: as many as fit.
+    invariant: load weight and bias as what no one writes, so that loads may overtake stores.
     """
 
     threads_per_row: int
     threads: int
     cluster: int = 1
     load: str = "registers"
-    reload: bool = False
     early: bool = True
-    stream: bool = False
     rows_each: int = 1
+    together: bool = False
+    through_l1: bool = False
+    resident: int = 0
+    invariant: bool = False
 
     def tile(self, spec: NormSpec) -> geometry.Tile:
         return geometry.tile(spec.N, spec.vector, self.threads_per_row, self.threads, self.cluster)
@@ -41,7 +46,7 @@ def smem_bytes(spec: NormSpec, config: Config) -> int:
 
 def packed_words(spec: NormSpec, config: Config) -> int:
     """Registers that a thread needs to hold x, and weight and bias if they come early, as they lie in memory."""
-    bits = 0 if config.reload else spec.width * config.rows_each
+    bits = 0 if config.load == "shared" else spec.width * config.rows_each
     if config.early:
         bits += sum(WIDTH[d] for d in (spec.weight, spec.bias) if d)
     per = config.tile(spec).per_thread
@@ -55,8 +60,8 @@ def check(spec: NormSpec, config: Config) -> None:
         raise ValueError(f"load: got {config.load!r}, allowed are registers, shared")
     if config.load == "shared" and spec.vector * spec.width < 32:
         raise ValueError(f"load: cp.async copies at least 4 bytes, got a vector of {spec.vector} {spec.x}")
-    if config.reload and config.load != "shared":
-        raise ValueError("reload: x can be read again only where it went through shared memory")
+    if config.through_l1 and config.load != "shared":
+        raise ValueError("through_l1: only cp.async, of load \"shared\", can go past L1")
     if config.rows_each < 1:
         raise ValueError(f"rows_each: got {config.rows_each}, allowed are 1 and more")
     if t.per_thread > PER_THREAD:
@@ -65,29 +70,41 @@ def check(spec: NormSpec, config: Config) -> None:
         raise ValueError(f"cluster of {t.cluster}, {smem_bytes(spec, config)} bytes of shared memory: too much")
 
 
-# (bytes of x to a row, config). One table serves 16- and 32-bit types. Up to 8 KB a row lives in registers; above, a
-# block that reads it again from shared memory needs so few registers that three or more fit on an SM and cover each
-# other's waits.
-_AGAIN = dict(load="shared", reload=True, early=False)
-_VECTORED = (
-    (128, Config(8, 128)),
-    (256, Config(16, 128)),
-    (2048, Config(32, 128)),
-    (4096, Config(64, 128)),
-    (8192, Config(128, 128)),
-    (16384, Config(256, 256, **_AGAIN)),
-    (32768, Config(512, 512, **_AGAIN)),
-    (65536, Config(512, 512, **_AGAIN)),
-    (131072, Config(512, 512, 2, **_AGAIN)),
-    (262144, Config(512, 512, 4, **_AGAIN)),
-    (524288, Config(512, 512, 8, **_AGAIN)),
-    (1048576, Config(1024, 1024, 8, **_AGAIN)),
+# (largest row in bytes, config), for whole 16-byte accesses. Measured on an H100 in bf16 at rows of 2 KB and all powers
+# of two from 8 KB to 512 KB (bench/tune_norms.py); a row between two of them takes the nearer one's.
+# Clusters of 16 are not portable in CUDA's sense, but Hopper has them; the DSL sets the attribute that they need.
+_SHORT = (
+    (128, 8, 128, 1),
+    (256, 16, 128, 1),
+    (1536, 32, 128, 1),
+    (3072, 64, 128, 1),
+    (6144, 128, 128, 1),
+    (12288, 256, 256, 1),
+    (24576, 512, 512, 1),
+)
+# where weight and bias are no more bytes than x (rmsnorm in one type), they come early, and many threads hold a row
+_LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
+    *_SHORT,
+    (49152, 512, 512, 2),
+    (98304, 256, 256, 4),
+    (196608, 256, 256, 8),
+    (524288, 256, 256, 16),
+    (1048576, 512, 512, 16),
+))
+# where they are more, their way from L2 is what counts: they stay out of the registers, or two rows share one load
+_HEAVY = (
+    *((limit, Config(*shape, early=False)) for limit, *shape in _SHORT),
+    (49152, Config(512, 512, early=False)),
+    (65536, Config(512, 512, load="shared", early=False)),
+    (262144, Config(256, 256, 8, load="shared", early=False, rows_each=2)),
+    (1048576, Config(512, 512, 16, early=False)),
 )
 
 
 def _vectored(spec: NormSpec) -> Config:
-    row_bytes = spec.N * spec.width // 8
-    return next(config for limit, config in _VECTORED if row_bytes <= limit)
+    vectors = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype)
+    table = _LIGHT if vectors <= spec.width else _HEAVY
+    return next(config for limit, config in table if spec.N * spec.width // 8 <= limit)
 
 
 def _narrow(spec: NormSpec) -> Config:
@@ -104,15 +121,12 @@ def _narrow(spec: NormSpec) -> Config:
 
 def plan(spec: NormSpec) -> Config:
     """The config that a spec runs with."""
-    config = _vectored(spec) if spec.vector * spec.width == 128 else _narrow(spec)
-    if config.early and packed_words(spec, config) > PACKED_WORDS:
-        config = replace(config, early=False)
-    return config
+    return _vectored(spec) if spec.vector * spec.width == 128 else _narrow(spec)
 
 
-_PATHS = (dict(early=True), dict(early=False), dict(load="shared", reload=True, early=True),
-          dict(load="shared", reload=True, early=False), dict(load="shared", reload=True, early=False, rows_each=2),
-          dict(early=True, rows_each=2))
+_PATHS = (dict(early=True), dict(early=False), dict(early=True, rows_each=2),
+          dict(load="shared", early=True), dict(load="shared", early=False),
+          dict(load="shared", early=False, rows_each=2))
 
 
 def variants(spec: NormSpec) -> list[Config]:

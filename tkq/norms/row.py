@@ -15,6 +15,9 @@ from .. import tile as tk
 from ..reduction_base import ReductionBase
 from ..utils import domain_offset_i64
 
+SMEM_OF_SM = 228 * 1024
+SMEM_RESERVED = 1024  # by the driver, for each block
+
 
 class Row(NamedTuple):
     """One thread's part of a row: (vector, blocks) in registers or shared memory; which vectors are within the row;
@@ -69,7 +72,14 @@ class RowNorm(ReductionBase):
             grid=[cute.ceil_div(mX.shape[0], tile_rows * self.config.rows_each), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1],
             cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None,
-            stream=stream)
+            stream=stream,
+            **self._padding())
+
+    def _padding(self):
+        """Shared memory that lets only `resident` blocks onto an SM, as an argument of a launch."""
+        if not self.config.resident:
+            return {}
+        return {"smem": SMEM_OF_SM // (self.config.resident + 1) - SMEM_RESERVED + 128}
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
@@ -90,10 +100,11 @@ class RowNorm(ReductionBase):
         w, b = self._vectors(mW, col, inside), self._vectors(mB, col, inside)
         if const_expr(config.load == "shared"):
             cute.arch.cp_async_wait_group(0)
-        parts = [Row(self._keep(x), inside, rank, buffer[None, None, r], mbar_ptr + r if self.cluster_n > 1 else None)
+        parts = [Row(x, inside, rank, buffer[None, None, r], mbar_ptr + r if self.cluster_n > 1 else None)
                  for r, x in enumerate(held)]
         statistics = [self.statistics(part, eps, r == 0) for r, part in enumerate(parts)]
         self._forget()
+        results = []
         for j in cutlass.range_constexpr(t.blocks):
             w_j, b_j = self._vector(w, mW, col, inside, j), self._vector(b, mB, col, inside, j)
             for r in cutlass.range_constexpr(config.rows_each):
@@ -102,7 +113,13 @@ class RowNorm(ReductionBase):
                     y = y * w_j
                 if const_expr(mB is not None):
                     y = y + b_j
-                self._store(mO, rows[r], col, j, y, inside[j])
+                results.append((r, j, self._packed(y)))
+                if const_expr(not config.together):
+                    self._store(mO, rows, col, inside, *results.pop())
+        if const_expr(config.together):
+            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
+            for r, j, packed in sorted(results, key=lambda result: result[:2]):
+                self._store(mO, rows, col, inside, r, j, packed)
 
     # ---- where a thread's elements are ------------------------------------------------------------
 
@@ -132,16 +149,25 @@ class RowNorm(ReductionBase):
 
     # ---- copies -------------------------------------------------------------------------------------
 
+    def _streams(self):
+        """Are x and the output marked as used once? It pays beside whole vectors in registers (bench/tune_norms.py)."""
+        return self.config.load == "registers" and self.spec.vector * self.dtype.width == 128
+
     def _load_atom(self):
         bits = self.spec.vector * self.dtype.width
         if self.config.load == "shared":
-            op = cpasync.CopyG2SOp(cache_mode=_cp_async_mode(bits))
+            op = cpasync.CopyG2SOp(cache_mode=_cp_async_mode(bits, self.config.through_l1))
             return cute.make_copy_atom(op, self.dtype, num_bits_per_copy=bits)
-        hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self.config.stream else {}
+        hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self._streams() else {}
         return cute.make_copy_atom(CopyG2ROp(), self.dtype, num_bits_per_copy=bits, **hint)
 
+    def _vector_atom(self, m):
+        """For weight and bias. Nothing writes them while the kernel runs, so a load may move up across a store."""
+        bits = min(128, self.spec.vector * m.element_type.width)
+        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits, invariant=self.config.invariant)
+
     def _store_atom(self):
-        hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self.config.stream else {}
+        hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self._streams() else {}
         bits = self.spec.vector * self.dtype.width
         return cute.make_copy_atom(CopyR2GOp(), self.dtype, num_bits_per_copy=bits, **hint)
 
@@ -164,24 +190,20 @@ class RowNorm(ReductionBase):
             cute.arch.cp_async_commit_group()
         return held
 
-    def _keep(self, x):
-        """x as both passes shall find it: in registers, or where it is if it is to be read again."""
-        if self.config.load == "registers" or self.config.reload:
-            return x
-        held = cute.make_rmem_tensor_like(x)
-        cute.autovec_copy(x, held)
-        return held
-
     def _forget(self):
         """Between two passes over shared memory: or the compiler keeps what the first one read, as fp32."""
-        if self.config.reload:
+        if self.config.load == "shared":
             cute.arch.sync_warp()
 
-    def _store(self, mO, row, col, j, y, inside):
+    def _packed(self, y):
         packed = cute.make_rmem_tensor(self.tile.vector, self.dtype)
         packed.store(y.to(self.dtype))
-        stored = inside if self._whole_grid() else _both(inside, row < mO.shape[0])
-        self._put(self._store_atom(), packed, self._view(mO, (row, col))[None, j], stored)
+        return packed
+
+    def _store(self, mO, rows, col, inside, r, j, packed):
+        """Vector j of the r-th row."""
+        stored = inside[j] if self._whole_grid() else _both(inside[j], rows[r] < mO.shape[0])
+        self._put(self._store_atom(), packed, self._view(mO, (rows[r], col))[None, j], stored)
 
     def _vectors(self, m, col, inside):
         """All of this thread's elements of weight or bias, if they are to come early."""
@@ -190,7 +212,7 @@ class RowNorm(ReductionBase):
             return None
         source, held = self._view(m, (col,)), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
         for j in range(t.blocks):
-            self._fetch(None, source[None, j], held[None, j], inside[j])
+            self._fetch(self._vector_atom(m), source[None, j], held[None, j], inside[j])
         return held
 
     def _vector(self, held, m, col, inside, j):
@@ -200,12 +222,12 @@ class RowNorm(ReductionBase):
         if held is not None:
             return held[None, j].load().to(Float32)
         one = cute.make_rmem_tensor(self.tile.vector, m.element_type)
-        self._fetch(None, self._view(m, (col,))[None, j], one, inside[j])
+        self._fetch(self._vector_atom(m), self._view(m, (col,))[None, j], one, inside[j])
         return one.load().to(Float32)
 
     @cute.jit
     def _fetch(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, inside):
-        """dst = src if inside, else 0. Without an atom: as wide as the alignment allows."""
+        """dst = src if inside, else 0."""
         if const_expr(inside is True):
             self._copy(atom, src, dst)
         else:
@@ -215,10 +237,9 @@ class RowNorm(ReductionBase):
                 dst.fill(0)
 
     def _copy(self, atom, src, dst):
-        if atom is None:
-            cute.autovec_copy(src, dst)
-        else:
-            cute.copy(atom, src, dst)
+        """As many copies as the vector has parts of the atom's size."""
+        part = cute.make_layout(cute.size(atom.layout_src_tv))
+        cute.copy(atom, cute.logical_divide(src, part), cute.logical_divide(dst, part))
 
     @cute.jit
     def _put(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, stored):
@@ -235,6 +256,6 @@ def _both(a, b):
     return a & b
 
 
-def _cp_async_mode(bits):
-    """16-byte copies go past L1, which keeps it for weight and bias; narrower ones cannot."""
-    return LoadCacheMode.GLOBAL if bits == 128 else LoadCacheMode.ALWAYS
+def _cp_async_mode(bits, through_l1):
+    """Only 16-byte copies can go past L1."""
+    return LoadCacheMode.GLOBAL if bits == 128 and not through_l1 else LoadCacheMode.ALWAYS

@@ -15,7 +15,7 @@ def dtype(name: str, x, allowed) -> None:
     """TypeError unless x is a tensor of one of the allowed types, given by their names (``"bf16"``)."""
     tensor(name, x)
     if dtypes.name_of(x.dtype) not in allowed:
-        names = ", ".join(str(dtypes.torch_type(a)) for a in allowed)
+        names = ", ".join(f"{dtypes.torch_type(a)} ({a})" for a in allowed)
         raise TypeError(f"{name}: dtype is {x.dtype}, allowed are {names}")
 
 

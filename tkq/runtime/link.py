@@ -93,8 +93,8 @@ def prepare(kind: str) -> None:
     if kind == "shared":  # has a CUDA runtime in it
         ctypes.CDLL(str(dsl_folder() / "libcute_dsl_runtime.so"), mode=ctypes.RTLD_GLOBAL)
     elif cudart() is None and keys.driver_cuda() is not None:
-        raise RuntimeError(f"the CUDA runtime, {cudart_name()}, was not found: PyTorch has not loaded it, no package has "
-                           "it; `python -m tkq doctor` says which packages go together")
+        raise RuntimeError(f"the CUDA runtime, {cudart_name()}, was not found: PyTorch has not loaded it, no package "
+                           "has it; `python -m tkq doctor` says which packages go together")
 
 
 def cudart_name() -> str:

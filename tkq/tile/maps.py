@@ -1,5 +1,8 @@
 """Elementwise maps, row operations and row reductions of register tiles. Destination first; a destination may be
-one of the operands. Nothing here waits or synchronises, but for the shuffles inside a quad of lanes."""
+one of the operands.
+
+Scope: the warpgroup's threads, each with its own elements and when it likes; nothing here waits. Only ``row_max``,
+``row_sum`` and ``quad_sum`` exchange values, inside a quad of lanes: whole warps call them."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Numeric
@@ -204,13 +207,13 @@ def _quad(dst, f):
 
 
 def row_max(dst, a, v=None):
-    """dst[i] = max(v[i], the row's elements). NaN is dropped, as by fmaxf. All lanes of the warpgroup."""
+    """dst[i] = max(v[i], the row's elements). NaN is dropped, as by fmaxf. Whole warps."""
     _reduce_rows("row_max", dst, a, v, cute.arch.fmax)
     _quad(dst, cute.arch.fmax)
 
 
 def row_sum(dst, a, v=None):
-    """dst[i] = v[i] + the sum of the row. All lanes of the warpgroup."""
+    """dst[i] = v[i] + the sum of the row. Whole warps."""
     row_sum_partial(dst, a)
     quad_sum(dst)
     if v is not None:
@@ -223,7 +226,7 @@ def row_sum_partial(dst, a, v=None):
 
 
 def quad_sum(dst):
-    """Sum a row vector over the four lanes that share its rows. All lanes of the warpgroup."""
+    """Sum a row vector over the four lanes that share its rows. Whole warps."""
     _quad(dst, lambda x, y: x + y)
 
 

@@ -82,6 +82,7 @@ class SharedTile:
 
     @property
     def stages(self):
+        """How many tiles the ring has."""
         return cute.size(self.staged, mode=[2])
 
     def stacked(self, n):
@@ -126,6 +127,7 @@ class SharedAllocator:
         return self.smem.allocate_tensor(dtype, cute.make_layout((n, stages)), 128)
 
     def semaphores(self, n=1) -> Semaphore:
+        """``n`` semaphores, to be ``init``-ialised in ``init_block``."""
         return Semaphore(self.smem.allocate_array(Int64, n, byte_alignment=8))
 
     def pipe(self, stages, bytes, consumers, cluster=1, producers=1, copies=0) -> Pipe:
@@ -143,4 +145,5 @@ class SharedAllocator:
         return self.smem.allocate_tensor(element_type, layout, byte_alignment=byte_alignment, swizzle=swizzle)
 
     def allocate_array(self, element_type, num_elems=1, byte_alignment=1):
+        """As ``cutlass.memory.SmemAllocator``: a pointer."""
         return self.smem.allocate_array(element_type, num_elems, byte_alignment=byte_alignment)

@@ -116,6 +116,7 @@ class Ring:
 
     @property
     def stage(self):
+        """Which stage, 0 to stages - 1."""
         return Int32(self.count[0] % self.stages) if self.stages > 1 else Int32(0)
 
     @property
@@ -124,6 +125,7 @@ class Ring:
         return Int32((self.count[0] // self.stages) & 1)
 
     def advance(self):
+        """To the next stage."""
         self.count[0] = self.count[0] + Uint32(1)
 
 
@@ -167,6 +169,7 @@ class Pipe:
             init(self.empty[i], self.consumers * self.cluster)
 
     def ring(self) -> Ring:
+        """A position at the first stage, for one role: each producer and consumer has its own."""
         return ring(self.stages)
 
     def acquire(self, r: Ring) -> Semaphore:
@@ -186,11 +189,11 @@ class Pipe:
         arrive(self.full[r.stage])
 
     def wait(self, r: Ring):
-        """Consumer: wait until the stage is full."""
+        """Consumer: wait until the stage is full. Every thread that reads it."""
         wait(self.full[r.stage], r.phase)
 
     def release(self, r: Ring):
-        """Consumer: one warp has done with the stage."""
+        """Consumer: one warp has done with the stage. Each of ``consumers`` warps, once a stage."""
         if self.cluster == 1:
             arrive(self.empty[r.stage])
         else:
@@ -216,6 +219,7 @@ class Mailbox:
             init(self.empty[i], self.consumers)
 
     def ring(self) -> Ring:
+        """A position at the first slot: one for the producer, one for each consumer."""
         return ring(self.stages)
 
     def post(self, r: Ring, *values):
@@ -257,16 +261,19 @@ class Turns:
 
     @cute.jit
     def start(self):
+        """Hand group 0 the first turn. Every thread of the groups, once."""
         if const_expr(self.enabled and self.groups > 1):
             if self.me == 0:
                 sync_arrive(self.barrier, 2 * WARPGROUP)
 
     def take(self):
+        """Wait for this warpgroup's turn. The warpgroup together."""
         if self.enabled and self.groups > 1:
             sync(self.barrier + self.me, 2 * WARPGROUP)
 
     @cute.jit
     def give(self):
+        """Hand the turn on. The warpgroup together; as often as ``take``."""
         if const_expr(self.enabled and self.groups > 1):
             following = Int32(0) if self.me == self.groups - 1 else self.me + 1
             sync_arrive(self.barrier + following, 2 * WARPGROUP)

@@ -1,0 +1,145 @@
+"""python -m tkq: what doctor says of environments, good and broken, and what the other commands answer."""
+import dataclasses
+
+import pytest
+
+from tkq import __main__ as command
+from tkq import catalog
+from tkq.runtime import Recipe, Shipped, build, doctor
+from tkq.runtime.doctor import Facts, diagnose
+from tkq.testing.expectation import Expectation
+
+GOOD = Facts(python=(3, 12, 1), torch="2.13.0+cu130", torch_cuda=(13, 0), dsl="4.8.1", flavours=("cu13", "cu12"),
+             flavour="cu13", tvm_ffi="0.1.15.post2", driver=(13, 0), gpu=("NVIDIA H100 80GB HBM3", (9, 0)), linker=None,
+             nvdisasm="/usr/bin/nvdisasm")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_functions", {})
+    monkeypatch.setattr(build, "_cache", None)
+    monkeypatch.setenv("TKQ_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("change", (
+    dict(),
+    dict(torch="2.13.0+cpu", torch_cuda=None, driver=None, gpu=None),
+    dict(torch="2.9.0+cu128", torch_cuda=(12, 8), driver=(12, 9), flavour="cu12"),
+))
+def test_nothing_is_wrong(change):
+    assert diagnose(dataclasses.replace(GOOD, **change)) == []
+
+
+@pytest.mark.parametrize("change, words, broken", (
+    (dict(python=(3, 9, 2)), ("3.9.2", "3.10"), True),
+    (dict(torch=None, torch_cuda=None, gpu=None), ("pip install torch",), True),
+    (dict(dsl=None, flavours=(), flavour=None), ("nvidia-cutlass-dsl is missing", "pip install"), True),
+    (dict(dsl="4.9.0"), ("4.9.0", "4.8.1", "pip install"), True),
+    (dict(dsl="4.8.0"), ("4.8.0", "4.8.1"), True),
+    (dict(flavours=(), flavour=None), ("libraries are missing", "[cu13]"), True),
+    (dict(tvm_ffi=None), ("apache-tvm-ffi", "pip install"), True),
+    (dict(flavours=("cu12",), flavour="cu12"), ("CUDA 13", "cu12", "[cu13]"), True),
+    (dict(torch_cuda=(12, 8)), ("CUDA 12", "cu13", "uninstall nvidia-cutlass-dsl-libs-cu13"), True),
+    (dict(torch_cuda=(12, 8), flavours=("cu13",)), ("those for CUDA 12 are missing", "'nvidia-cutlass-dsl>="), True),
+    (dict(driver=(12, 4), flavour="cu12"), ("12.4", "13.0", "update the driver", "580"), True),
+    (dict(driver=(12, 4), flavours=("cu13",), flavour=None), ("12.4", "cu13", "update the driver"), True),
+    (dict(gpu=("NVIDIA A100", (8, 0))), ("A100", "8.0", "older", "9.0"), True),
+    (dict(gpu=("NVIDIA B200", (10, 0))), ("B200", "10.0", "newer"), True),
+    (dict(driver=None, gpu=None), ("no NVIDIA driver",), False),
+    (dict(torch_cuda=None, gpu=None), ("built without CUDA",), False),
+    (dict(linker="no C compiler"), ("no C compiler", "0.5 s"), False),
+    (dict(nvdisasm=None), ("pip install nvidia-cuda-nvdisasm",), False),
+))
+def test_what_is_wrong_is_said(change, words, broken):
+    findings = diagnose(dataclasses.replace(GOOD, **change))
+    told = [f for f in findings if all(word in f.text for word in words)]
+    assert told, findings
+    assert told[0].broken is broken
+    assert any(f.broken for f in findings) is broken
+
+
+def test_doctor_here(capsys, monkeypatch, tmp_path):
+    status = command.main(["doctor"])
+    out = capsys.readouterr().out
+    for label in ("python", "torch", "DSL", "tvm-ffi", "driver", "GPU", "cache", "C compiler", "nvdisasm", "sm_90a"):
+        assert label in out
+    assert str(tmp_path / "cache") in out
+    assert status == int("PROBLEM" in out)
+    monkeypatch.setattr(doctor, "examine", lambda: dataclasses.replace(GOOD, tvm_ffi=None))
+    assert command.main(["doctor"]) == 1
+    assert "Something is broken" in capsys.readouterr().out
+
+
+def test_doctor_without_a_gpu_is_no_failure(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda: dataclasses.replace(
+        GOOD, torch="2.13.0+cpu", torch_cuda=None, driver=None, gpu=None))
+    assert command.main(["doctor"]) == 0
+    assert "not run" in capsys.readouterr().out
+
+
+def test_doctor_names_a_cache_that_cannot_be_used(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "examine", lambda: GOOD)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    assert command.main(["doctor"]) == 1
+    assert "TKQ_CACHE_DIR" in capsys.readouterr().out
+
+
+SCALE = Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", ())
+
+
+@pytest.fixture
+def two_kernels(monkeypatch):
+    """A catalog of two small kernels, the second of which is not as expected."""
+    from tests.cpu.kernels_for_tests import Scale
+
+    recipe = dataclasses.replace(SCALE, args=(Scale(),))
+    kernels = [Shipped("scale_good", recipe, Expectation(instructions=("LDG.E.128",)), quick=True),
+               Shipped("scale_bad", dataclasses.replace(recipe, args=(Scale(factor=3.0),)), Expectation(tensor=1))]
+    monkeypatch.setattr(catalog, "shipped", lambda: kernels)
+
+
+def test_compile_fills_the_cache(capsys, two_kernels):
+    assert command.main(["compile", "good"]) == 0
+    assert "[1/1] scale_good: compiled" in capsys.readouterr().out
+    assert command.main(["compile"]) == 0
+    out = capsys.readouterr().out
+    assert "scale_good: in the cache" in out and "scale_bad: compiled" in out and "2 kernels, 1 of them" in out
+
+
+def test_compile_reports_and_judges(capsys, two_kernels):
+    assert command.main(["compile", "good", "--report"]) == 0
+    assert "LDG.128 1" in capsys.readouterr().out
+    assert command.main(["compile", "--report"]) == 1
+    assert "WRONG: 0 tensor-core instructions" in capsys.readouterr().out
+
+
+def test_compile_in_processes(capsys, two_kernels, tmp_path):
+    assert command.main(["compile", "--jobs", "2"]) == 0
+    assert "2 of them compiled now" in capsys.readouterr().out
+    assert len(list((tmp_path / "cache").glob("*.so")) + list((tmp_path / "cache").glob("*.o"))) == 2
+
+
+def test_a_kernel_that_fails_does_not_stop_the_others(capsys, monkeypatch, two_kernels):
+    kernels = [Shipped("none", Recipe("tests.cpu.kernels_for_tests:build_nothing")), *catalog.shipped()]
+    monkeypatch.setattr(catalog, "shipped", lambda: kernels)
+    assert command.main(["compile"]) == 1
+    out = capsys.readouterr().out
+    assert "none: FAILED: TypeError" in out and "scale_bad: compiled" in out
+
+
+def test_compile_lists_and_refuses(capsys, two_kernels, tmp_path):
+    assert command.main(["compile", "--list"]) == 0
+    assert capsys.readouterr().out.split() == ["scale_good", "scale_bad"]
+    assert not (tmp_path / "cache").exists()
+    assert command.main(["compile", "no_such"]) == 2
+    assert "no_such" in capsys.readouterr().err
+    assert command.main(["compile", "--jobs", "0"]) == 2
+    with pytest.raises(SystemExit):
+        command.main(["no_such_command"])
+
+
+def test_bench_needs_a_checkout(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "tkq" / "__main__.py"))
+    assert command.main(["bench", "anything"]) == 2
+    assert "source checkout" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""``import tkq`` is light: nothing of the DSL, and next to nothing on top of torch."""
+import json
+import pathlib
+import subprocess
+import sys
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(program):
+    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+IMPORT = """
+import json, sys, time
+import torch
+began = time.perf_counter()
+import tkq
+tkq.rmsnorm, tkq.layernorm, tkq.flash_attn, tkq.gemm
+print(json.dumps(dict(seconds=time.perf_counter() - began, dsl="cutlass" in sys.modules)))
+"""
+
+
+def test_the_public_functions_do_not_import_the_dsl_and_cost_at_most_0_3_s_on_top_of_torch():
+    seen = [run(IMPORT) for _ in range(3)]
+    assert not any(s["dsl"] for s in seen)
+    assert min(s["seconds"] for s in seen) <= 0.3
+
+
+def test_import_tkq_its_plans_and_its_runtime_need_neither_torch_nor_the_dsl():
+    seen = run("""
+import json, sys
+import tkq, tkq.catalog, tkq.runtime, tkq.testing.sass
+import tkq.attention.plan, tkq.gemm.plan, tkq.norms.plan
+print(json.dumps(sorted({"torch", "cutlass", "tvm_ffi", "numpy"} & set(sys.modules))))
+""")
+    assert seen == []
+
+
+def test_the_list_of_shipped_kernels_needs_no_dsl():
+    seen = run("""
+import json, sys
+import tkq.catalog
+print(json.dumps([len(tkq.catalog.shipped()), sorted({"cutlass", "tvm_ffi"} & set(sys.modules))]))
+""")
+    assert seen[0] > 20 and seen[1] == []
+
+
+def test_a_call_on_cpu_tensors_needs_no_dsl():
+    seen = run("""
+import json, sys
+import torch, tkq
+y = tkq.rmsnorm(torch.ones(2, 8))
+print(json.dumps(dict(y=y.tolist(), dsl="cutlass" in sys.modules)))
+""")
+    assert not seen["dsl"] and all(abs(value - 1) < 1e-5 for row in seen["y"] for value in row)
