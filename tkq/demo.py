@@ -211,7 +211,7 @@ def kernels() -> dict[str, Recipe]:
     found = {}
     for causal in (True, False):
         attention = AttentionSpec("bf16", 128, causal)
-        recipe = Recipe("tkq.attention.forward:build", (attention, attention_plan(attention, 4096, 4096)))
+        recipe = Recipe("tkq.attention.forward:build", (attention, attention_plan(attention)))
         found[f"flash_attn {'causal' if causal else 'full'}"] = recipe
     found["rmsnorm"] = norm_recipe(NormSpec("rmsnorm", 4096, "bf16", "bf16", vector=8))
     found["layernorm"] = norm_recipe(NormSpec("layernorm", 4096, "bf16", "bf16", "bf16", vector=8))

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests import tile_cases as cases
-from tests.tile_run import DTYPES, normal, poisoned, run, same, small_ints
+from tests.tile_run import DTYPES, bits, normal, poisoned, run, same, small_ints
 
 
 @pytest.mark.parametrize("cols,src,dst,swizzle,transposed", cases.ROUND_TRIPS)
@@ -24,10 +24,15 @@ def test_stacked():
     same(y, x + 1.0)
 
 
-def padded(make, dtype, shape, **seed):
-    """(storage, view of ``shape``): rows padded to a multiple of 16 elements and by 16 more."""
-    storage = make(dtype, *shape[:-1], (shape[-1] + 15) // 16 * 16 + 16, **seed)
-    return storage, storage[..., :shape[-1]]
+def up(n, step):
+    return -(-n // step) * step
+
+
+def surrounded(make, dtype, shape, **seed):
+    """(storage, its part of ``shape``): two rows more, and rows longer by more than the next 16 bytes."""
+    *outer, rows, cols = shape
+    storage = make(dtype, *outer, rows + 2, up(cols, 16) + 16, **seed)
+    return storage, storage[..., :rows, :cols]
 
 
 def sizes(rank, rows, cols):
@@ -38,17 +43,38 @@ def sizes(rank, rows, cols):
 
 
 @pytest.mark.parametrize("dtype,rank,rows,cols,swizzle,add", cases.TMA_COPIES)
-def test_tma(dtype, rank, rows, cols, swizzle, add):
+def test_tma_store(dtype, rank, rows, cols, swizzle, add):
+    """Whole tiles of x to a y that ends before: exact inside; TMA may write on to the next 16 bytes, and no further."""
     for shape in sizes(rank, rows, cols):
-        _, x = padded(small_ints, dtype, shape)
-        storage, y = padded(small_ints if add else poisoned, dtype, shape, **(dict(seed=1) if add else {}))
-        expected = storage.clone()
+        *outer, r, c = shape
+        x = small_ints(dtype, *outer, up(r, rows), up(c, cols))
+        storage, y = surrounded(small_ints, dtype, shape, seed=1) if add else surrounded(poisoned, dtype, shape)
+        expected, inside = storage.clone(), (..., slice(r), slice(c))
         if add:
-            expected[..., :shape[-1]] += x
+            expected[inside] += x[inside]
         else:
-            expected.view(torch.uint8)[..., :shape[-1] * x.element_size()] = x.contiguous().view(torch.uint8)
+            bits(expected)[inside] = bits(x)[inside]
         run("memory:build_tma", (dtype, rank, rows, cols, swizzle, add), x, y)
-        same(storage, expected, str(shape))  # the padding too: nothing is written past the end
+        scratch = (..., slice(r), slice(c, up(c, 16 // x.element_size())))
+        bits(expected)[scratch] = bits(storage)[scratch]
+        same(storage, expected, f"store to {shape} of {tuple(storage.shape)}")
+
+
+@pytest.mark.parametrize("dtype,rank,rows,cols,swizzle", [x[:-1] for x in cases.TMA_COPIES if not x[-1]])
+def test_tma_load(dtype, rank, rows, cols, swizzle):
+    """An x between NaN, that ends inside its last tiles, to whole tiles of y: zeros beyond, to the element."""
+    for shape in sizes(rank, rows, cols):
+        *outer, r, c = shape
+        storage, x = surrounded(poisoned, dtype, shape)
+        bits(storage)[..., :r, :c] = bits(small_ints(dtype, *shape))
+        y = poisoned(dtype, *outer, up(r, rows), up(c, cols))
+        expected = torch.zeros_like(bits(y))
+        expected[..., :r, :c] = bits(storage)[..., :r, :c]
+        run("memory:build_tma", (dtype, rank, rows, cols, swizzle, False), x, y)
+        wrong = (bits(y) != expected).reshape(-1, *y.shape[-2:]).any(0)
+        at_rows, at_cols = (wrong.any(d).nonzero().flatten().tolist() for d in (1, 0))
+        assert not wrong.any(), (f"load of {shape}: {'wrong inside' if wrong[:r, :c].any() else 'right inside'}, "
+                                 f"not zero beyond in columns {at_cols} of rows {at_rows}")
 
 
 @pytest.mark.parametrize("dtype,rows,cols,cluster,stages", cases.MULTICASTS)

@@ -25,8 +25,8 @@ def _view(x, *modes):
     return cute.make_tensor(x.iterator, cute.select(x.layout, list(modes)))
 
 
-def _strided(x, stride):
-    return cute.make_tensor(x.iterator, cute.make_layout((8, 8), stride=(stride, 1)))
+def _strided(x, stride, cols=8):
+    return cute.make_tensor(x.iterator, cute.make_layout((8, cols), stride=(stride, 1)))
 
 
 KERNEL = {
@@ -51,6 +51,12 @@ KERNEL = {
     "columns_range": (
         lambda x: tk.columns(tk.rt_fl(64), 32, 40),
         ValueError, "columns: 32 and 40 of 64"),
+    "columns_below": (
+        lambda x: tk.columns(tk.rt_fl(64), -8, 16),
+        ValueError, "columns: -8 and 16 of 64"),
+    "columns_none": (
+        lambda x: tk.columns(tk.cv(64), 8, 0),
+        ValueError, "columns: 8 and 0 of 64"),
     "columns_dtype": (
         lambda x: tk.columns(tk.rt_bf(64), 0, 32),
         TypeError, "columns: the tile is 64 x 64 bf16"),
@@ -278,6 +284,15 @@ HOST = {
     "gl_add_fp8": (
         lambda x: tk.gl.add(x, tk.st(64, 32, E4M3)),
         TypeError, "gl.add: the tile is 64 x 32 e4m3"),
+    "gl_add_int": (
+        lambda x: tk.gl.add(x, tk.st(64, 32, cutlass.Int32)),
+        TypeError, "gl.add: the tile is 64 x 32 int32"),
+    "gl_store_ends_inside_16_bytes": (
+        lambda x: tk.gl.store(_strided(x, 64, 6), tk.st(64, 32, Float32)),
+        ValueError, "gl.store: x has 6 columns, allowed for fp32 are multiples of 4"),
+    "gl_add_ends_inside_16_bytes": (
+        lambda x: tk.gl.add(_strided(x, 64, 63), tk.st(64, 32, Float32)),
+        ValueError, "gl.add: x has 63 columns, allowed for fp32 are multiples of 4"),
     "gl_multicast": (
         lambda x: tk.gl.load(x, tk.st(64, 32, Float32), 3),
         ValueError, "gl.load: multicast is 3"),

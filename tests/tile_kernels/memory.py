@@ -10,7 +10,9 @@ from .common import OneBlock, any_strides, sym, tensor
 
 
 class TmaCopy:
-    """y = x, or y += x, tile by tile: x, y ([batch,] [depth,] rows, cols), one block a tile."""
+    """y = x, or y += x, tile by tile: x, y ([batch,] [depth,] rows, cols), one block a tile of x.
+
+    Either may end before the other: what then comes in, or goes out, is what TMA makes of it."""
 
     def __init__(self, tile, rank, add):
         self.tile, self.rank, self.add = tile, rank, add
@@ -53,10 +55,11 @@ class TmaCopy:
 def build_tma(dtype, rank, rows, cols, swizzle=None, add=False):
     def fake():
         shape = tuple(sym() for _ in range(rank))
-        strides = tuple(cute.sym_int64(divisibility=16) for _ in range(rank - 1)) + (1,)
-        return cute.runtime.make_fake_tensor(tk.element_type(dtype), shape, strides, assumed_align=16)
+        strides = tuple(cute.sym_int64(divisibility=128 // type.width) for _ in range(rank - 1)) + (1,)
+        return cute.runtime.make_fake_tensor(type, shape, strides, assumed_align=16)
 
-    return TmaCopy(tk.st(rows, cols, tk.element_type(dtype), swizzle), rank, add), (fake(), fake())
+    type = tk.element_type(dtype)
+    return TmaCopy(tk.st(rows, cols, type, swizzle), rank, add), (fake(), fake())
 
 
 class Multicast:

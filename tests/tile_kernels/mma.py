@@ -54,10 +54,6 @@ class Mma:
             tk.mma_fence()
             tk.mma_commit()  # of nothing: a group all the same
         tk.mma_wait(0)
-        if self.p.twice:
-            one = tk.rv()
-            tk.fill(one, 1.0)
-            tk.pin(one)
         put(cute.local_tile(d, (64, width), (i, j)), acc)
 
 

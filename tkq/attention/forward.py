@@ -113,7 +113,8 @@ class AttentionForward:
         g = Globals(
             q=tk.gl.load(q, self.q_tile),
             k=tk.gl.load(k, self.kv_tile, cluster), v=tk.gl.load(v, self.kv_tile, cluster),
-            o=tk.gl.store(o, self.o_tile), lse=lse, schedule=tk.Schedule(tiles * all_heads, c.schedule, cluster, counter),
+            o=tk.gl.store(o, self.o_tile), lse=lse,
+            schedule=tk.Schedule(tiles * all_heads, c.schedule, cluster, counter),
             rows_q=q.shape[0], rows_k=k.shape[0], heads=q.shape[2], heads_per_kv=heads_per_kv, tiles=tiles,
             all_heads=all_heads, section=heads_in_section(kv_bytes, c.section_mb << 20, heads_per_kv),
             scale=scale * tk.LOG2E)

@@ -81,10 +81,10 @@ def plan(spec: AttentionSpec, short: bool = False) -> AttentionConfig:
 
 
 # Measured on an H100, B * S = 16384, against other configurations in the same run.
-# head_dim 128: dynamic tasks with a bridge were fastest, or within the noise of it, at 1024, 4096 and 16384 keys, causal
-#   and full. Behind: kv 96 to 176 (0.86 to 1.0 of it), static clusters of 2 that share K and V (0.95 to 1.0), one block
-#   a task (0.8 to 0.95), Q in registers (0.97 to 1.0), and an O corrected only when the maximum grew by 2 ** 8 (0.95 to
-#   1.0: the vote and the branch cost more than the 64 multiplications that they save).
+# head_dim 128: dynamic tasks with a bridge were fastest, or within the noise of it, at 1024, 4096 and 16384 keys,
+#   causal and full. Behind it: kv 96 to 176 (0.86 to 1.0 of it), static clusters of 2 sharing K and V (0.95 to 1.0),
+#   one block a task (0.8 to 0.95), Q in registers (0.97 to 1.0), and O corrected only where the maximum grew by 2 ** 8
+#   (0.95 to 1.0: the vote and the branch cost more than the 64 multiplications that they save).
 # head_dim 64: three consumers, a third stage, no bridge; two consumers win where causal tasks are few blocks long.
 _D128 = AttentionConfig()
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)

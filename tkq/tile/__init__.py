@@ -72,7 +72,6 @@ from .mma import (
                     mma_commit,
                     mma_fence,
                     mma_wait,
-                    pin,
 )
 from .register import (
                     ROWS,

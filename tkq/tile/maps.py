@@ -60,12 +60,12 @@ def add(dst, a, b):
 
 
 def sub(dst, a, b):
-    """dst = a - b"""
+    """dst = a - b, otherwise as ``add``."""
     _map("sub", dst, lambda x, y: x - y, a, b)
 
 
 def mul(dst, a, b):
-    """dst = a * b"""
+    """dst = a * b, otherwise as ``add``."""
     _map("mul", dst, lambda x, y: x * y, a, b)
 
 

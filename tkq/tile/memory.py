@@ -1,16 +1,18 @@
 """Global memory by TMA: descriptors with the tile they move, loads, stores, reducing stores; and what TMA cannot take.
 
-Rows and columns past the end of the global tensor are read as zeros and not written: no predicates anywhere.
+No predicates anywhere: past the end of the global tensor, loads bring zeros and stores write nothing. With one
+exception: along a row, TMA stores whole units of 16 bytes. Where the columns end inside such a unit, a store overwrites
+the rest of it too, with what the shared tile holds there, and an add may add to it. Rows end exactly.
 """
 import math
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int16
+from cutlass import Constexpr, Float32, Int16
 from cutlass.cute.nvgpu import cpasync
 
-from .dtypes import type_name
+from .dtypes import HALF, type_name
 from .shared import SharedTile, st
 from .sync import Semaphore, cluster_rank
 
@@ -23,6 +25,10 @@ class gl:
 
     The tensor is (rows, cols), (rows, cols, depth) or (rows, cols, depth, batch), cols contiguous, base and all other
     strides multiples of 16 bytes. Made in the host function (``@cute.jit``), passed to the kernel.
+
+    Loads fill the tile's elements past the tensor's end with zeros. Stores and adds leave alone what is past it, but
+    for up to 15 bytes behind each row, to the next multiple of 16 bytes: either the columns are a multiple of 16 bytes,
+    or the padding of the rows is scratch, nobody else's data. A number of columns known when compiled is checked.
     """
 
     atom: cute.CopyAtom
@@ -32,7 +38,9 @@ class gl:
 
     @staticmethod
     def load(x: cute.Tensor, type: st, multicast=1) -> "gl":
-        """For loads. multicast: each block of a cluster of so many loads its part of the tile, for all of them."""
+        """For ``load_async``. What is past x's end comes as zeros, column by column and row by row.
+
+        multicast: each block of a cluster of so many loads its part of the tile, for all of them."""
         if multicast not in (1, 2, 4, 8, 16) or type.rows % (8 * multicast):
             raise ValueError(f"gl.load: multicast is {multicast} for a tile of {type}, "
                              "allowed are powers of 2 that leave each block a multiple of 8 rows")
@@ -41,15 +49,34 @@ class gl:
 
     @staticmethod
     def store(x: cute.Tensor, type: st) -> "gl":
-        """For ``store_async``."""
-        return gl._make("gl.store", cpasync.CopyBulkTensorTileS2GOp(), x, type)
+        """For ``store_async``. Rows past x's end are not written, and columns from the next multiple of 16 bytes on.
+
+        So x's columns are a multiple of 16 bytes, or what follows each row is scratch: the rest of its last 16 bytes is
+        overwritten.
+
+        Raises:
+            ValueError: a number of columns, known when compiled, that is not a multiple of 16 bytes. (Where scratch
+                follows, round the columns up.) One known only at run time is the caller's to check.
+        """
+        return gl._make_store("gl.store", cpasync.CopyBulkTensorTileS2GOp(), x, type)
 
     @staticmethod
     def add(x: cute.Tensor, type: st) -> "gl":
-        """For ``store_async`` that adds to what is there, element by element, atomically. fp32, bf16, fp16."""
-        if type.dtype.width == 8:
+        """For ``store_async`` that adds to what is there, element by element, atomically. fp32, bf16, fp16.
+
+        x's columns, and what is past its end: as ``gl.store``."""
+        if type.dtype not in (Float32, *HALF):
             raise TypeError(f"gl.add: the tile is {type}, allowed are fp32, bf16, fp16")
-        return gl._make("gl.add", cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD), x, type)
+        return gl._make_store("gl.add", cpasync.CopyReduceBulkTensorTileS2GOp(cute.ReductionKind.ADD), x, type)
+
+    @staticmethod
+    def _make_store(what, op, x, type):
+        made = gl._make(what, op, x, type)
+        cols, unit = x.shape[1], 128 // type.dtype.width
+        if isinstance(cols, int) and cols % unit:
+            raise ValueError(f"{what}: x has {cols} columns, allowed for {type_name(type.dtype)} are multiples of "
+                             f"{unit}: TMA writes whole units of 16 bytes, and would overwrite what follows each row")
+        return made
 
     @staticmethod
     def _make(what, op, x, type, multicast=1):
@@ -112,7 +139,8 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
 
 def store_async(dst: gl, src: SharedTile, coord):
     """Store (or, to a ``gl.add``, add) a shared tile, and commit. One whole warp, after the tile's writers have called
-    ``publish`` and met it at a barrier; ``store_wait`` tells when the tile may be overwritten."""
+    ``publish`` and met it at a barrier; ``store_wait`` tells when the tile may be overwritten. Past the tensor's end:
+    see ``gl.store``."""
     s, g = dst._partition("store_async", src, coord)
     cute.copy(dst.atom, s, g)
     cute.arch.cp_async_bulk_commit_group()

@@ -7,12 +7,10 @@ shared operand overwritten.
 """
 import cutlass.cute as cute
 from cutlass import Float32
-from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
-from cutlass.cutlass_dsl import dsl_user_op
 
 from .dtypes import FP8, HALF, type_name
-from .register import ROWS, RegTile, RowVec
+from .register import ROWS, RegTile
 from .shared import SharedTile
 
 
@@ -29,20 +27,6 @@ def mma_commit():
 def mma_wait(n=0):
     """Wait until at most ``n`` committed groups of this warpgroup are in flight."""
     warpgroup.wait_group(n)
-
-
-@cute.jit
-def pin(v: RowVec):
-    """Keep what computes v above what follows: ptxas lifts a wgmma wait over arithmetic that does not need it, but not
-    over a branch. v must never be negative. (It lost 5 to 10 % in attention: measure.)"""
-    if v.tensor[0] + v.tensor[1] < Float32(0.0):
-        _nap()
-
-
-@dsl_user_op
-def _nap(*, loc=None, ip=None):
-    llvm.inline_asm(None, [], "nanosleep.u32 0;", "", has_side_effects=True, is_align_stack=False,
-                    asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
 
 
 def _part(frag, part, stage):

@@ -107,7 +107,7 @@ def columns(x, first, n):
     """Columns ``first .. first + n`` of an fp32 register tile or a column vector: a view, no copy.
 
     For reading. A tile that a loop carries and writes through two such views spills: make two tiles of it."""
-    if first % 8 or n % 8 or first + n > x.cols:
+    if first % 8 or n % 8 or first < 0 or n <= 0 or first + n > x.cols:
         raise ValueError(f"columns: {first} and {n} of {x.cols}, allowed are multiples of 8 inside the tile")
     if isinstance(x, ColVec):
         return ColVec(cute.make_tensor(x.tensor.iterator + first // 4, cute.make_layout((n // 4,))), n)
@@ -146,28 +146,24 @@ def neg_infty(dst):
 
 
 @cute.jit
-def right_fill(t: RegTile, limit, value, diagonal: Constexpr[bool] = False):
+def _fill_side(t: RegTile, limit, value, diagonal: Constexpr[bool], left: Constexpr[bool]):
+    view = t.rows_view
+    for r in cutlass.range_constexpr(2):
+        lim = limit - first_col()
+        if cutlass.const_expr(diagonal):
+            lim = lim + first_row() + 8 * r
+        for j in cutlass.range_constexpr(t.cols // 4):
+            either = (t.dtype(value), view[r, j])
+            view[r, j] = either[not left] if 8 * (j // 2) + j % 2 < lim else either[left]
+
+
+def right_fill(t: RegTile, limit, value, diagonal=False):
     """Columns >= limit become ``value``. diagonal: limit is row 0's, and one more for each row down.
 
-    limit is a run-time int, also below 0 or beyond the tile."""
-    view = t.rows_view
-    for r in cutlass.range_constexpr(2):
-        lim = limit - first_col()
-        if cutlass.const_expr(diagonal):
-            lim = lim + first_row() + 8 * r
-        for j in cutlass.range_constexpr(t.cols // 4):
-            x = view[r, j]
-            view[r, j] = x if 8 * (j // 2) + j % 2 < lim else t.dtype(value)
+    limit is a run-time int, also below 0 or beyond the tile. fp32 and 16 bits."""
+    _fill_side(t, limit, value, diagonal, False)
 
 
-@cute.jit
-def left_fill(t: RegTile, limit, value, diagonal: Constexpr[bool] = False):
-    """Columns < limit become ``value``. diagonal: limit is row 0's, and one more for each row down."""
-    view = t.rows_view
-    for r in cutlass.range_constexpr(2):
-        lim = limit - first_col()
-        if cutlass.const_expr(diagonal):
-            lim = lim + first_row() + 8 * r
-        for j in cutlass.range_constexpr(t.cols // 4):
-            x = view[r, j]
-            view[r, j] = t.dtype(value) if 8 * (j // 2) + j % 2 < lim else x
+def left_fill(t: RegTile, limit, value, diagonal=False):
+    """Columns < limit become ``value``, otherwise as ``right_fill``."""
+    _fill_side(t, limit, value, diagonal, True)
