@@ -25,7 +25,7 @@ class RowReduce(ReductionBase):
     @cute.jit
     def __call__(self, x: cute.Tensor, out: cute.Tensor, hooked: cute.Tensor, stream: cuda.CUstream):
         self._set_cluster_n()
-        tiler, tv = self._get_tv_layout()
+        tiler, tv = self._get_tv_layout(self.copy_bits)
         self.kernel(x, out, hooked, tv, tiler).launch(
             grid=[cute.ceil_div(x.shape[0], tiler[0]), self.cluster_n, 1], block=[cute.size(tv, mode=[0]), 1, 1],
             cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None, stream=stream)
@@ -62,6 +62,12 @@ class RowReduce(ReductionBase):
         if coords[0][1] == 0 and row < x.shape[0]:
             out[row] = total
             hooked[row] = calls[0]
+
+
+class RowReduceAnywhere(RowReduce):
+    """Of rows at any address of a float32."""
+
+    copy_bits = 32
 
 
 class Rsqrt(ReductionBase):

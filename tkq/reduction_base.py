@@ -18,8 +18,11 @@ class ReductionBase:
     """dtype: element type of the row. N: columns. stage: reductions in one kernel, each with its buffer and mbarrier.
     reduction_dtype: what is exchanged between warps: Float32, or Int64 for two floats at once.
 
-    Attributes: dtype, N, stage, reduction_dtype and, once `_set_cluster_n` has run, cluster_n.
+    Attributes: dtype, N, stage, reduction_dtype and, once `_set_cluster_n` has run, cluster_n. copy_bits, of the class:
+    its kernel's widest access, on which `launch` insists.
     """
+
+    copy_bits = 128
 
     def __init__(self, dtype, N: int, stage: int, reduction_dtype=Float32):
         self.dtype = dtype

@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Optional
 
+from . import reduction_plan as geometry
 from . import runtime
 from .runtime import arch, dtypes
 
@@ -15,7 +16,7 @@ _launchers: dict = {}  # (class, options, what the arguments look like) -> compi
 @dataclass(frozen=True)
 class Argument:
     """What a compiled kernel knows of an argument. kind: "matrix" (M, N) with any row stride, "columns" (N,), "rows"
-    (M,), "float", "int" or "none". vector: a power of two that divides base address and row stride, in elements."""
+    (M,), "float", "int" or "none". vector: divides base address and row stride, in elements."""
 
     kind: str
     dtype: Optional[str] = None
@@ -43,9 +44,9 @@ def launch(cls, args, options):
 
     Raises:
         TypeError, ValueError: an argument that is none of these, a tensor not on the GPU, a last dimension that is not
-            contiguous.
+            contiguous, a base address or row stride that an access of `cls.copy_bits` bits cannot take.
     """
-    arguments = _describe(args)
+    arguments = _describe(cls, args)
     key = cls, args[0].shape[1], arguments, tuple(sorted(options.items()))
     run = _launchers.get(key)
     if run is None:
@@ -64,37 +65,43 @@ def _check_devices(cls, args):
 
 def recipe(cls, args, options):
     """What `launch` has to compile; no GPU is needed, and the tensors may be on any device."""
-    arguments = _describe(args)
+    arguments = _describe(cls, args)
     spec = ReductionSpec(cls.__module__, cls.__qualname__, args[0].shape[1], arguments, tuple(sorted(options.items())))
     return runtime.Recipe("tkq.reduction_launch:build", (spec,), sources=(cls.__module__,))
 
 
-def _describe(args) -> tuple:
+def _describe(cls, args) -> tuple:
     if not args or not hasattr(args[0], "data_ptr") or args[0].dim() != 2:
         raise ValueError("the first argument must be an (M, N) tensor")
-    M, N = args[0].shape
-    return tuple(_describe_one(i, a, M, N) for i, a in enumerate(args))
+    vector = geometry.vector(args[0].shape[1], 8 * args[0].element_size(), cls.copy_bits)
+    return tuple(_describe_one(f"{cls.__name__}: argument {i}", a, args[0].shape, vector, cls.copy_bits // 8)
+                 for i, a in enumerate(args))
 
 
-def _describe_one(i, a, M, N) -> Argument:
+def _describe_one(name, a, shape, vector, most_bytes) -> Argument:
+    """vector: elements of one access to the first argument; an access to another one has as many, of at most
+    `most_bytes` bytes."""
     if a is None or isinstance(a, (int, float)):
         return Argument("none" if a is None else "float" if isinstance(a, float) else "int")
     if not hasattr(a, "data_ptr"):
-        raise TypeError(f"argument {i}: got {type(a).__name__}, allowed are tensors, float, int, None")
+        raise TypeError(f"{name}: got {type(a).__name__}, allowed are tensors, float, int, None")
+    M, N = shape
     kind = {(M, N): "matrix", (N,): "columns"}.get(tuple(a.shape), "rows" if tuple(a.shape) == (M,) else None)
     if kind is None:
-        raise ValueError(f"argument {i}: got shape {tuple(a.shape)}, allowed are ({M}, {N}), ({N},) and ({M},)")
+        raise ValueError(f"{name}: got shape {tuple(a.shape)}, allowed are ({M}, {N}), ({N},) and ({M},)")
     if a.shape[-1] > 1 and a.stride(-1) != 1:
-        raise ValueError(f"argument {i}: got strides {a.stride()}, allowed is a contiguous last dimension (stride 1)")
-    return Argument(kind, dtypes.name_of(a.dtype), 1 if kind == "rows" else _vector(a))
-
-
-def _vector(a) -> int:
-    """Elements, up to 16 bytes of them, that divide the base address, the last dimension and the row stride."""
-    vector = 16 // a.element_size()
-    while a.data_ptr() % (vector * a.element_size()) or a.shape[-1] % vector or (a.dim() == 2 and a.stride(0) % vector):
-        vector //= 2
-    return vector
+        raise ValueError(f"{name}: got strides {a.stride()}, allowed is a contiguous last dimension (stride 1)")
+    size = a.element_size()
+    if kind == "rows":
+        return Argument(kind, dtypes.name_of(a.dtype))
+    bytes_ = min(most_bytes, vector * size)
+    row = a.stride(0) * size if kind == "matrix" else 0
+    if a.data_ptr() % bytes_ or row % bytes_:
+        raise ValueError(
+            f"{name}: got a base address of {a.data_ptr() % bytes_} bytes modulo {bytes_} and rows {row} bytes apart, "
+            f"allowed for N = {N} are multiples of {bytes_} bytes: pass a copy, or write the kernel for narrower "
+            "accesses and set its class's copy_bits")
+    return Argument(kind, dtypes.name_of(a.dtype), bytes_ // size)
 
 
 def build(spec: ReductionSpec):

@@ -74,7 +74,7 @@ def test_every_spec_has_a_config_that_fits(spec):
     assert t.threads == config.threads <= 1024
     assert norms.smem_bytes(spec, config) <= 227 * 1024
     assert t.per_thread <= 64
-    assert t.cluster <= 8, "a planned cluster is a portable one"
+    assert t.cluster <= 8 or spec.N * spec.width > 8 * 196608, "what is not portable is for rows that need it"
     if config.early:  # 65536 registers on an SM, 255 a thread: what is held must leave room to work
         assert norms.packed_words(spec, config) <= 64
 
@@ -96,8 +96,8 @@ def test_variants_are_valid_and_begin_with_the_plan(kind, N):
         norms.check(spec, config)
 
 
-@pytest.mark.parametrize("change", [dict(load="tma"), dict(reload=True), dict(rows_each=0), dict(threads_per_row=16),
-                                    dict(threads=100), dict(load="shared", rows_each=32)])
+@pytest.mark.parametrize("change", [dict(load="tma"), dict(through_l1=True), dict(rows_each=0),
+                                    dict(threads_per_row=16), dict(threads=100), dict(load="shared", rows_each=32)])
 def test_a_config_that_cannot_serve_is_refused(change):
     spec = NormSpec("rmsnorm", 4096, "bf16", "bf16", None, 8)
     with pytest.raises(ValueError):

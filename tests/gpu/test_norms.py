@@ -1,4 +1,6 @@
 """rmsnorm and layernorm on the GPU: numerics by the 2x rule, every way to lie in memory, streams and graphs."""
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,8 +86,12 @@ def test_the_variants_that_tuning_may_choose(kind, N):
     truth, peer = torch_norm(kind, *(t.double() for t in (x, w, b))), same_precision(kind, x, w, b)
     seen = {}
     for config in variants(spec):
-        seen.setdefault((config.load, config.reload, config.early, config.rows_each, min(config.cluster, 2)), config)
+        seen.setdefault((config.load, config.early, config.rows_each, min(config.cluster, 2)), config)
     assert len(seen) >= 4
+    planned = seen[next(iter(seen))]
+    for change in (dict(together=True), dict(invariant=True), dict(resident=1)):
+        seen[str(change)] = dataclasses.replace(planned, **change)
+    seen["through_l1"] = dataclasses.replace(planned, load="shared", rows_each=1, through_l1=True)
     for config in seen.values():
         out = torch.full_like(x, float("nan"))
         runtime.function(ops.recipe(spec, config))(x, w, b, out, EPS)
@@ -165,7 +171,7 @@ def test_weight_and_bias_at_any_address(kind, offset):
     x, w, b = make((33, 1024), "bf16", "bf16", "fp32")
     away_w, away_b = torch.empty(1032, device="cuda", dtype=w.dtype), torch.empty(1032, device="cuda", dtype=b.dtype)
     w_, b_ = away_w[offset:offset + 1024].copy_(w), away_b[offset:offset + 1024].copy_(b)
-    assert torch.equal(check(kind, x, w_, b_), check(kind, x, w, b))
+    check(kind, x, w_, b_)  # by the rule, not by its bits: narrower accesses add in another order
 
 
 @pytest.mark.parametrize("kind", KINDS)

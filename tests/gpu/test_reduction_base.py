@@ -23,7 +23,9 @@ def check_norm(name, M, N, x_type, w_type, **options):
     truth, rstd_truth = norm(name, x.double(), w.double())
     peer, rstd_peer = norm(name, x.float(), w.float())
     assert_2x(out, truth, peer.to(x_type), ulps=1, what=f"{name} N {N} {options}")
-    assert_2x(rstd, rstd_truth, rstd_peer, ulps=4, what=f"{name} N {N} {options}: rstd")
+    # a thread that adds 256 squares of bf16 values one after the other ends 5e-7 of the sum too low, in every row alike
+    # (a simulation in numpy gives the same); rstd is then 2 ulps too high
+    assert_2x(rstd, rstd_truth, rstd_peer, ulps=4, what=f"{name} N {N} {options}: rstd", bias_ulps=2)
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
@@ -80,13 +82,24 @@ def test_row_reduce_brings_nan_and_infinity(op, N):
     assert torch.equal(out[2:], truth[2:])
 
 
-def test_a_subclass_is_launched_on_any_rows():
-    x = torch.randn(6, 1024, device="cuda")[:, 3:1003]
+def test_a_subclass_is_launched_on_rows_with_a_stride():
+    x = torch.randn(6, 1024, device="cuda")[:, 4:1004]
     out = torch.full((6, 1000), float("nan"), device="cuda")
     w = torch.randn(1000, device="cuda")
     contract_kernels.RMSNorm.launch(x, w, out, None, 1e-5)
     assert_2x(out, norm("RMSNorm", x.double(), w.double())[0], norm("RMSNorm", x, w)[0], ulps=4)
     contract_kernels.RMSNorm.launch(x[:0], w, out[:0], None, 1e-5)  # no rows: nothing to launch
+
+
+def test_rows_that_the_kernels_accesses_cannot_take():
+    """A kernel of 16-byte accesses refuses them; one that says it has narrow ones reads them."""
+    wide = torch.randn(6, 1021, device="cuda")
+    x = wide[:, 3:1003]
+    with pytest.raises(ValueError, match="RMSNorm: argument 0: .* multiples of 16 bytes"):
+        contract_kernels.RMSNorm.launch(x, torch.ones(1000, device="cuda"), torch.empty_like(x), None, 1e-5)
+    out, hooked = torch.full((6,), float("nan"), device="cuda"), torch.zeros(6, device="cuda")
+    reduction_kernels.RowReduceAnywhere.launch(x, out, hooked, op="max")
+    assert torch.equal(out, x.amax(-1))
 
 
 def test_rsqrt():

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 from .. import tile as tk
-from .plan import PANEL_BYTES, Config, raster
+from .plan import BUFFERS, PANEL_BYTES, STEP, Config, raster
 from .spec import BYTES, GemmSpec
 
 OUTPUT_BARRIER = 8  # and one more for each further consumer
@@ -28,7 +28,7 @@ class Globals:
 class Shared:
     a: tk.SharedTile  # a ring of stages
     b: tk.SharedTile
-    c: tk.SharedTile  # ``buffers`` panels for each consumer
+    c: tk.SharedTile  # BUFFERS panels for each consumer
     pipe: tk.Pipe
 
 
@@ -36,7 +36,7 @@ class Shared:
 class State:
     """A consumer's registers."""
 
-    acc: list  # a register tile for each 64 rows
+    acc: tk.RegTile
     result: list  # what is to be written, in panels of C: rounded copies, or views of acc
     full: tk.Ring  # the stage to multiply next
     done: tk.Ring  # the stage to release next
@@ -47,8 +47,8 @@ class DenseGemm:
 
     Roles:
       warpgroup 0, warp 0   for each tile, for each step of K: acquire a stage, load A's and B's tile into it
-      warpgroups 1 ..       m / consumers rows each. For each tile:
-                                wait for a stage, wgmma, release the stage before: for each step of K
+      warpgroups 1 ..       64 rows each. For each tile:
+                                for each step of K: wait for its stage, wgmma, release the stage before
                                 round the accumulator to 16 bits, in registers
                                 issue the next tile's first wgmma; under it, store the rounded tile panel by panel
 
@@ -63,15 +63,15 @@ class DenseGemm:
     Each consumer's panels of C: its own named barrier twice a panel (written by all, sent by one warp), TMA's own
     count of stores under way for using a buffer again.
 
-    The blocks of a cluster work on neighbouring tiles; each loads its part of the operand that they share, for all.
+    The blocks of a cluster work on tiles one above the other; each loads its own A, and its part of B for all.
     """
 
     def __init__(self, spec: GemmSpec, config: Config):
         self.spec, self.config = spec, config.check(spec)
         x, dtype = config, tk.element_type(spec.dtype)
         a_t, b_t = spec.transposed
-        self.a_tile = tk.st(x.k, x.m, dtype) if a_t else tk.st(x.m, x.k, dtype)
-        self.b_tile = tk.st(x.n, x.k, dtype) if b_t else tk.st(x.k, x.n, dtype)
+        self.a_tile = tk.st(STEP, x.m, dtype) if a_t else tk.st(x.m, STEP, dtype)
+        self.b_tile = tk.st(x.n, STEP, dtype) if b_t else tk.st(STEP, x.n, dtype)
         self.out = tk.element_type(spec.out)
         self.panel = PANEL_BYTES // BYTES[spec.out]  # columns
         self.c_tile = tk.st(64, self.panel, self.out)
@@ -80,17 +80,16 @@ class DenseGemm:
     # ---- host ----------------------------------------------------------------------------------
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, processors: Int32, stream: cuda.CUstream):
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, blocks: Int32, stream: cuda.CUstream):
         x = self.config
-        height, width = x.cluster_tile
         a_t, b_t = self.spec.transposed
         g = Globals(
-            a=tk.gl.load(transposed(a) if a_t else a, self.a_tile, x.cluster if x.share == "a" else 1),
-            b=tk.gl.load(transposed(b) if b_t else b, self.b_tile, x.cluster if x.share == "b" else 1),
+            a=tk.gl.load(transposed(a) if a_t else a, self.a_tile),
+            b=tk.gl.load(transposed(b) if b_t else b, self.b_tile, x.cluster),
             c=tk.gl.store(c, self.c_tile) if self.spec.store == "tma" else c,
-            rows=cute.ceil_div(c.shape[0], height), cols=cute.ceil_div(c.shape[1], width),
-            steps=cute.ceil_div(a.shape[1], x.k))
-        grid = tk.blocks_for("static", g.rows * g.cols, processors, x.cluster)
+            rows=cute.ceil_div(c.shape[0], x.m * x.cluster), cols=cute.ceil_div(c.shape[1], x.n),
+            steps=cute.ceil_div(a.shape[1], STEP))
+        grid = tk.blocks_for("static", g.rows * g.cols, cutlass.max(blocks, x.cluster), x.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[tk.WARPGROUP * (1 + x.consumers), 1, 1],
                               cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1)
 
@@ -104,7 +103,7 @@ class DenseGemm:
         al = tk.SharedAllocator()
         s = Shared(
             a=al.tile(self.a_tile, x.stages), b=al.tile(self.b_tile, x.stages),
-            c=al.tile(self.c_tile, x.buffers * x.consumers) if self.spec.store == "tma" else None,
+            c=al.tile(self.c_tile, BUFFERS * x.consumers) if self.spec.store == "tma" else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster))
         tk.init_block(s.pipe.init, x.cluster)
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers)
@@ -116,12 +115,8 @@ class DenseGemm:
 
     def tile(self, g, number):
         """(row, column) of this block's tile."""
-        x = self.config
-        row, col = raster(number, g.rows, g.cols, x.group, x.down, cutlass.min)
-        if x.cluster == 1:
-            return row, col
-        rank = tk.cluster_rank()
-        return (row * x.cluster + rank, col) if x.share == "b" else (row, col * x.cluster + rank)
+        row, col = raster(number, g.rows, g.cols, self.config.group, cutlass.min)
+        return row * self.config.cluster + tk.cluster_rank(), col
 
     @cute.jit
     def produce(self, g, s: Constexpr):
@@ -140,16 +135,18 @@ class DenseGemm:
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
         x, order, u = self.config, self.order(g), self.state(s)
-        if const_expr(x.lead > 0):  # apart, so that one's end of a tile runs under the other's wgmma
-            if wg == 1 and g.steps > x.lead:
-                tk.wait(s.pipe.full[x.lead], 0)
         number = order.first()
         while number < order.tasks:
             self.multiply(s, u, self.mm, wg)
             if const_expr(x.hold):
                 if number >= order.workers():  # not this block's first
                     self.write(g, s, u, number - order.workers(), wg)
-            self.multiply_rest(g, s, u, wg)
+            for _ in cutlass.range(1, g.steps, unroll=1):
+                self.multiply(s, u, self.mma, wg)
+                tk.mma_wait(1)
+                self.release(s, u)
+            tk.mma_wait(0)
+            self.release(s, u)
             self.round(u)
             if const_expr(not x.hold):
                 self.write(g, s, u, number, wg)
@@ -159,60 +156,44 @@ class DenseGemm:
         tk.store_wait()
 
     def state(self, s) -> State:
-        x = self.config
-        acc = [tk.rt_fl(x.n) for _ in range(x.waves)]
-        panels = [tk.columns(wave, p * self.panel, self.panel) for wave in acc for p in range(x.n // self.panel)]
-        result = panels if self.spec.out == "fp32" else [tk.rt(self.panel, self.out) for _ in panels]
+        acc = tk.rt_fl(self.config.n)
+        result = self.panels(acc) if self.spec.out == "fp32" else [tk.rt(self.panel, self.out) for _ in self.panels(acc)]
         return State(acc, result, s.pipe.ring(), s.pipe.ring())
 
-    def multiply(self, s, u, product, wg):
-        """Issue one step of K, for each 64 rows."""
-        s.pipe.wait(u.full)
-        for w, acc in enumerate(u.acc):
-            product(acc, s.a[u.full.stage], s.b[u.full.stage], a_part=wg * self.config.waves + w)
-        u.full.advance()
+    def panels(self, acc):
+        """Views."""
+        return [tk.columns(acc, col, self.panel) for col in range(0, self.config.n, self.panel)]
 
-    @cute.jit
-    def multiply_rest(self, g, s: Constexpr, u: Constexpr, wg):
-        x = self.config
-        if const_expr(x.lag == 0):
-            tk.mma_wait(0)
-            self.release(s, u)
-        for _ in cutlass.range(1, g.steps, unroll=1):
-            self.multiply(s, u, self.mma, wg)
-            tk.mma_wait(x.waves * x.lag)
-            self.release(s, u)
-        if const_expr(x.lag == 1):
-            tk.mma_wait(0)
-            self.release(s, u)
+    def multiply(self, s, u, product, wg):
+        """Issue one step of K."""
+        s.pipe.wait(u.full)
+        product(u.acc, s.a[u.full.stage], s.b[u.full.stage], a_part=wg)
+        u.full.advance()
 
     def release(self, s, u):
         s.pipe.release(u.done)
         u.done.advance()
 
     def round(self, u):
-        if self.spec.out == "fp32":
-            return
-        for i, part in enumerate(u.result):
-            w, p = divmod(i, self.config.n // self.panel)
-            tk.copy(part, tk.columns(u.acc[w], p * self.panel, self.panel))
+        if self.spec.out != "fp32":
+            for part, exact in zip(u.result, self.panels(u.acc)):
+                tk.copy(part, exact)
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, number, wg):
         """Tile ``number`` of C, panel by panel."""
-        x = self.config
         row, col = self.tile(g, number)
-        row, across = (row * x.consumers + wg) * x.waves, x.n // self.panel
+        row = row * self.config.consumers + wg
         for i in cutlass.range_constexpr(len(u.result)):
-            at = (row + i // across, col * across + i % across)
+            at = (row, col * len(u.result) + i)
             if const_expr(self.spec.store == "tma"):
-                self.send(g, s.c[wg * x.buffers + i % x.buffers], u.result[i], at, wg)
+                self.send(g, s.c[wg * BUFFERS + i % BUFFERS], u.result[i], at, wg)
             else:
                 tk.store_elements(g.c, u.result[i], at[0] * 64, at[1] * self.panel)
 
     @cute.jit
     def send(self, g, buffer: Constexpr, part: Constexpr, at, wg):
-        tk.store_wait(self.config.buffers - 1)
+        tk.store_wait(BUFFERS - 1)
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
         tk.store(buffer, part)
         tk.publish()
@@ -249,5 +230,5 @@ def operands(spec: GemmSpec):
 
 
 def build(spec: GemmSpec, config: Config):
-    """(kernel, fake arguments): a, b, c, and how many processors the device has."""
+    """(kernel, fake arguments): a, b, c, and how many blocks to launch."""
     return DenseGemm(spec, config), (*operands(spec), Int32(1))

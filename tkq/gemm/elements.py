@@ -24,7 +24,7 @@ class ElementsGemm:
         _, self.mma = products(spec)
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, processors: Int32, stream: cuda.CUstream):
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, blocks: Int32, stream: cuda.CUstream):
         a_t, b_t = self.spec.transposed
         tiles = cute.ceil_div(c.shape[0], M) * cute.ceil_div(c.shape[1], N)
         self.kernel(transposed(a) if a_t else a, transposed(b) if b_t else b, c, cute.ceil_div(a.shape[1], K)).launch(
@@ -52,5 +52,5 @@ class ElementsGemm:
 
 
 def build(spec: GemmSpec):
-    """(kernel, fake arguments): as ``dense.build``; the number of processors is not used."""
+    """(kernel, fake arguments): as ``dense.build``, but ``blocks`` is not used: it is one a tile."""
     return ElementsGemm(spec), (*operands(spec), Int32(1))

@@ -12,8 +12,8 @@ PACKED_WORDS = 64  # registers for the packed x, weight and bias of a thread, wh
 class Config:
     """threads_per_row, threads: of a block; cluster: blocks that share a row.
 
-    load: "registers" (from global memory straight into registers, which hold x over the exchange) or "shared" (cp.async;
-    a thread reads what it copied itself, once for each pass, and so needs few registers).
+    load: "registers" (which hold x over the exchange) or "shared" (by cp.async; a thread reads what it copied itself,
+    once for each pass, and so needs few registers).
     early: load weight and bias before the reduction, or else where they are used.
     rows_each: rows that a thread holds at once; they share one load of weight and bias.
     together: store a row's results one after the other when all are computed, not each when it is.
@@ -116,7 +116,7 @@ def _narrow(spec: NormSpec) -> Config:
     cluster = 1
     while cluster < 8 and threads * cluster * per < spec.N:
         cluster *= 2
-    return Config(threads, max(threads, 128), cluster, early=False)
+    return Config(threads, max(threads, 128), cluster, early=False, invariant=True)
 
 
 def plan(spec: NormSpec) -> Config:

@@ -31,8 +31,12 @@ def _name(s: NormSpec) -> str:
 def expectation(spec: NormSpec, config: Config) -> Expectation:
     """Accesses as wide as the spec allows, enough room for every thread, no memory but what the plan counts."""
     t, bits = config.tile(spec), spec.vector * spec.width
-    load = f"LDGSTS.E.BYPASS.{bits}" if config.load == "shared" else f"LDG.E.{bits}"
-    wide = () if bits < 64 else (load, f"STG.E.{bits}")
+    if bits < 128:
+        wide = (f"LDG.E.{bits}", f"STG.E.{bits}") if bits == 64 else ()
+    elif config.load == "shared":
+        wide = ("LDGSTS.E.BYPASS.128", "STG.E.128")
+    else:  # no allocation in L1, evicted first
+        wide = ("LDG.E.NA.128", "STG.E.EF.128")
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
     registers = min(128, 65536 // t.threads // 8 * 8)
