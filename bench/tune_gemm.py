@@ -20,27 +20,21 @@ from tkq.gemm.plan import Config, recipe
 from tkq.gemm.spec import GemmSpec
 from tkq.runtime import ensure
 
-VARIANTS = {  # name: a configuration, and how many blocks at most (None: one for each processor)
-    "base": Config(),
-    "base 128": (Config(), 128),
-    "no hold": Config(hold=False),
-    "prototype": Config(stages=3, buffers=4, hold=False),
-    "lag 0": Config(lag=0),
-    "lead 1": Config(lead=1),
-    "group 16": Config(group=16),
-    "down 16": Config(group=16, down=True),
-    "cl b": Config(cluster=2),
-    "cl b 128": (Config(cluster=2), 128),
-    "cl b lead 1": Config(cluster=2, lead=1),
-    "cl b lag 0": Config(cluster=2, lag=0),
-    "cl b down 8": Config(cluster=2, down=True),
-    "cl a": Config(cluster=2, share="a", group=4),
-    "cl b no hold": Config(cluster=2, hold=False),
-    "k 128": Config(k=128, stages=2),
-    "256x128 cl a": Config(m=256, n=128, cluster=2, share="a"),
-    "256x192": Config(m=256, n=192, stages=3, hold=False),
+VARIANTS = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
+    "cluster": Config(),
+    "cluster no hold": Config(hold=False),
+    "cluster group 4": Config(group=4),
+    "cluster group 16": Config(group=16),
+    "alone": Config(cluster=1),
+    "alone no hold": Config(cluster=1, hold=False),
+    "alone group 16": Config(cluster=1, group=16),
+    "128x128 cluster": Config(n=128, stages=6),
+    "128x128 cluster no hold": Config(n=128, stages=6, hold=False),
+    "128x128 alone": Config(n=128, stages=6, cluster=1),
+    "64x128 cluster": Config(m=64, n=128, stages=8),
+    "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
-DEFAULT = "base,base 128,no hold,prototype,lag 0,lead 1,down 16,cl b,cl b 128,cl b lead 1,cl b lag 0,cl a"
+DEFAULT = "cluster,cluster all,cluster no hold,cluster group 4,cluster group 16,alone,alone all,alone no hold"
 SIZES = ("4096", "8192", "16384x4096x4096", "2048")
 LAYOUTS = {"rows": "n", "cols": "k"}  # b as it is, and as the transpose of a row-major matrix
 
@@ -52,13 +46,14 @@ def main() -> None:
     layouts = args.layouts.split(",")
     if args.precompile:
         specs = [GemmSpec(b_major=LAYOUTS[x]) for x in layouts]
-        precompile([recipe(spec, *sizes[0], 132, variant(n)[0]) for spec in specs for n in names])
+        precompile([recipe(spec, *sizes[0], 132, config(n)) for spec in specs for n in names])
     run(names, sizes, layouts, args)
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--variants", default=DEFAULT, help='comma-separated names, or "all": ' + ", ".join(VARIANTS))
+    p.add_argument("--variants", default=DEFAULT, help='comma-separated names, or "all": ' + ", ".join(VARIANTS)
+                   + '; "NAME all": a block on each processor')
     p.add_argument("--sizes", default=",".join(SIZES), help="MxNxK, or one number for all three")
     p.add_argument("--layouts", default=",".join(LAYOUTS))
     p.add_argument("--rounds", type=int, default=7)
@@ -109,7 +104,7 @@ def measure(names, shape, layout, args, gpu, monitor) -> dict:
 
     with torch.no_grad():
         sets = inputs(shape, layout, gpu)
-        calls = {"torch": torch.matmul} | {n: call(*variant(n)) for n in names}
+        calls = {"torch": torch.matmul} | {n: call(n) for n in names}
         want, batches, notes = torch.matmul(*sets[0]), {}, {}
         for name, f in calls.items():
             try:
@@ -150,19 +145,21 @@ def inputs(shape, layout, gpu) -> list:
     return [one() for _ in range(timing.input_sets(2 * (m * k + k * n), gpu.l2_bytes(), gpu.free_bytes()))]
 
 
-def variant(name: str) -> tuple[Config, int | None]:
-    found = VARIANTS[name]
-    return found if isinstance(found, tuple) else (found, None)
+def config(name: str) -> Config:
+    return VARIANTS[name.removesuffix(" all")]
 
 
-def call(config: Config, blocks: int | None):
+def call(name: str):
     import torch
 
     from tkq.gemm import ops
+    from tkq.runtime import arch
+
+    chosen, blocks = config(name), arch.processors("cuda") if name.endswith(" all") else None
 
     def f(a, b):
         c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-        ops.run(a, b, c, config, blocks)
+        ops.run(a, b, c, chosen, blocks)
         return c
 
     return f
@@ -181,11 +178,11 @@ def show(case) -> None:
         mhz, watts = map(statistics.median, zip(*known, strict=True)) if known else (0, 0)
         clock = f"{mhz:5.0f} MHz {watts:4.0f} W" if known else ""
         spread = f"{ratios[0]:.3f}..{ratios[-1]:.3f}"
-        line = f"{name:14s} {ratio:6.3f}  ({spread})  {tflops:6.1f} TFLOP/s  {clock}  {case['notes'][name]}"
+        line = f"{name:24s} {ratio:6.3f}  ({spread})  {tflops:6.1f} TFLOP/s  {clock}  {case['notes'][name]}"
         print("  " + line, flush=True)
     for name, note in case["notes"].items():
         if name not in case["ms"]:
-            print(f"  {name:14s} {note}", flush=True)
+            print(f"  {name:24s} {note}", flush=True)
 
 
 if __name__ == "__main__":

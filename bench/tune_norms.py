@@ -2,7 +2,6 @@
 
     python -m bench.tune_norms --precompile            compile only; needs no GPU
     python -m bench.tune_norms --out DIRECTORY         compile, time, print a table, write norms.json
-    python -m bench.tune_norms --open ...              only the planned configs and what is still to be decided
 
 First all variants in short turns; then the quickest few among the peers. plan.py's table is what this script finds.
 """
@@ -14,7 +13,6 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -41,67 +39,11 @@ def spec_of(kind: str, N: int) -> NormSpec:
     return NormSpec(kind, N, "bf16", *vectors, vector=8)
 
 
-# What the first run left open. Where weight and bias come late, a load waits for the store before it, as the compiler
-# may not exchange them: `invariant` and `together` lift that. QuACK leads at 262144 alone, with cp.async through L1,
-# three blocks on an SM and its stores at the end.
-_SHARED = dict(load="shared")
-_LATE = dict(early=False)
-_OPEN = {
-    ("rmsnorm", 131072): [
-        Config(256, 256, 16, **_SHARED, together=True),
-        Config(256, 256, 8, **_SHARED, together=True),
-        Config(256, 256, 8, **_SHARED, together=True, through_l1=True),
-        Config(256, 256, 16, **_LATE, invariant=True),
-    ],
-    ("rmsnorm", 262144): [
-        Config(256, 256, 16, **_SHARED),
-        Config(256, 256, 16, **_SHARED, through_l1=True),
-        Config(256, 256, 16, **_SHARED, resident=3),
-        Config(256, 256, 16, **_SHARED, together=True),
-        Config(256, 256, 16, **_SHARED, together=True, through_l1=True),
-        Config(256, 256, 16, **_SHARED, together=True, resident=2),
-        Config(512, 512, 8, **_SHARED, together=True),
-        Config(512, 512, 16, **_SHARED, together=True),
-        Config(256, 256, 16, **_LATE, invariant=True),
-        Config(256, 256, 16, **_SHARED, **_LATE, invariant=True),
-    ],
-    ("layernorm", 32768): [
-        Config(256, 256, 4, **_LATE, invariant=True),
-        Config(512, 512, 2, **_LATE, invariant=True),
-        Config(256, 256, 4, **_SHARED, **_LATE, rows_each=2, invariant=True),
-    ],
-    ("layernorm", 65536): [
-        Config(256, 256, 8, **_LATE, invariant=True),
-        Config(512, 512, 4, **_LATE, invariant=True),
-        Config(256, 256, 8, **_SHARED, **_LATE, invariant=True),
-    ],
-    ("layernorm", 131072): [
-        Config(256, 256, 16, **_LATE, invariant=True),
-        Config(512, 512, 8, **_LATE, invariant=True),
-        Config(256, 256, 16, **_SHARED, **_LATE, rows_each=2, invariant=True),
-    ],
-    ("layernorm", 262144): [
-        Config(256, 256, 16, **_LATE, invariant=True),
-        Config(256, 256, 16, **_SHARED, **_LATE, rows_each=2, invariant=True),
-        Config(512, 512, 16, **_SHARED, **_LATE, rows_each=2, invariant=True),
-    ],
-}
-
-
-def open_questions(spec: NormSpec) -> list[Config]:
-    """The planned config, what may make a late load quicker in it, and what is listed above."""
-    first = plan(spec)
-    late = [dict(invariant=True), dict(together=True)] if not first.early else []
-    found = [first, *(dataclasses.replace(first, **change) for change in late)]
-    return list(dict.fromkeys([*found, *_OPEN.get((spec.kind, spec.N), ())]))
-
-
 def label(c: Config) -> str:
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
     words += ["late"] if not c.early else []
     words += [f"x{c.rows_each}"] if c.rows_each > 1 else []
-    words += [name for name in ("together", "through_l1", "invariant") if getattr(c, name)]
-    return " ".join(words + ([f"resident{c.resident}"] if c.resident else []))
+    return " ".join(words)
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
@@ -164,14 +106,14 @@ def _inputs(spec: NormSpec, M: int):
     return make
 
 
-def tune(kind: str, M: int, N: int, candidates: Callable, peer_names: tuple) -> dict:
+def tune(kind: str, M: int, N: int, peer_names: tuple) -> dict:
     """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
     from bench import peers
     from tkq.testing import timing
 
     spec = spec_of(kind, N)
     make = _inputs(spec, M)
-    ours = {label(c): c for c in candidates(spec)}
+    ours = {label(c): c for c in variants(spec)}
     first = timing.compare({name: _candidate(spec, c) for name, c in ours.items()}, make, timing.Effort(7, 0.002, 0.02))
     ranked = sorted((t for t in first.timings if t.ok), key=lambda t: t.median_ms)
     best = [ours[t.name] for t in ranked[:FINALISTS]]
@@ -212,20 +154,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for norms.json")
     parser.add_argument("--kind", choices=("rmsnorm", "layernorm"), action="append")
     parser.add_argument("--n", type=int, action="append", help="only these N")
-    parser.add_argument("--open", action="store_true", help="only what is still to be decided")
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: a minute more")
     options = parser.parse_args()
     peer_names = ("copy", "QuACK", "torch.compile")[: 3 if options.compiled else 2]
     kinds = options.kind or ("rmsnorm", "layernorm")
     cases = [(kind, M, N) for M, N in SHAPES for kind in kinds if not options.n or N in options.n]
-    candidates = open_questions if options.open else variants
-    precompile([(spec_of(kind, N), c) for kind, _, N in cases for c in candidates(spec_of(kind, N))], options.processes)
+    precompile([(spec_of(kind, N), c) for kind, _, N in cases for c in variants(spec_of(kind, N))], options.processes)
     if options.precompile:
         return
     results = []
     for case in cases:
-        results.append(tune(*case, candidates, peer_names))
+        results.append(tune(*case, peer_names))
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / "norms.json").write_text(json.dumps(results, indent=1))

@@ -40,10 +40,11 @@ def __dir__():
 
 
 class _Package(ModuleType):
-    """tkq, where ``tkq.gemm`` is the function although a package has the name too: ``from tkq.gemm import plan``."""
+    """tkq, where ``tkq.gemm`` stays the function when the package of that name is imported: Python then sets it here.
+    What is in the package is had by ``from tkq.gemm import plan`` (not ``import tkq.gemm.plan as``)."""
 
     def __setattr__(self, name, value):
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):  # importing tkq.gemm.x would put the package there
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

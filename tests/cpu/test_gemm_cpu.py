@@ -7,6 +7,7 @@ import torch
 
 import tkq
 from tkq import reference
+from tkq.gemm import ops
 
 
 def operands(m=5, n=7, k=16, dtype=torch.bfloat16):
@@ -29,6 +30,21 @@ def test_the_name_is_the_function(before):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_name_survives_pickling_and_reloading():
+    code = """
+import importlib, pickle, sys
+import tkq
+gemm = tkq.gemm
+assert pickle.loads(pickle.dumps(gemm)) is gemm
+importlib.reload(tkq)
+importlib.reload(sys.modules["tkq.gemm"])
+importlib.import_module("tkq.gemm.spec")
+from tkq import gemm as again
+assert tkq.gemm is again is gemm
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_reference_sums_in_float32():
     a = torch.full((1, 4096), 1.0, dtype=torch.bfloat16)
     assert reference.gemm(a, a.t()).item() == 4096  # in bf16 the sum would stay at 256
@@ -47,7 +63,7 @@ def test_views():
         assert torch.equal(tkq.gemm(x, y), (x.float() @ y.float()).to(a.dtype))
 
 
-@pytest.mark.parametrize("change, error, words", (
+BAD_INPUT = (
     (lambda a, b: (a.float(), b), TypeError, ("a", "float32", "bfloat16")),
     (lambda a, b: (a, b.half()), TypeError, ("b", "float16", "bfloat16")),
     (lambda a, b: (a, b.int()), TypeError, ("b", "int32")),
@@ -61,12 +77,28 @@ def test_views():
     (lambda a, b: (a, b.to("meta")), ValueError, ("b", "meta")),
     (lambda a, b: (a.requires_grad_(), b), NotImplementedError, ("gemm", "a", "grad")),
     (lambda a, b: (a, b.requires_grad_()), NotImplementedError, ("gemm", "b", "grad")),
-))
+)
+
+
+@pytest.mark.parametrize("change, error, words", BAD_INPUT)
 def test_bad_input_is_named(change, error, words):
     args = change(*operands())
     with pytest.raises(error) as caught:
         tkq.gemm(*args)
     assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+@pytest.mark.parametrize("change, error, words", [bad for bad in BAD_INPUT if bad[1] is not NotImplementedError])
+def test_what_a_launch_refuses_is_named(change, error, words):
+    """Whatever the way to a launch stumbles over: the user is told the same."""
+    with pytest.raises(error) as caught:
+        ops._cuda(*change(*operands()), None)
+    assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+def test_an_error_that_is_not_the_callers_comes_through():
+    with pytest.raises(ValueError, match="device: got cpu"):
+        ops._cuda(*operands(), None)
 
 
 @pytest.mark.parametrize("out_dtype", (torch.float64, torch.int32, "bf16"))

@@ -7,36 +7,63 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tkq.gemm import plan as plans
-from tkq.gemm.plan import SHARED_BYTES, TILES, Config, cycles, fitted, plan, raster, recipe, shipped, tiles
-from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, is_k_major
+from tkq.gemm.plan import (
+    SHARED_BYTES,
+    TILES,
+    Config,
+    cycles,
+    even_blocks,
+    fitted,
+    launch,
+    plan,
+    raster,
+    recipe,
+    shipped,
+    tiles,
+)
+from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
 
 sizes = st.integers(1, 40000)
 grids = st.integers(1, 70)
 
 
-@given(grids, grids, st.integers(1, 20), st.booleans())
-def test_raster_visits_each_tile_once(rows, cols, group, down):
-    seen = [raster(i, rows, cols, group, down) for i in range(rows * cols)]
+@given(grids, grids, st.integers(1, 20))
+def test_raster_visits_each_tile_once(rows, cols, group):
+    seen = [raster(i, rows, cols, group) for i in range(rows * cols)]
     assert sorted(seen) == list(itertools.product(range(rows), range(cols)))
 
 
-@given(st.integers(20, 80), st.integers(20, 80), st.integers(1, 12), st.booleans(), st.integers(1, 132), st.data())
-def test_raster_keeps_a_wave_together(rows, cols, group, down, wave, data):
+@given(st.integers(20, 80), st.integers(20, 80), st.integers(1, 12), st.integers(1, 132), st.data())
+def test_raster_keeps_a_wave_together(rows, cols, group, wave, data):
     """Any ``wave`` tiles in a row lie in at most one band's width (two where they cross into the next)."""
     start = data.draw(st.integers(0, rows * cols - wave))
-    seen = [raster(i, rows, cols, group, down) for i in range(start, start + wave)]
-    along, across = (1, 0) if down else (0, 1)
-    length = cols if down else rows
-    bands = {t[across] // group for t in seen}
-    assert len(bands) <= 2 + wave // (group * length)
+    seen = [raster(i, rows, cols, group) for i in range(start, start + wave)]
+    bands = {col // group for _, col in seen}
+    assert len(bands) <= 2 + wave // (group * rows)
     if len(bands) == 1:
-        width = min(group, (rows if down else cols) - min(bands) * group)
-        assert len({t[along] for t in seen}) <= -(-wave // width) + 1
+        width = min(group, cols - min(bands) * group)
+        assert len({row for row, _ in seen}) <= -(-wave // width) + 1
 
 
-@given(st.sampled_from(TILES + (Config(cluster=2), Config(cluster=2, share="a"))), sizes, sizes)
+@given(st.integers(1, 100000), st.integers(1, 264), st.sampled_from((1, 2)))
+def test_even_blocks_are_the_fewest_that_need_no_more_rounds(tasks, processors, cluster):
+    blocks = even_blocks(tasks, processors, cluster)
+    workers, most = blocks // cluster, max(1, processors // cluster)
+    rounds = -(-tasks // most)
+    assert blocks % cluster == 0 and 1 <= workers <= most
+    assert workers * rounds >= tasks > (workers - 1) * rounds
+
+
+@pytest.mark.parametrize("tasks, processors, cluster, want", (
+    (256, 132, 2, 128), (1024, 132, 2, 128), (512, 132, 1, 128), (132, 132, 1, 132), (133, 132, 1, 67), (3, 132, 2, 6),
+    (5, 1, 2, 2), (7, 3, 2, 2)))
+def test_even_blocks_of_known_grids(tasks, processors, cluster, want):
+    assert even_blocks(tasks, processors, cluster) == want
+
+
+@given(st.sampled_from(TILES), sizes, sizes)
 def test_tiles_cover_the_result_and_no_more(config, M, N):
-    (rows, cols), (height, width) = tiles(config, M, N), config.cluster_tile
+    (rows, cols), (height, width) = tiles(config, M, N), (config.m * config.cluster, config.n)
     assert (rows - 1) * height < M <= rows * height and (cols - 1) * width < N <= cols * width
 
 
@@ -48,15 +75,28 @@ def test_plan_fits(dtype, out, store, M, N, k, processors):
     assert config.shared_bytes(spec) <= SHARED_BYTES
     assert dataclasses.replace(config, hold=True) in TILES
     assert config.hold == (out != "fp32" and store == "tma")
-    assert cycles(config, M, N, 8 * k, processors) == min(cycles(t, M, N, 8 * k, processors) for t in TILES)
+    assert config.m * (config.cluster - 1) < M  # no block is without rows
+    others = [t for t in TILES if t.cluster == 1 or t.m < M]
+    assert cycles(config, M, N, 8 * k, processors) == min(cycles(t, M, N, 8 * k, processors) for t in others)
 
 
-@pytest.mark.parametrize("size, tile", (
-    ((4096, 4096, 4096), (128, 256)), ((8192, 8192, 8192), (128, 256)), ((16384, 4096, 4096), (128, 256)),
-    ((2048, 2048, 2048), (128, 256)), ((1024, 1024, 1024), (64, 128)), ((64, 8192, 8192), (64, 128))))
-def test_plan_of_known_sizes(size, tile):
-    config = plan(GemmSpec(), *size, 132)
-    assert (config.m, config.n) == tile
+@given(sizes, sizes, st.integers(1, 5000))
+def test_plan_does_without_a_cluster_only_where_it_costs_a_round(M, N, k):
+    config = plan(GemmSpec(), M, N, 8 * k, 132)
+    if config.cluster == 1 and config.m == 128 and M > 128:
+        pair = dataclasses.replace(config, cluster=2)
+        assert cycles(pair, M, N, 8 * k, 132) > cycles(config, M, N, 8 * k, 132)
+
+
+@pytest.mark.parametrize("size, name, blocks", (
+    ((4096, 4096, 4096), "128x256_cluster2", 128), ((8192, 8192, 8192), "128x256_cluster2", 128),
+    ((16384, 4096, 4096), "128x256_cluster2", 128), ((2048, 2048, 2048), "128x256_cluster2", 128),
+    ((1280, 1280, 4096), "128x128_cluster2", 100), ((640, 6144, 4096), "128x256", 120),
+    ((384, 5120, 4096), "128x128", 120), ((128, 16384, 4096), "128x128", 128), ((1024, 1024, 1024), "64x128", 128),
+    ((64, 8192, 8192), "64x128", 64)))
+def test_launch_of_known_sizes(size, name, blocks):
+    recipe, planned = launch(GemmSpec(), *size, 132)
+    assert (recipe.args[1].name, planned) == (name, blocks)
 
 
 @given(sizes, sizes, st.integers(1, 5000))
@@ -66,8 +106,7 @@ def test_cycles_are_at_least_the_tensor_cores(M, N, k):
 
 
 @pytest.mark.parametrize("change", (
-    dict(m=96), dict(m=64), dict(n=320), dict(n=40), dict(k=32), dict(stages=1), dict(cluster=3), dict(share="c"),
-    dict(group=0), dict(buffers=3), dict(buffers=0), dict(lag=2), dict(lead=4)))
+    dict(m=96), dict(m=256), dict(n=320), dict(n=40), dict(stages=1), dict(cluster=3), dict(group=0)))
 def test_a_config_that_does_not_fit_is_named(change):
     with pytest.raises(ValueError, match=f"gemm: {next(iter(change))} does not fit"):
         dataclasses.replace(Config(), **change).check(GemmSpec())
@@ -93,6 +132,7 @@ def test_elements_in_means_elements_out():
     with pytest.raises(NotImplementedError, match="store"):
         GemmSpec(load="elements")
     spec = GemmSpec(load="elements", store="elements")
+    assert launch(spec, 64, 64, 64, 132) == (recipe(spec, 64, 64, 64, 132), 0)
     assert recipe(spec, 64, 64, 64, 132).args == (spec,)
 
 
@@ -110,10 +150,24 @@ def test_what_tma_takes(address, pitch, lines, bytes, want):
     assert fits_tma(address, pitch, lines, bytes) is want
 
 
+@pytest.mark.parametrize("address, pitch, lines, length, bytes, want", (
+    (256, 1104, 9, 1104, 2, True), (256, 1104, 9, 1100, 2, False), (256, 1104, 9, 1100, 4, True),
+    (256, 1104, 9, 1101, 4, False), (256, 1100, 1, 1100, 2, False), (256, 1, 1, 1, 2, False), (256, 9, 1, 8, 2, True),
+    (256, 9, 2, 8, 2, False), (8, 1104, 9, 1104, 2, False)))
+def test_what_tma_writes_and_nothing_else(address, pitch, lines, length, bytes, want):
+    assert fits_tma_store(address, pitch, lines, length, bytes) is want
+
+
+@given(st.integers(1, 5), st.integers(1, 5000), st.sampled_from((2, 4)))
+def test_a_contiguous_result_goes_by_tma_where_its_rows_are_whole_units(rows, cols, bytes):
+    assert fits_tma_store(1 << 20, cols, rows, cols, bytes) is (cols * bytes % 16 == 0)
+
+
 def test_shipped_covers_the_plan():
     names = [x.name for x in shipped()]
     assert len(set(names)) == len(names)
     args = {x.recipe.args for x in shipped()}
-    for out, a, b, size in itertools.product(OUT_DTYPES, "km", "kn", ((4096,) * 3, (2048, 1024, 64), (64, 128, 8))):
+    for out, a, b, size in itertools.product(OUT_DTYPES, "km", "kn", ((4096,) * 3, (2048, 1024, 64), (640, 6144, 64),
+                                                                     (384, 5120, 64), (64, 128, 8))):
         if out != "fp16":
             assert recipe(GemmSpec("bf16", out, a, b), *size, 132).args in args

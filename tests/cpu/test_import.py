@@ -43,9 +43,9 @@ def test_the_list_of_shipped_kernels_needs_no_dsl():
     seen = run("""
 import json, sys
 import tkq.catalog
-print(json.dumps([len(tkq.catalog.shipped()), sorted({"cutlass", "tvm_ffi"} & set(sys.modules))]))
+print(json.dumps([len(tkq.catalog.shipped()), "cutlass" in sys.modules]))
 """)
-    assert seen[0] > 20 and seen[1] == []
+    assert seen[0] > 20 and not seen[1]
 
 
 def test_a_call_on_cpu_tensors_needs_no_dsl():

@@ -79,6 +79,14 @@ def test_every_spec_has_a_config_that_fits(spec):
         assert norms.packed_words(spec, config) <= 64
 
 
+def test_which_rows_leave_the_registers_to_their_weight():
+    def split(N, x, weight):
+        return norms.plan(NormSpec("rmsnorm", N, x, weight, vector=128 // WIDTH[x])).split
+
+    assert split(262144, "bf16", "bf16") and split(131080, "bf16", None) and split(131072, "fp32", "fp32")
+    assert not split(131072, "bf16", "bf16") and not split(262144, "bf16", "fp32")
+
+
 def test_every_N_has_a_valid_plan():
     for x, vector in (("bf16", 8), ("bf16", 1), ("fp32", 4)):
         for N in range(1, MAX_N + 1, 1 if vector == 1 and x == "bf16" else 8):
@@ -96,8 +104,8 @@ def test_variants_are_valid_and_begin_with_the_plan(kind, N):
         norms.check(spec, config)
 
 
-@pytest.mark.parametrize("change", [dict(load="tma"), dict(through_l1=True), dict(rows_each=0),
-                                    dict(threads_per_row=16), dict(threads=100), dict(load="shared", rows_each=32)])
+@pytest.mark.parametrize("change", [dict(load="tma"), dict(rows_each=0), dict(threads_per_row=16),
+                                    dict(threads=100), dict(load="shared", rows_each=32)])
 def test_a_config_that_cannot_serve_is_refused(change):
     spec = NormSpec("rmsnorm", 4096, "bf16", "bf16", None, 8)
     with pytest.raises(ValueError):

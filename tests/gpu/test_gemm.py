@@ -56,7 +56,7 @@ def check_run(a, b, config=None, out_dtype=None, first=8, blocks=None, what=""):
         pytest.fail(f"{what} {tuple(a.shape)} x {tuple(b.shape)}: {int(wrong.sum())} of {m * n} wrong, one at {at}")
 
 
-@pytest.mark.parametrize("config", TILES, ids=lambda x: f"{x.m}x{x.n}")
+@pytest.mark.parametrize("config", TILES, ids=lambda x: x.name)
 @pytest.mark.parametrize("a_major, b_major", MAJORS)
 def test_every_tile_and_order(config, a_major, b_major):
     for size in SIZES:
@@ -66,10 +66,8 @@ def test_every_tile_and_order(config, a_major, b_major):
 
 
 OTHERS = {
-    "not held": Config(hold=False), "lag 0": Config(lag=0), "lead 2": Config(lead=2), "one buffer": Config(buffers=1),
-    "cluster shares b": Config(cluster=2), "cluster shares a": Config(cluster=2, share="a"),
-    "bands go right": Config(group=3, down=True), "two waves": Config(m=256, n=128),
-    "k 128": Config(k=128, stages=2),
+    "not held": Config(hold=False), "alone, not held": Config(cluster=1, hold=False), "narrow bands": Config(group=3),
+    "64 rows in a cluster": Config(m=64, n=128, stages=8), "two stages": Config(stages=2),
 }
 
 
@@ -82,11 +80,19 @@ def test_other_configurations(name, a_major, b_major):
 
 
 @pytest.mark.parametrize("out_dtype", (torch.bfloat16, torch.float32))
-@pytest.mark.parametrize("config", TILES, ids=lambda x: f"{x.m}x{x.n}")
+@pytest.mark.parametrize("config", TILES, ids=lambda x: x.name)
 def test_many_tiles_to_a_block(config, out_dtype):
     for steps, blocks in itertools.product((8, 64, 72, 640), (1, 5)):
         check_run(*operands((900, 1100, steps)), config, out_dtype, blocks=blocks, what=f"{blocks} blocks")
+        check_run(*operands((900, 1104, steps)), config, out_dtype, blocks=blocks, what=f"{blocks} blocks, 16 bytes")
         check_run(*operands((500, 611, steps)), config, out_dtype, first=1, blocks=blocks, what=f"{blocks} blocks, odd")
+
+
+@pytest.mark.parametrize("out_dtype", (torch.bfloat16, torch.float32))
+def test_nothing_is_written_past_the_end_of_a_row(out_dtype):
+    """Base and pitch are what TMA takes, but it would write whole units of 16 bytes."""
+    for m, n in itertools.product((1, 2, 130), (1, 2, 4, 7, 12, 100, 257, 1100, 1102)):
+        check_run(*operands((m, n, 72)), None, out_dtype, what=str(out_dtype))
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
@@ -115,10 +121,12 @@ def test_elements(dtype, a_major, b_major):
 
 def test_views():
     a, b = operands((256, 512, 512))
+    odd = torch.randint(-4, 5, (9, 67), device="cuda").to(a.dtype)[8:, :56]  # one row, aligned: its pitch says nothing
     for x, y in ((a[::3], b), (a[:, 8:72], b[8:72]), (a[5:6], b), (a[:, :64], b[:64, 3:4]), (a[:, 1:65], b[1:65]),
                  (a[:1], b[:, :1]), (b.t(), a.t()), (b[:, :1].t(), b), (a[:1].expand(70, -1), b),
                  (a, b[9:10].t().expand(-1, 40)), (b.t()[1:, :256], a), (a[:40], b[:, :511]),
-                 (a, b[:, 0].clone()[:, None]), (a[:, :8].contiguous(), b[:8].clone())):
+                 (a, b[:, 0].clone()[:, None]), (a[:, :8].contiguous(), b[:8].clone()), (odd, b[:56]),
+                 (a[:, :56], odd.t())):
         c = tkq.gemm(x, y)
         assert torch.equal(c, exact(x, y, c.dtype)), (x.shape, x.stride(), y.shape, y.stride())
 
@@ -210,7 +218,15 @@ def test_under_compile():
 
 @pytest.mark.parametrize("change, error, words", (
     (lambda a, b: (a, b.cpu()), ValueError, ("b", "cpu")),
+    (lambda a, b: (a.float(), b), TypeError, ("a", "float32", "bfloat16")),
+    (lambda a, b: (a, b.half()), TypeError, ("b", "float16", "bfloat16")),
+    (lambda a, b: (a[None], b), ValueError, ("a", "3", "2")),
+    (lambda a, b: (a, b[:, 0]), ValueError, ("b", "1", "2")),
+    (lambda a, b: (a, b[:56]), ValueError, ("(64, 64)", "(56, 64)", "(K, N)")),
+    (lambda a, b: (a[:0], b[:56]), ValueError, ("(0, 64)", "(56, 64)", "(K, N)")),
+    (lambda a, b: (a[:, :0], b), ValueError, ("(64, 0)", "(64, 64)", "(K, N)")),
     (lambda a, b: (a[:, :60], b[:60]), ValueError, ("K is 60", "multiples of 8")),
+    (lambda a, b: (a[:, 1:61], b[1:61]), ValueError, ("K is 60", "multiples of 8")),
     (lambda a, b: (a[:, ::2], b[:32]), ValueError, ("a", "strides", ".contiguous()")),
     (lambda a, b: (a, b[:, ::2]), ValueError, ("b", "strides")),
     (lambda a, b: (a.requires_grad_(), b), NotImplementedError, ("gemm", "a", "grad")),
@@ -220,3 +236,10 @@ def test_bad_input_launches_nothing(change, error, words):
     with pytest.raises(error) as caught:
         tkq.gemm(*change(a.clone(), b.clone()))
     assert all(w in str(caught.value) for w in words), str(caught.value)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("out_dtype", (torch.float64, torch.int32, "bf16"))
+def test_bad_out_dtype_is_named(out_dtype):
+    with pytest.raises(TypeError, match="out_dtype"):
+        tkq.gemm(*operands((64, 64, 64)), out_dtype=out_dtype)

@@ -42,10 +42,10 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
     ``tkq.reference.flash_attn``.
     """
-    check.refuse_gradient("flash_attn", q=q, k=k, v=v)
     if ops.direct(q, k, v):
         o, lse = (_cuda if q.is_cuda else _cpu)(q, k, v, causal, softmax_scale)
     else:
+        check.refuse_gradient("flash_attn", q=q, k=k, v=v)
         _check(q, k, v, softmax_scale)  # here too: the dispatcher's own words name no argument
         o, lse = _op(q, k, v, causal, softmax_scale)
     return (o, lse) if return_lse else o
@@ -104,8 +104,8 @@ def _forward(q, k, v, causal, softmax_scale):
         return _empty(q, k, v, softmax_scale)
     if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf):
         raise ValueError  # _check says which
-    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device)
+    o = torch.empty_like(q) if q.is_contiguous() else q.new_empty(q.shape)
+    lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
     run(q, k, v, o, lse, causal, softmax_scale)
     return o, lse
 
@@ -121,14 +121,14 @@ def run(q, k, v, o, lse, causal=False, softmax_scale=None, config=None):
     """Launch the kernel into o (B, Sq, H, D) and lse (B, H, Sq), with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    short = is_short(k.shape[1])
-    key = (q.dtype, q.shape[3], causal, short, q.device, config)
+    head_dim, index, short = q.shape[3], q.get_device(), is_short(k.shape[1])
+    key = (q.dtype, head_dim, causal, short, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = _launcher(q, causal, short, config)
     kernel, processors = launcher
-    scale = 1 / math.sqrt(q.shape[3]) if softmax_scale is None else softmax_scale
-    kernel(q, k, v, o, lse, counters.counter(q.device), scale, processors)
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    kernel(q, k, v, o, lse, counters.counter(index), scale, processors)
 
 
 def _launcher(q, causal, short, config):

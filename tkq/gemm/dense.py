@@ -157,7 +157,9 @@ class DenseGemm:
 
     def state(self, s) -> State:
         acc = tk.rt_fl(self.config.n)
-        result = self.panels(acc) if self.spec.out == "fp32" else [tk.rt(self.panel, self.out) for _ in self.panels(acc)]
+        result = self.panels(acc)
+        if self.spec.out != "fp32":
+            result = [tk.rt(self.panel, self.out) for _ in result]
         return State(acc, result, s.pipe.ring(), s.pipe.ring())
 
     def panels(self, acc):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tkq import reference
-from tkq.gemm.plan import recipe
-from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, is_k_major
+from tkq.gemm.plan import launch
+from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
 from tkq.runtime import arch, check, dtypes, function, ops
 
 _OUT = (torch.bfloat16, torch.float16, torch.float32)
@@ -65,38 +65,49 @@ def _check(a, b, out_dtype):
 
 
 def _cuda(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype]) -> Tensor:
-    _check(a, b, out_dtype)
+    try:
+        return _product(a, b, out_dtype)
+    except Exception:
+        # The compiled function checks every dtype, shape, stride, address and device before it launches; the words for
+        # a user are found only when something is wrong.
+        _check(a, b, out_dtype)
+        raise
+
+
+def _product(a, b, out_dtype):
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
-    if not c.numel():
+    if c.numel() and a.shape[1]:
+        run(a, b, c)
         return c
-    if not a.shape[1]:
-        return c.zero_()
-    run(a, b, c)
-    return c
+    _check(a, b, out_dtype)  # nothing is launched that would
+    return c.zero_()
 
 
 def run(a, b, c, config=None, blocks=None):
-    """c = a @ b on tensors that ``gemm`` has checked. c (M, N): its rows are contiguous, their pitch is free.
+    """c = a @ b, with no more checks than the compiled function makes. c (M, N): its rows are contiguous, their pitch
+    is free.
 
-    For tests and tuning: a Config instead of the plan's, and how many blocks at most instead of one a processor."""
+    For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
     (m, k), n = a.shape, b.shape[1]
     (a_m, a_k), (b_k, b_n) = a.stride(), b.stride()
     a_is_k, b_is_k = is_k_major(m, a_m, a_k), is_k_major(n, b_n, b_k)
+    if a_is_k is None or b_is_k is None or a.device != b.device:
+        raise ValueError("gemm: a and b must be contiguous in one dimension, and on one device")
     load = (fits_tma(a.data_ptr(), *((a_m, m) if a_is_k else (a_k, k)), 2)
             and fits_tma(b.data_ptr(), *((b_n, n) if b_is_k else (b_k, k)), 2))
-    store = load and fits_tma(c.data_ptr(), c.stride(0), m, c.element_size())
-    kernel, processors = _launcher(a.dtype, c.dtype, a_is_k, b_is_k, load, store, m, n, k, a.device, config)
-    kernel(a, b, c, blocks or processors)
+    store = load and fits_tma_store(c.data_ptr(), c.stride(0), m, n, c.element_size())
+    kernel, planned = _launcher(a.dtype, c.dtype, a_is_k, b_is_k, load, store, m, n, k, a.device, config)
+    kernel(a, b, c, blocks or planned)
 
 
 @lru_cache(4096)
 def _launcher(dtype, out, a_is_k, b_is_k, load, store, m, n, k, device, config):
-    """(kernel, processors) for a kind of call: the cache in front of planning and of the table of kernels."""
+    """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels."""
     arch.require_hopper(device)
     spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
                     "tma" if load else "elements", "tma" if store else "elements")
-    processors = arch.processors(device)
-    return function(recipe(spec, m, n, k, processors, config)), processors
+    recipe, blocks = launch(spec, m, n, k, arch.processors(device), config)
+    return function(recipe), blocks
 
 
 def _cpu(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype]) -> Tensor:

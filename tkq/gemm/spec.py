@@ -52,5 +52,15 @@ def is_k_major(extent: int, stride: int, k_stride: int):
 
 
 def fits_tma(address: int, pitch: int, lines: int, bytes: int) -> bool:
-    """Whether TMA takes a matrix: its base, and the ``pitch`` in elements of so many bytes between its ``lines``."""
+    """Whether TMA reads a matrix: its base, and the ``pitch`` in elements of so many bytes between its ``lines``.
+
+    It reads whole units of 16 bytes, also past the end of a line: up to 7 neighbours, inside the pitch. Where M or N is
+    contiguous they feed rows or columns of C that nobody stores, and no other, NaN or not. Along K, where they would
+    enter every sum, lines end with a unit, as K is a multiple of 8."""
     return address % TMA_BYTES == 0 and (lines == 1 or pitch * bytes % TMA_BYTES == 0)
+
+
+def fits_tma_store(address: int, pitch: int, lines: int, length: int, bytes: int) -> bool:
+    """Whether TMA writes a matrix and nothing else: it writes whole units of 16 bytes too, so lines, of ``length``
+    elements, must end with one."""
+    return length * bytes % TMA_BYTES == 0 and fits_tma(address, pitch, lines, bytes)

@@ -15,9 +15,6 @@ from .. import tile as tk
 from ..reduction_base import ReductionBase
 from ..utils import domain_offset_i64
 
-SMEM_OF_SM = 228 * 1024
-SMEM_RESERVED = 1024  # by the driver, for each block
-
 
 class Row(NamedTuple):
     """One thread's part of a row: (vector, blocks) in registers or shared memory; which vectors are within the row;
@@ -72,14 +69,7 @@ class RowNorm(ReductionBase):
             grid=[cute.ceil_div(mX.shape[0], tile_rows * self.config.rows_each), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1],
             cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None,
-            stream=stream,
-            **self._padding())
-
-    def _padding(self):
-        """Shared memory that lets only `resident` blocks onto an SM, as an argument of a launch."""
-        if not self.config.resident:
-            return {}
-        return {"smem": SMEM_OF_SM // (self.config.resident + 1) - SMEM_RESERVED + 128}
+            stream=stream)
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
@@ -114,12 +104,12 @@ class RowNorm(ReductionBase):
                 if const_expr(mB is not None):
                     y = y + b_j
                 results.append((r, j, self._packed(y)))
-                if const_expr(not config.together):
+                if const_expr(not config.split):
                     self._store(mO, rows, col, inside, *results.pop())
-        if const_expr(config.together):
+        if const_expr(config.split):
             cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
-            for r, j, packed in sorted(results, key=lambda result: result[:2]):
-                self._store(mO, rows, col, inside, r, j, packed)
+            for result in results:
+                self._store(mO, rows, col, inside, *result)
 
     # ---- where a thread's elements are ------------------------------------------------------------
 
@@ -156,15 +146,16 @@ class RowNorm(ReductionBase):
     def _load_atom(self):
         bits = self.spec.vector * self.dtype.width
         if self.config.load == "shared":
-            op = cpasync.CopyG2SOp(cache_mode=_cp_async_mode(bits, self.config.through_l1))
+            past_l1 = bits == 128 and not self.config.split  # only 16-byte copies can go past it
+            op = cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL if past_l1 else LoadCacheMode.ALWAYS)
             return cute.make_copy_atom(op, self.dtype, num_bits_per_copy=bits)
         hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self._streams() else {}
         return cute.make_copy_atom(CopyG2ROp(), self.dtype, num_bits_per_copy=bits, **hint)
 
     def _vector_atom(self, m):
-        """For weight and bias. Nothing writes them while the kernel runs, so a load may move up across a store."""
+        """For weight and bias."""
         bits = min(128, self.spec.vector * m.element_type.width)
-        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits, invariant=self.config.invariant)
+        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
 
     def _store_atom(self):
         hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self._streams() else {}
@@ -254,8 +245,3 @@ def _both(a, b):
     if a is True or b is True:
         return b if a is True else a
     return a & b
-
-
-def _cp_async_mode(bits, through_l1):
-    """Only 16-byte copies can go past L1."""
-    return LoadCacheMode.GLOBAL if bits == 128 and not through_l1 else LoadCacheMode.ALWAYS

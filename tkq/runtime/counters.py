@@ -6,8 +6,8 @@ _of_graphs: dict = {}  # device index -> the counters that no captured call has 
 CAPTURED_CALLS = 16384
 
 
-def counter(device: torch.device) -> torch.Tensor:
-    """An int32 tensor of one zero, for kernels that put it back to zero when they end.
+def counter(index: int) -> torch.Tensor:
+    """An int32 tensor of one zero on CUDA device ``index``, for kernels that put it back to zero when they end.
 
     Kernels on one stream follow each other and may share a counter; kernels on two streams may not, so there is one for
     each device and stream. A call that is being captured gets one of its own, for good: its graph may be replayed
@@ -15,7 +15,6 @@ def counter(device: torch.device) -> torch.Tensor:
     store that is zeroed outside of captures, so that a graph holds no memset (1 to 2 us a replay); where there is none
     yet, or none left, the zeroing is captured too.
     """
-    index = torch.cuda.current_device() if device.index is None else device.index
     if _capturing(index):
         fresh = next(_of_graphs.get(index, iter(())), None)
         return _zeros(1, index) if fresh is None else fresh
@@ -34,9 +33,14 @@ def _zeros(n, index):
     return torch.zeros(n, dtype=torch.int32, device=torch.device("cuda", index))
 
 
+# torch's own functions, without what they do around them: they are asked at every call
+_current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_captures = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+
+
 def _capturing(index: int) -> bool:
     # asked of the device's own stream: the current device may be another one
-    if index == torch.cuda.current_device():
-        return torch.cuda.is_current_stream_capturing()
+    if index == _current_device():
+        return _current_captures()
     with torch.cuda.device(index):
-        return torch.cuda.is_current_stream_capturing()
+        return _current_captures()
