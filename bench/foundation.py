@@ -228,8 +228,8 @@ def _cost(name, values, at_most, note) -> Cost:
 class Run:
     """A report that grows, within a time budget."""
 
-    def __init__(self, path: Path, seconds: float, effort: Effort):
-        self._path, self._effort = path, effort
+    def __init__(self, path: Path, seconds: float, effort: Effort, without: tuple[str, ...] = ()):
+        self._path, self._effort, self._without = path, effort, without
         self._deadline = time.monotonic() + seconds
         self._monitor = harness.Monitor()
         self.report = Report(Environment.here(self._monitor.driver))
@@ -246,7 +246,8 @@ class Run:
         if time.monotonic() > self._deadline:
             self.problem(f"{q.op} {q.shape}: not run, the time is up")
             return
-        found, missing = peers.find(job.peer_op, job.peer_names, **job.peer_options)
+        names = tuple(name for name in job.peer_names if name not in self._without)
+        found, missing = peers.find(job.peer_op, names, **job.peer_options)
         question = dataclasses.replace(q, missing=missing)
         candidates = {"tkq": job.ours, **found}
         effort = self.effort(cases_left, len(candidates))
@@ -287,6 +288,7 @@ def main(argv: list[str] | None = None) -> int:
         "--round-seconds", type=float, default=0.04, help="one candidate's turn; 2 shows sustained speed"
     )
     parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
+    parser.add_argument("--without", default="", help="peers to leave out: torch.compile compiles for minutes")
     parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
     parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
     options = parser.parse_args(argv)
@@ -297,7 +299,8 @@ def main(argv: list[str] | None = None) -> int:
         print("bench.foundation times kernels: it needs a GPU, and PyTorch finds none here.")
         return 2
     effort = Effort(options.rounds, options.round_seconds, graphs=not options.no_graphs)
-    run = Run(options.out / "foundation.json", options.seconds, effort)
+    without = tuple(filter(None, options.without.split(",")))
+    run = Run(options.out / "foundation.json", options.seconds, effort, without)
     e = run.report.environment
     print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
     jobs = [

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.plan import SHARED_BYTES, AttentionConfig, is_short, plan, shipped
+from tkq.attention.plan import SHARED_BYTES, AttentionConfig, length_class, plan, shipped
 from tkq.attention.ranges import Extent, ceil_div, heads_in_section, key_range, keys_of_row, place
 from tkq.attention.spec import DTYPES, HEAD_DIMS, AttentionSpec
 
@@ -73,7 +73,7 @@ def test_sections_fit(kv_bytes, mb, group):
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("seqlen", (1, 100, 1024, 4096, 16384, 1 << 20))
 def test_plans_fit_the_hardware(head_dim, causal, seqlen):
-    config = plan(AttentionSpec("bf16", head_dim, causal), is_short(seqlen))
+    config = plan(AttentionSpec("bf16", head_dim, causal), length_class(seqlen))
     assert config.check(head_dim) is config
     assert config.shared_bytes(head_dim) <= SHARED_BYTES
     # Accumulators S and O are 32 bits an element, P is 16. The rest of a consumer's registers is for everything else.
@@ -101,4 +101,4 @@ def test_shipped_covers_what_plan_chooses():
             for causal in (False, True):
                 for seqlen in (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536):
                     spec = AttentionSpec(dtype, head_dim, causal)
-                    assert (spec, plan(spec, is_short(seqlen))) in shipped_args
+                    assert (spec, plan(spec, length_class(seqlen))) in shipped_args

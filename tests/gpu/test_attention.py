@@ -8,6 +8,8 @@ import tkq
 from tests.rule import assert_2x
 from tkq import reference
 from tkq.attention import ops
+from tkq.attention.plan import LENGTHS, plan
+from tkq.attention.spec import AttentionSpec
 
 DTYPES = (torch.bfloat16, torch.float16)
 SIZES = ((128, 128), (64, 64), (1, 1), (1, 777), (113, 203), (300, 100), (65, 1999), (2000, 65), (641, 641),
@@ -32,11 +34,11 @@ def in_low_precision(q, k, v, causal, scale=None):
     return (s.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2)
 
 
-def compare(q, k, v, causal, scale=None, o=None, what=""):
-    """Run on poisoned outputs, judge o and lse."""
+def compare(q, k, v, causal, scale=None, o=None, what="", config=None):
+    """Run on poisoned outputs, judge o and lse. config: not the plan's own for the length."""
     o = torch.full(q.shape, math.nan, dtype=q.dtype, device="cuda") if o is None else o
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
-    ops.run(q, k, v, o, lse, causal, scale)
+    ops.run(q, k, v, o, lse, causal, scale, config)
     true_o, true_lse = reference.flash_attn(q.double(), k.double(), v.double(), causal, scale)
     low_o = in_low_precision(q, k, v, causal, scale)
     assert_2x(o, true_o, low_o, 1, f"{what} o")
@@ -55,6 +57,25 @@ def compare(q, k, v, causal, scale=None, o=None, what=""):
 def test_sizes(dtype, dim, causal):
     for rows, keys in SIZES:
         compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_each_length_s_kernel_at_all_sizes(dtype, dim, causal):
+    """Every kernel is right at every size, whatever the plan uses it for."""
+    spec = AttentionSpec({torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype], dim, causal)
+    for config in dict.fromkeys(plan(spec, length) for length in LENGTHS):
+        for rows, keys in SIZES:
+            compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys} {config}", config=config)
+        x = make(3, 900, 1300, 40, 8, dim, dtype)  # more tasks than blocks
+        compare(*x, causal, what=f"many tasks {config}", config=config)
+
+
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_long_sequences(dim, causal):
+    compare(*make(1, 8300, 8300, 2, 1, dim, torch.bfloat16), causal, what="long")
 
 
 @pytest.mark.parametrize("dim", (64, 128))
@@ -141,10 +162,11 @@ def test_no_rows_no_keys(rows, keys):
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
 def test_repeats_are_equal_and_the_counter_comes_back(dim, causal):
-    q, k, v = make(4, 1111, 1111, 8, 8, dim, torch.bfloat16)
-    first = tkq.flash_attn(q, k, v, causal=causal)
-    for _ in range(50):
-        assert torch.equal(tkq.flash_attn(q, k, v, causal=causal), first)
+    for keys in (1111, 8200):  # the kernels of short and of long sequences
+        q, k, v = make(4, 1111, keys, 8, 8, dim, torch.bfloat16)
+        first = tkq.flash_attn(q, k, v, causal=causal)
+        for _ in range(50):
+            assert torch.equal(tkq.flash_attn(q, k, v, causal=causal), first)
 
 
 def test_streams_and_graphs():

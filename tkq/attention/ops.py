@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from tkq import reference
-from tkq.attention.plan import is_short, plan
+from tkq.attention.plan import length_class, plan
 from tkq.attention.spec import DTYPES, AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
-# (dtype, head_dim, causal, short, device, config) -> (kernel, processors); as many as there are kinds of call
+# (dtype, head_dim, causal, length, device, config) -> (kernel, processors); as many as there are kinds of call
 _launchers: dict = {}
 
 
@@ -121,20 +121,20 @@ def run(q, k, v, o, lse, causal=False, softmax_scale=None, config=None):
     """Launch the kernel into o (B, Sq, H, D) and lse (B, H, Sq), with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    head_dim, index, short = q.shape[3], q.get_device(), is_short(k.shape[1])
-    key = (q.dtype, head_dim, causal, short, index, config)
+    head_dim, index, length = q.shape[3], q.get_device(), length_class(k.shape[1])
+    key = (q.dtype, head_dim, causal, length, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        launcher = _launchers[key] = _launcher(q, causal, short, config)
+        launcher = _launchers[key] = _launcher(q, causal, length, config)
     kernel, processors = launcher
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     kernel(q, k, v, o, lse, counters.counter(index), scale, processors)
 
 
-def _launcher(q, causal, short, config):
+def _launcher(q, causal, length, config):
     arch.require_hopper(q.device)
     spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], causal)
-    recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, short)))
+    recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))
     return function(recipe), arch.processors(q.device)
 
 

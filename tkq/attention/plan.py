@@ -65,28 +65,36 @@ class AttentionConfig:
         return self
 
 
-SHORT = 2048  # keys from which a problem is long
+LENGTHS = ("short", "medium", "long")
+SHORT, LONG = 2048, 8192  # keys: short below, long from
 
 
-def is_short(seqlen_k: int) -> bool:
+def length_class(seqlen_k: int) -> str:
     """All that a plan needs to know of the lengths, so that few kernels are compiled and looked up."""
-    return seqlen_k < SHORT
+    return "short" if seqlen_k < SHORT else "medium" if seqlen_k < LONG else "long"
 
 
-def plan(spec: AttentionSpec, short: bool = False) -> AttentionConfig:
-    """The configuration for a problem of short or long sequences."""
-    if spec.head_dim == 128:
-        return _D128
-    return _D64_SHORT if spec.causal and short else _D64
+def plan(spec: AttentionSpec, length: str = "medium") -> AttentionConfig:
+    """The configuration for a problem of short, medium or long sequences (see ``length_class``)."""
+    if spec.head_dim == 64:
+        return _D64_SHORT if spec.causal and length == "short" else _D64
+    if length == "long":
+        return _D128_LONG_CAUSAL if spec.causal else _D128_LONG_FULL
+    return _D128
 
 
-# Measured on an H100, B * S = 16384, against other configurations in the same run.
-# head_dim 128: dynamic tasks with a bridge were fastest, or within the noise of it, at 1024, 4096 and 16384 keys,
-#   causal and full. Behind it: kv 96 to 176 (0.86 to 1.0 of it), static clusters of 2 sharing K and V (0.95 to 1.0),
-#   one block a task (0.8 to 0.95), Q in registers (0.97 to 1.0), and O corrected only where the maximum grew by 2 ** 8
-#   (0.95 to 1.0: the vote and the branch cost more than the 64 multiplications that they save).
+# Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run.
+# head_dim 128, short and medium: dynamic tasks with a bridge were fastest or within the noise of it. Behind it: kv 96
+#   to 176 (0.86 to 1.0 of it), static clusters of 2 sharing K and V (0.95 to 1.0), one block a task (0.8 to 0.95), Q in
+#   registers (0.97 to 1.0), and O corrected only where the maximum grew by 2 ** 8 (0.95 to 1.0: the vote and the branch
+#   cost more than the 64 multiplications that they save).
+# head_dim 128, long, beside FA4 in runs of three: causal 1.073 without bridge and turns, 1.054 without turns, 1.038
+#   with both; full 1.031 for the pairs of blocks below, 1.014 with turns, 1.003 for the configuration of short ones.
 # head_dim 64: three consumers, a third stage, no bridge; two consumers win where causal tasks are few blocks long.
 _D128 = AttentionConfig()
+_D128_LONG_CAUSAL = AttentionConfig(bridge=False, turns=False)
+_D128_LONG_FULL = AttentionConfig(
+    kv=176, schedule="static", cluster=2, bridge=False, q_stages=1, o_panels=2, turns=False)
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
 _D64_SHORT = AttentionConfig()
 
@@ -101,10 +109,9 @@ def shipped():
     for dtype in DTYPES:
         for head_dim in HEAD_DIMS:
             for causal in (False, True):
-                for short in (False, True):
+                for length in LENGTHS:
                     spec = AttentionSpec(dtype, head_dim, causal)
-                    recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, short)))
-                    words = ("flash_attn", dtype, f"d{head_dim}", *["causal"] * causal, *["short"] * short)
-                    name = "_".join(words)
+                    recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, length)))
+                    name = "_".join(("flash_attn", dtype, f"d{head_dim}", *["causal"] * causal, length))
                     out.setdefault(recipe, Shipped(name, recipe, expectation, quick=dtype == "bf16"))
     return list(out.values())
