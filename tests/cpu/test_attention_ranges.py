@@ -82,8 +82,7 @@ def test_plans_fit_the_hardware(head_dim, causal, seqlen):
 
 
 def test_impossible_configurations_are_refused():
-    for bad in (dict(kv=512), dict(o_panels=0), dict(cluster=2), dict(o_panels=0, bridge=False),
-                dict(schedule="single")):
+    for bad in (dict(kv=512), dict(cluster=2), dict(schedule="single"), dict(q_stages=4)):
         with pytest.raises(ValueError):
             AttentionConfig(**bad).check(128)
 

@@ -1,6 +1,4 @@
 """Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024) on the tile layer."""
-from dataclasses import dataclass
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -10,63 +8,8 @@ import tkq.tile as tk
 from tkq.attention.plan import AttentionConfig
 from tkq.attention.ranges import Extent, ceil_div, heads_in_section, key_range, place
 from tkq.attention.spec import AttentionSpec
+from tkq.attention.state import BATCH, BLOCKS, FIELDS, HEAD, MASKED, TILE, Globals, Shared, State
 from tkq.runtime import fake
-
-BATCH, HEAD, TILE, BLOCKS, MASKED = range(5)  # what the producer tells of a task
-FIELDS = 5
-
-
-@dataclass(frozen=True)
-class Globals:
-    q: tk.gl
-    k: tk.gl
-    v: tk.gl
-    o: tk.gl
-    lse: cute.Tensor  # (batch, head, row)
-    schedule: tk.Schedule
-    rows_q: Int32
-    rows_k: Int32
-    heads: Int32
-    heads_per_kv: Int32
-    tiles: Int32  # tasks of a head
-    all_heads: Int32  # of all batch elements
-    section: Int32  # how many heads are worked on together
-    scale: Float32  # softmax scale * log2(e)
-
-
-@dataclass(frozen=True)
-class Shared:
-    q: tk.SharedTile  # a ring of q_stages, one tile for each consumer
-    o: tk.SharedTile  # one for each consumer; q itself where there is no room
-    k: tk.SharedTile
-    v: tk.SharedTile
-    task: cute.Tensor  # (field, as q): comes and goes with the tile of q
-    q_full: tk.Semaphore
-    q_empty: tk.Semaphore
-    k_pipe: tk.Pipe
-    v_pipe: tk.Pipe
-
-
-@dataclass(frozen=True)
-class State:
-    """A consumer's registers."""
-
-    att: tk.RegTile
-    att_mma: tk.RegTile
-    o: tk.RegTile
-    max: tk.RowVec
-    norm: tk.RowVec
-    correct: tk.RowVec
-    max_scaled: tk.RowVec
-    last_max: tk.RowVec  # of the task that is being finished
-    last_norm: tk.RowVec
-    task: cute.Tensor
-    last: cute.Tensor
-    k: tk.Ring
-    v: tk.Ring
-    q: tk.Ring
-    turns: tk.Turns
-    wg: Int32
 
 
 class AttentionForward:
@@ -94,7 +37,7 @@ class AttentionForward:
         dtype = tk.element_type(spec.dtype)
         self.q_tile = tk.st(64, spec.head_dim, dtype)
         self.kv_tile = tk.st(config.kv, spec.head_dim, dtype)
-        self.o_tile = tk.st(64, spec.head_dim // config.panels, dtype)
+        self.o_tile = tk.st(64, spec.head_dim // config.o_panels, dtype)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -129,9 +72,8 @@ class AttentionForward:
         c = self.config
         al = tk.SharedAllocator()
         tiles = c.consumers * c.q_stages
-        q = al.tile(self.q_tile, tiles)
         s = Shared(
-            q=q, o=al.tile(self.o_tile, c.consumers) if const_expr(c.own_o) else q,
+            q=al.tile(self.q_tile, tiles), o=al.tile(self.o_tile, c.consumers),
             k=al.tile(self.kv_tile, c.stages), v=al.tile(self.kv_tile, c.stages),
             task=al.vector(FIELDS, tiles, Int32), q_full=al.semaphores(tiles), q_empty=al.semaphores(tiles),
             k_pipe=al.pipe(c.stages, self.kv_tile.bytes, 4 * c.consumers, c.cluster),
@@ -226,8 +168,7 @@ class AttentionForward:
                 self.begin(g, s, c)
             tk.zero(c.o)
             self.steps(g, s, c)
-            if const_expr(config.own_o):
-                tk.arrive(s.q_empty[self.q_at(c)])
+            tk.arrive(s.q_empty[self.q_at(c)])
             self.turn_page(c)
             if const_expr(config.bridge):
                 blocks = self.next_task(s, c)
@@ -369,32 +310,20 @@ class AttentionForward:
     @cute.jit
     def finish(self, g, s, c):
         """Divide by the norm; write O and the log-sum-exp of the last task."""
-        t, own = c.last, self.config.own_o
-        lse = tk.rv()
+        t, lse = c.last, tk.rv()
         self.statistics(g, c, lse)
         tk.mul_row(c.o, c.o, c.last_norm)
         row_tile = t[TILE] * self.config.consumers + c.wg
         tk.store_rows(g.lse[t[BATCH], t[HEAD], None], lse, row_tile * 64, g.rows_q)
         barrier, panel = 8 + c.wg, self.o_tile.cols
-        # Without a tile of its own O goes through the Q tile that turn_page has just left behind.
-        at = c.wg if own else self.q_before(c)
-        for p in cutlass.range_constexpr(self.config.panels):
-            if const_expr(own):
-                tk.store_wait()  # the store before has left the tile
+        for p in cutlass.range_constexpr(self.config.o_panels):
+            tk.store_wait()  # the store before has left the tile
             tk.sync(barrier, tk.WARPGROUP)
-            tk.store(s.o[at], tk.columns(c.o, p * panel, panel))
+            tk.store(s.o[c.wg], tk.columns(c.o, p * panel, panel))
             tk.publish()
             tk.sync(barrier, tk.WARPGROUP)
             if tk.first_warp_of_group():
-                tk.store_async(g.o, s.o[at], (t[BATCH], t[HEAD], row_tile, p))
-        if const_expr(not own):
-            tk.store_wait()
-            tk.sync(barrier, tk.WARPGROUP)
-            tk.arrive(s.q_empty[at])
-
-    def q_before(self, c):
-        stages = self.config.q_stages
-        return Int32((c.q.count[0] + (stages - 1)) % stages) * self.config.consumers + c.wg
+                tk.store_async(g.o, s.o[c.wg], (t[BATCH], t[HEAD], row_tile, p))
 
     @cute.jit
     def statistics(self, g, c, lse):

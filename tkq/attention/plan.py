@@ -13,7 +13,7 @@ SEMAPHORE_BYTES = 2048  # semaphores, tasks and the tiles' alignment
 class AttentionConfig:
     """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
     schedule: see tkq.tile.Schedule. bridge: the next task's first product runs over this one's last. q_stages: Q tiles
-    for each consumer. panels: into how many O is cut on its way out; 0: it goes through the Q tile. section_mb: K and V
+    for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. section_mb: K and V
     that are worked on together, in MB of L2. cluster: blocks that share K and V."""
 
     kv: int = 128
@@ -37,18 +37,10 @@ class AttentionConfig:
         """Query rows of a task."""
         return self.rows * self.cluster
 
-    @property
-    def own_o(self) -> bool:
-        return self.o_panels > 0
-
-    @property
-    def panels(self) -> int:
-        return max(self.o_panels, 1)
-
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block."""
         tile = 64 * head_dim * 2
-        o = tile * self.consumers // self.o_panels if self.own_o else 0
+        o = tile * self.consumers // self.o_panels
         return SEMAPHORE_BYTES + 2 * self.stages * self.kv * head_dim * 2 + self.q_stages * self.consumers * tile + o
 
     def check(self, head_dim: int) -> "AttentionConfig":
@@ -56,12 +48,10 @@ class AttentionConfig:
         taken = self.shared_bytes(head_dim)
         if taken > SHARED_BYTES:
             raise ValueError(f"{self}: {taken} bytes of shared memory at head_dim {head_dim}, there are {SHARED_BYTES}")
-        if self.bridge and not (self.own_o and self.schedule != "single"):
-            raise ValueError(f"{self}: bridge needs persistent blocks and a tile of O's own")
+        if self.bridge and self.schedule == "single":
+            raise ValueError(f"{self}: bridge needs persistent blocks")
         if self.cluster > 1 and self.schedule == "dynamic":
             raise ValueError(f"{self}: the blocks of a cluster share a task, which only single and static hand out")
-        if not self.own_o and self.q_stages != 1:
-            raise ValueError(f"{self}: O goes through the Q tile, so there is one")
         return self
 
 
