@@ -80,6 +80,12 @@ def test_bad_scale_is_named(scale):
         tkq.flash_attn(*qkv(), softmax_scale=scale)
 
 
+@pytest.mark.parametrize("scale", ("0.1", torch.tensor(0.1)))
+def test_a_scale_that_is_no_number_is_named(scale):
+    with pytest.raises(TypeError, match="softmax_scale"):
+        tkq.flash_attn(*qkv(), softmax_scale=scale)
+
+
 @pytest.mark.parametrize("make, words", [
     (lambda x: strided(x, 2), ("last dimension", "contiguous")),
     (lambda x: torch.zeros(2, 17, 4, 68, dtype=x.dtype)[..., :64], ("stride 2", "multiple of 8")),
@@ -112,3 +118,10 @@ def test_traces_under_compile():
     q, k, v = qkv()
     f = torch.compile(lambda q, k, v: tkq.flash_attn(q, k, v, causal=True) * 2, fullgraph=True, backend="eager")
     assert torch.equal(f(q, k, v), tkq.flash_attn(q, k, v, causal=True) * 2)
+
+
+def test_traces_with_a_scale_that_varies():
+    call = lambda q, k, v, scale: tkq.flash_attn(q, k, v, softmax_scale=scale)
+    f, x = torch.compile(call, fullgraph=True, dynamic=True, backend="eager"), qkv()
+    for scale in (0.3, 0.4):
+        assert torch.equal(f(*x, scale), call(*x, scale))

@@ -62,10 +62,10 @@ def test_causal_sections_begin_with_their_longest_tasks(tiles, heads, section):
     assert numbers == sorted(numbers), "sections are not worked on one by one"
 
 
-@given(st.integers(1, 1 << 26), st.integers(1, 64), st.integers(1, 16))
-def test_sections_fit(kv_bytes, mb, group):
-    n = heads_in_section(kv_bytes, mb << 20, group)
-    assert n % group == 0 and n >= group
+@given(st.integers(1, 1 << 26), st.integers(1, 64), st.integers(1, 16), st.integers(1, 1 << 15))
+def test_sections_fit(kv_bytes, mb, group, kv_heads):
+    n = heads_in_section(kv_bytes, mb << 20, group, kv_heads * group)
+    assert n % group == 0 and group <= n <= kv_heads * group
     assert n == group or n // group * kv_bytes <= mb << 20
 
 

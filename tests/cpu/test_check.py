@@ -2,6 +2,7 @@
 import pytest
 import torch
 import torch.utils.flop_counter
+from torch.autograd import forward_ad
 
 from tkq.runtime import check, dtypes, ops
 
@@ -56,6 +57,16 @@ def test_refuse_gradient():
         check.refuse_gradient("gemm", a=wants)
     with pytest.raises(NotImplementedError, match="gemm: b requires a gradient"):
         check.refuse_gradient("gemm", a=X, b=wants)
+
+
+def test_refuse_tangents():
+    with forward_ad.dual_level(), torch.no_grad():
+        dual = forward_ad.make_dual(X, torch.ones_like(X))
+        assert not ops.direct(dual)
+        check.refuse_gradient("gemm", a=X, b=None)
+        with pytest.raises(NotImplementedError, match="gemm: b carries a tangent"):
+            check.refuse_gradient("gemm", a=X, b=dual)
+    assert ops.direct(X)
 
 
 def test_dtype_names():

@@ -58,7 +58,8 @@ class AttentionForward:
             o=tk.gl.store(o, self.o_tile), lse=lse,
             schedule=tk.Schedule(tiles * all_heads, c.schedule, cluster, counter),
             rows_q=q.shape[0], rows_k=k.shape[0], heads=q.shape[2], heads_per_kv=heads_per_kv, tiles=tiles,
-            all_heads=all_heads, section=heads_in_section(kv_bytes, c.section_mb << 20, heads_per_kv),
+            all_heads=all_heads,
+            section=heads_in_section(kv_bytes, c.section_mb << 20, heads_per_kv, all_heads),
             scale=scale * tk.LOG2E)
         blocks = tk.blocks_for(c.schedule, tiles * all_heads, processors, cluster)
         self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (c.consumers + 1), 1, 1],

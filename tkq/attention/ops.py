@@ -33,7 +33,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         logarithm. A row that sees no key has o = 0 and lse = -inf.
 
     Raises:
-        TypeError: q, k or v not a tensor, of another dtype than allowed or than q.
+        TypeError: q, k or v not a tensor, of another dtype than allowed or than q; a scale that is not a number.
         ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
             that is not above 0.
         NotImplementedError: a head_dim that is not supported, or a gradient asked for.
@@ -68,7 +68,10 @@ def _check(q, k, v, softmax_scale):
         raise ValueError(f"flash_attn: v is {tuple(v.shape)}, k is {tuple(k.shape)}; allowed is k's shape")
     if heads and (not kv_heads or heads % kv_heads):
         raise ValueError(f"flash_attn: q has {heads} heads, k has {kv_heads}; q's must be a multiple of k's")
-    if softmax_scale is not None and not (softmax_scale > 0 and math.isfinite(softmax_scale)):
+    if softmax_scale is None:
+        return
+    check.number("softmax_scale", softmax_scale)
+    if not 0 < softmax_scale < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
         raise ValueError(f"flash_attn: softmax_scale is {softmax_scale}, allowed are finite numbers above 0")
 
 

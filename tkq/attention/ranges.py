@@ -78,6 +78,7 @@ def place(index, tiles, heads, section, causal):
     return number * section + within % width, tiles - 1 - within // width
 
 
-def heads_in_section(kv_bytes, section_bytes, heads_per_kv):
-    """How many query heads share a section: as many as the K/V heads, of ``kv_bytes`` each, that fit."""
-    return most(section_bytes // kv_bytes, 1) * heads_per_kv
+def heads_in_section(kv_bytes, section_bytes, heads_per_kv, heads):
+    """How many query heads share a section: as many as the K/V heads, of ``kv_bytes`` each, that fit. Not more than
+    there are (``heads``): a section's tasks, counted in 32 bits, are then no more than all tasks."""
+    return least(most(section_bytes // kv_bytes, 1), heads // heads_per_kv) * heads_per_kv

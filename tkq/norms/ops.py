@@ -34,6 +34,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         TypeError: not a tensor, or a dtype that is not allowed.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous.
         NotImplementedError: N > 262144, or a gradient is asked for.
+        RuntimeError: a GPU other than Hopper.
     """
     return _norm("rmsnorm", x, weight, bias, eps)
 
@@ -57,6 +58,7 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
         TypeError: not a tensor, or a dtype that is not allowed.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous.
         NotImplementedError: N > 262144, or a gradient is asked for.
+        RuntimeError: a GPU other than Hopper.
     """
     return _norm("layernorm", x, weight, bias, eps)
 

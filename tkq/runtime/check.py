@@ -1,6 +1,7 @@
 """Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import dtypes
 
@@ -34,6 +35,12 @@ def shape(name: str, x: Tensor, expected: tuple) -> None:
         raise ValueError(f"{name}: shape is {tuple(x.shape)}, expected ({wanted})")
 
 
+def number(name: str, x) -> None:
+    """TypeError unless x is a Python number."""
+    if not isinstance(x, (int, float)):
+        raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
+
+
 def last_dim_contiguous(name: str, x: Tensor) -> None:
     """ValueError unless neighbours in the last dimension are neighbours in memory."""
     if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
@@ -54,7 +61,13 @@ def same_device(**tensors) -> None:
 
 
 def refuse_gradient(op_name: str, **tensors) -> None:
-    """NotImplementedError where autograd would record the call: the op has no backward yet."""
+    """NotImplementedError where autograd would record the call, or a tangent (forward mode) would be lost: the op has
+    no gradients yet."""
+    if forward_ad._current_level >= 0:
+        for name, x in tensors.items():
+            if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(f"{op_name}: {name} carries a tangent, and {op_name} has no forward-mode "
+                                          f"gradient; pass forward_ad.unpack_dual({name}).primal")
     if not torch.is_grad_enabled():
         return
     for name, x in tensors.items():

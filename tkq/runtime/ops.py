@@ -2,6 +2,7 @@
 import torch
 import tvm_ffi  # noqa: F401  what calls the kernels: 25 ms with the op's import are 25 ms less in its first call
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 _PLAIN = (Tensor, Parameter)
@@ -23,12 +24,14 @@ def direct(*tensors) -> bool:
     """May the launcher be called past the dispatcher (which costs 10 us or more)?
 
     Only in plain eager mode: no compiler traces, no dispatch mode watches (FakeTensorMode, FlopCounterMode), no
-    functorch transform is under way, autograd has nothing to record, and every tensor is a plain one. None is passed
-    over.
+    functorch transform is under way, autograd has nothing to record and carries no tangents (forward mode), and every
+    tensor is a plain one. None is passed over.
     """
     if torch.compiler.is_compiling():
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if forward_ad._current_level >= 0:
         return False
     grad = torch.is_grad_enabled()
     for x in tensors:  # noqa: SIM110  a loop, not all(...): a generator costs as much as the rest
