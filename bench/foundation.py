@@ -101,11 +101,12 @@ def _attention_job(s: int, d: int, causal: bool, at_least: float) -> Job:
 
 def norm_jobs() -> Iterator[Job]:
     for m, n in NORM_SHAPES:
-        for op in ("rmsnorm", "layernorm"):
-            yield _norm_job(op, m, n)
+        yield _norm_job("rmsnorm", m, n)
+        yield _norm_job("layernorm", m, n)
+        yield _norm_job("layernorm", m, n, with_bias=True)
 
 
-def _norm_job(op: str, m: int, n: int) -> Job:
+def _norm_job(op: str, m: int, n: int, with_bias: bool = False) -> Job:
     layer = op == "layernorm"
 
     def inputs(i):
@@ -113,7 +114,7 @@ def _norm_job(op: str, m: int, n: int) -> Job:
         x = torch.randn(m, n, device="cuda", dtype=BF16, generator=g)
         vector = torch.float32 if layer else BF16  # QuACK's layernorm takes float32 vectors only, so everyone gets them
         weight = torch.randn(n, device="cuda", dtype=vector, generator=g)
-        return x, weight, torch.randn(n, device="cuda", dtype=vector, generator=g) if layer else None
+        return x, weight, torch.randn(n, device="cuda", dtype=vector, generator=g) if with_bias else None
 
     def error(name, xwb, output):
         if name == "copy":
@@ -128,7 +129,8 @@ def _norm_job(op: str, m: int, n: int) -> Job:
             return tkq.layernorm(x, weight, bias, eps=peers.LAYER_EPS)
         return tkq.rmsnorm(x, weight, bias=bias, eps=peers.RMS_EPS)
 
-    question = harness.Question("norms", op, f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(("QuACK",), NORM_BOUND))
+    shape = f"M{m} N{n}{' with bias' if with_bias else ''}"
+    question = harness.Question("norms", op, shape, "GB/s", 2 * m * n * 2, Bound(("QuACK",), NORM_BOUND))
     return Job(question, ours, op, ("QuACK", "torch.compile", "copy"), inputs, error)
 
 
@@ -248,7 +250,8 @@ class Run:
             return
         names = tuple(name for name in job.peer_names if name not in self._without)
         found, missing = peers.find(job.peer_op, names, **job.peer_options)
-        question = dataclasses.replace(q, missing=missing)
+        left_out = {name: "left out (--without)" for name in job.peer_names if name in self._without}
+        question = dataclasses.replace(q, missing={**missing, **left_out})
         candidates = {"tkq": job.ours, **found}
         effort = self.effort(cases_left, len(candidates))
         try:
@@ -282,7 +285,7 @@ class Run:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.foundation", description=__doc__.split("\n")[0])
     parser.add_argument("--sections", default="calls,gemm,attention,norms", help="which to run, in this order")
-    parser.add_argument("--seconds", type=float, default=280, help="stop starting cases after so long")
+    parser.add_argument("--seconds", type=float, default=280, help="start no case after so long; costs always run")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
         "--round-seconds", type=float, default=0.04, help="one candidate's turn; 2 shows sustained speed"

@@ -32,12 +32,27 @@ def section(results: Path = RESULTS) -> str:
         "above 1, tkq is faster. The peer shown is the fastest of those timed."
     )
     parts = [
-        head,
+        f"{head} {_timed_beside(report.cases)}",
         _table(("operation (bf16)", "shape", "tkq", "fastest peer", "ratio"), map(_case_row, report.cases)),
     ]
     if report.costs:
         parts.append(_table(("cost", "median"), map(_cost_row, report.costs)))
+    if report.problems:
+        parts.append(f"Did not run: {'; '.join(p.partition(': ')[0] for p in report.problems)}.")
     return "\n\n".join(parts)
+
+
+def _rivals(case: Case) -> dict[str, float]:
+    return {name: ratio for name, ratio in case.ratios().items() if name not in ROOFS}
+
+
+def _timed_beside(cases: list[Case]) -> str:
+    """Which peers each operation was timed beside at one shape at least: "the fastest" says little without it."""
+    timed: dict[str, dict] = {}
+    for case in cases:
+        timed.setdefault(case.op, {}).update(_rivals(case))
+    lists = [f"`{op}` beside {', '.join(names) or 'nothing'}" for op, names in timed.items()]
+    return f"Timed: {'; '.join(lists)}."
 
 
 def _table(head: tuple[str, ...], rows) -> str:
@@ -47,11 +62,13 @@ def _table(head: tuple[str, ...], rows) -> str:
 
 def _case_row(case: Case) -> tuple[str, ...]:
     ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
-    rivals = {name: r for name, r in case.ratios().items() if name not in ROOFS}
+    rivals = _rivals(case)
     if not rivals:
         return f"`{case.op}`", case.shape, ours, "none timed", ""
     name = min(rivals, key=rivals.get)
-    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}", f"{rivals[name]:.2f}"
+    absent = [peer for peer in (case.bound.against if case.bound else ()) if peer not in rivals]
+    note = f" ({', '.join(absent)} not timed)" if absent else ""
+    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.2f}"
 
 
 def _cost_row(cost: Cost) -> tuple[str, ...]:

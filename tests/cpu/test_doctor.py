@@ -6,6 +6,7 @@ import pytest
 from tkq import __main__ as command
 from tkq import catalog
 from tkq.runtime import Recipe, Shipped, build, doctor
+from tkq.runtime.cache import Cache
 from tkq.runtime.doctor import Facts, diagnose
 from tkq.testing.expectation import Expectation
 
@@ -86,6 +87,16 @@ def test_doctor_names_a_cache_that_cannot_be_used(capsys, monkeypatch, tmp_path)
 
 
 SCALE = Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", ())
+
+
+def test_doctor_survives_a_cache_that_cannot_be_read(capsys, monkeypatch):
+    def refused(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor, "examine", lambda: GOOD)
+    monkeypatch.setattr(Cache, "_files", refused)
+    assert doctor.main() == 0  # what is compiled can be kept all the same: the folder was made just now
+    assert "cannot be read (Permission denied)" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The README says what is so: its numbers come from results, its excerpts from the examples, and its code runs."""
 
 import ast
+import dataclasses
 import inspect
 import re
 import runpy
@@ -121,7 +122,21 @@ def test_the_section_shows_the_fastest_rival_and_not_the_roof(tmp_path):
     assert "| `gemm` | M1 N2 | 1500 GB/s | none timed |  |" in text
     assert "| eager call | 9.2 us |" in text
     assert "| first call | 31.4 ms (no cutlass) |" in text
+    assert "Timed: `rmsnorm` beside QuACK, compiled; `layernorm` beside nothing; `gemm` beside nothing." in text
+    assert "not timed" not in text
+    assert "Did not run" not in text
     assert "Measured 2026-11-21 on one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)" in text
+
+
+def test_the_section_says_what_was_not_timed(tmp_path):
+    path, partial = tmp_path / "foundation.json", report()
+    first = partial.cases[0]
+    partial.cases[0] = dataclasses.replace(first, bound=Bound(("QuACK", "FA4"), 1.0))
+    partial.problems.append("gemm 4096^3 a @ b: not run, the time is up")
+    partial.save(path)
+    text = readme_table.section(path)
+    assert "| compiled 2500 GB/s (FA4 not timed) | 1.20 |" in text
+    assert text.endswith("Did not run: gemm 4096^3 a @ b.")
 
 
 def test_replacing_the_section_leaves_the_rest():

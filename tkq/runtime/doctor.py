@@ -73,7 +73,10 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
     cuda = f"CUDA {_dotted(facts.torch_cuda)}" if facts.torch_cuda else "no CUDA"
     libraries = ", ".join(facts.flavours) or "missing"
     used = f"; {facts.flavour} is used" if facts.flavour else ""
-    size = f"{kept.bytes() / 1e6:.1f} of {kept.most_bytes / 1e6:.0f} MB"
+    try:
+        held = f"{len(kept.entries())} kernels, {kept.bytes() / 1e6:.1f} of {kept.most_bytes / 1e6:.0f} MB"
+    except OSError as error:  # another user's, say: `_cache_findings` has the advice
+        held = f"cannot be read ({error.strerror})"
     return [
         ("tkq", f"{__version__}, kernels for {keys.TARGET}"),
         ("python", f"{_dotted(facts.python)} on {platform.machine()} {platform.system()}"),
@@ -82,7 +85,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("tvm-ffi", facts.tvm_ffi or "missing"),
         ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
         ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
-        ("cache", f"{kept.folder}: {len(kept.entries())} kernels, {size}"),
+        ("cache", f"{kept.folder}: {held}"),
         ("C compiler", link.compiler() or "none"),
         ("nvdisasm", facts.nvdisasm or "none"),
     ]

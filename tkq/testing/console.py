@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 
@@ -16,15 +17,21 @@ class Progress:
         self._at += 1
         if self._redraws:
             done = 20 * self._at // max(1, self._steps)
-            self._out.write(f"\r[{'#' * done}{'.' * (20 - done)}] {self._at}/{self._steps} {what[:70]:70s}")
+            line, width = f"[{'#' * done}{'.' * (20 - done)}] {self._at}/{self._steps} {what}", _width()
+            self._out.write(f"\r{line[:width]:{width}s}")
         else:
             self._out.write(f"[{self._at}/{self._steps}] {what}\n")
         self._out.flush()
 
     def end(self) -> None:
         if self._redraws:
-            self._out.write("\r" + " " * 110 + "\r")
+            self._out.write("\r" + " " * _width() + "\r")
             self._out.flush()
+
+
+def _width() -> int:
+    """The characters of a line that can be drawn anew: one more, and it would wrap."""
+    return max(1, shutil.get_terminal_size().columns - 1)
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
