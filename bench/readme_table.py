@@ -68,7 +68,7 @@ def _case_row(case: Case) -> tuple[str, ...]:
     name = min(rivals, key=rivals.get)
     absent = [peer for peer in (case.bound.against if case.bound else ()) if peer not in rivals]
     note = f" ({', '.join(absent)} not timed)" if absent else ""
-    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.2f}"
+    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.3f}"
 
 
 def _cost_row(cost: Cost) -> tuple[str, ...]:

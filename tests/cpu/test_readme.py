@@ -117,7 +117,7 @@ def test_the_section_shows_the_fastest_rival_and_not_the_roof(tmp_path):
     assert readme_table.section(path) == "Not measured yet."
     report().save(path)
     text = readme_table.section(path)
-    assert "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.20 |" in text
+    assert "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
     assert "| `layernorm` | M1 N2 | failed | none timed |  |" in text
     assert "| `gemm` | M1 N2 | 1500 GB/s | none timed |  |" in text
     assert "| eager call | 9.2 us |" in text
@@ -135,7 +135,7 @@ def test_the_section_says_what_was_not_timed(tmp_path):
     partial.problems.append("gemm 4096^3 a @ b: not run, the time is up")
     partial.save(path)
     text = readme_table.section(path)
-    assert "| compiled 2500 GB/s (FA4 not timed) | 1.20 |" in text
+    assert "| compiled 2500 GB/s (FA4 not timed) | 1.200 |" in text
     assert text.endswith("Did not run: gemm 4096^3 a @ b.")
 
 

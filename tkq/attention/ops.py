@@ -137,7 +137,7 @@ def run(q, k, v, o, lse, causal=False, softmax_scale=None, config=None):
 
 def _launcher(q, causal, length, config):
     arch.require_hopper(q.device)
-    spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], causal)
+    spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], bool(causal))
     recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))
     return function(recipe), arch.processors(q.device)
 

@@ -1,8 +1,10 @@
 """Counters in global memory: a kernel hands out work by one and leaves it at zero."""
+import itertools
+
 import torch
 
 _of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
-_of_graphs: dict = {}  # device index -> the counters that no captured call has had yet
+_of_graphs: dict = {}  # device index -> (counters for captured calls, how many have been handed out)
 CAPTURED_CALLS = 16384
 
 
@@ -12,19 +14,20 @@ def counter(index: int) -> torch.Tensor:
     Kernels on one stream follow each other and may share a counter; kernels on two streams may not, so there is one for
     each device and stream. A call that is being captured gets one of its own, for good: its graph may be replayed
     beside eager work on this stream, or beside another graph, and both would draw from one counter. Those come from a
-    store that is zeroed outside of captures, so that a graph holds no memset (1 to 2 us a replay); where there is none
-    yet, or none left, the zeroing is captured too.
+    store that is zeroed outside of captures, so that a graph holds no memset; where there is none yet, or none
+    left, the zeroing is captured too.
     """
     if _capturing(index):
-        fresh = next(_of_graphs.get(index, iter(())), None)
-        return _zeros(1, index) if fresh is None else fresh
+        store, handed_out = _of_graphs.get(index, (None, None))
+        i = CAPTURED_CALLS if store is None else next(handed_out)
+        return store[i:i + 1] if i < CAPTURED_CALLS else _zeros(1, index)
     key = (index, torch._C._cuda_getCurrentRawStream(index))
     found = _of_stream.get(key)
     if found is None:
         if index not in _of_graphs:
             store = _zeros(CAPTURED_CALLS, index)
             torch.cuda.synchronize(index)  # once: a capture, on whatever stream, may come next
-            _of_graphs[index] = (store[i:i + 1] for i in range(CAPTURED_CALLS))
+            _of_graphs[index] = store, itertools.count()
         found = _of_stream[key] = _zeros(1, index)
     return found
 
