@@ -23,6 +23,7 @@ import torch
 import tkq
 from bench import harness, peers
 from bench.results import Bound, Cost, Environment, Report
+from bench.shapes import NORM_SHAPES
 from tkq import reference
 from tkq.testing.timing import Effort, relative_error
 
@@ -31,16 +32,6 @@ TOKENS, WIDTH = 16384, 2048  # attention: B * S and H * D
 LENGTHS = (1024, 4096, 16384)
 ATTENTION_BOUNDS = {(128, False): (1.00, 1.00, 1.00), (128, True): (1.10, 1.04, 1.04)}
 D64_BOUND, NORM_BOUND, GEMM_BOUND = 0.97, 0.99, 0.96
-NORM_SHAPES = (
-    (32768, 1024),
-    (32768, 4096),
-    (32768, 8192),
-    (16384, 16384),
-    (16384, 32768),
-    (16384, 65536),
-    (8192, 131072),
-    (4096, 262144),
-)
 GEMM_SIZES = (4096, 8192)
 CALL_BOUNDS_US = {"rmsnorm": 12.0, "flash_attn": 20.0}
 FIRST_CALL_BOUND_US = 50_000.0

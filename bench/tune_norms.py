@@ -17,19 +17,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from bench.shapes import NORM_SHAPES
 from tkq.norms.plan import Config, plan, variants
 from tkq.norms.spec import NormSpec
 
-SHAPES = (
-    (32768, 1024),
-    (32768, 4096),
-    (32768, 8192),
-    (16384, 16384),
-    (16384, 32768),
-    (16384, 65536),
-    (8192, 131072),
-    (4096, 262144),
-)
 FINALISTS = 3
 
 
@@ -159,7 +150,7 @@ def main() -> None:
     options = parser.parse_args()
     peer_names = ("copy", "QuACK", "torch.compile")[: 3 if options.compiled else 2]
     kinds = options.kind or ("rmsnorm", "layernorm")
-    cases = [(kind, M, N) for M, N in SHAPES for kind in kinds if not options.n or N in options.n]
+    cases = [(kind, M, N) for M, N in NORM_SHAPES for kind in kinds if not options.n or N in options.n]
     precompile([(spec_of(kind, N), c) for kind, _, N in cases for c in variants(spec_of(kind, N))], options.processes)
     if options.precompile:
         return
