@@ -8,7 +8,7 @@ from typing import Optional
 
 from . import reduction_plan as geometry
 from . import runtime
-from .runtime import arch, dtypes
+from .runtime import arch, check, dtypes
 
 _launchers: dict = {}  # (class, options, what the arguments look like) -> compiled function
 
@@ -45,7 +45,10 @@ def launch(cls, args, options):
     Raises:
         TypeError, ValueError: an argument that is none of these, a tensor not on the GPU, a last dimension that is not
             contiguous, a base address or row stride that an access of `cls.copy_bits` bits cannot take.
+        NotImplementedError: an argument requires a gradient, which autograd would lose: launch inside an
+            autograd.Function, where gradients are off.
     """
+    check.refuse_gradient(f"{cls.__name__}.launch", **{f"argument {i}": a for i, a in enumerate(args)})
     arguments = _describe(cls, args)
     key = cls, args[0].shape[1], arguments, tuple(sorted(options.items()))
     run = _launchers.get(key)

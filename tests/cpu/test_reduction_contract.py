@@ -86,6 +86,12 @@ def test_arguments_of_another_kind():
         contract_kernels.RMSNorm.recipe(torch.zeros(2, 3), "weight")
 
 
+def test_launch_refuses_what_autograd_would_lose():
+    x = torch.zeros(4, 64)
+    with pytest.raises(NotImplementedError, match="RMSNorm.launch: argument 1 requires a gradient"):
+        contract_kernels.RMSNorm.launch(x, torch.zeros(64, requires_grad=True), x, None, 1e-5)
+
+
 def test_launch_wants_the_gpu():
     x = torch.zeros(2, 64)
     with pytest.raises(ValueError, match="CUDA"):

@@ -92,8 +92,8 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional
     try:
         return _forward(q, k, v, causal, softmax_scale)
     except Exception:
-        # The compiled function checks every dtype, shape, stride and address before it launches, in 1 us; the words for
-        # a user are found only when something is wrong.
+        # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
+        # are found only when something is wrong.
         _check(q, k, v, softmax_scale)
         for name, x in (("q", q), ("k", k), ("v", v)):
             _check_layout(name, x)
@@ -108,7 +108,7 @@ def _forward(q, k, v, causal, softmax_scale):
     if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf):
         raise ValueError  # _check says which
     o = torch.empty_like(q) if q.is_contiguous() else q.new_empty(q.shape)
-    # Sizes one by one, with a device: torch parses this in two thirds of the time that new_empty takes.
+    # Sizes one by one, with a device: torch parses this faster than new_empty.
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
     run(q, k, v, o, lse, causal, softmax_scale)
     return o, lse

@@ -74,12 +74,12 @@ def plan(spec: AttentionSpec, length: str = "medium") -> AttentionConfig:
 
 
 # Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run.
-# head_dim 128, short and medium: dynamic tasks with a bridge were fastest or within the noise of it. Behind it: kv 96
-#   to 176 (0.86 to 1.0 of it), static clusters of 2 sharing K and V (0.95 to 1.0), one block a task (0.8 to 0.95), Q in
-#   registers (0.97 to 1.0), and O corrected only where the maximum grew by 2 ** 8 (0.95 to 1.0: the vote and the branch
-#   cost more than the 64 multiplications that they save).
-# head_dim 128, long, beside FA4 in runs of three: causal 1.073 without bridge and turns, 1.054 without turns, 1.038
-#   with both; full 1.031 for the pairs of blocks below, 1.014 with turns, 1.003 for the configuration of short ones.
+# head_dim 128, short and medium: dynamic tasks with a bridge were fastest or within the noise of it (2 to 3 %). Beside
+#   it, over all lengths: kv 96 to 176 0.82 to 1.0, static clusters of 2 sharing K and V 0.88 to 1.01, one block a task
+#   0.79 to 0.96, Q in registers 0.93 to 0.99, and O corrected only where the maximum grew by 2 ** 8 0.94 to 1.01.
+# head_dim 128, long, at 16384 keys beside FA4 in runs of three: causal 1.073 without bridge and turns, 1.054 without
+#   turns, 1.038 with both; full 1.031 for the pairs of blocks below, 1.014 with turns, 1.003 for the configuration of
+#   short ones. That long begins at 8192 is a guess between 4096 and 16384.
 # head_dim 64: three consumers, a third stage, no bridge; two consumers win where causal tasks are few blocks long.
 _D128 = AttentionConfig()
 _D128_LONG_CAUSAL = AttentionConfig(bridge=False, turns=False)

@@ -1,6 +1,6 @@
 """How PyTorch sees a tkq function: as a custom op, and past the dispatcher where nothing would be lost."""
 import torch
-import tvm_ffi  # noqa: F401  what calls the kernels: 25 ms with the op's import are 25 ms less in its first call
+import tvm_ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -21,7 +21,7 @@ def torch_op(name: str, *, cuda, cpu, fake):
 
 
 def direct(*tensors) -> bool:
-    """May the launcher be called past the dispatcher (which costs 10 us or more)?
+    """May the launcher be called past the dispatcher?
 
     Only in plain eager mode: no compiler traces, no dispatch mode watches (FakeTensorMode, FlopCounterMode), no
     functorch transform is under way, autograd has nothing to record and carries no tangents (forward mode), and every
