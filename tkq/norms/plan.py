@@ -125,12 +125,13 @@ def _vectored(spec: NormSpec) -> Config:
 
 def _narrow(spec: NormSpec) -> Config:
     """Rows whose alignment allows less than 16 bytes an access: more threads of fewer elements, no shared memory."""
-    per = min(32, 8 * spec.vector)  # an access costs an address and a predicate, so few of them
+    most, blocks = (16, 16) if spec.scale else (32, 8)  # results wait in registers: fewer elements, more blocks to a row
+    per = min(most, 8 * spec.vector)  # an access costs an address and a predicate, so few of them
     threads = 8
     while threads < 1024 and threads * per < spec.N:
         threads *= 2
     cluster = 1
-    while cluster < 8 and threads * cluster * per < spec.N:
+    while cluster < blocks and threads * cluster * per < spec.N:
         cluster *= 2
     return Config(threads, max(threads, 128), cluster, early=False)
 
