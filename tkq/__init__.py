@@ -17,10 +17,13 @@ _PUBLIC = {
     "flash_attn": "tkq.attention.ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
+    "layernorm_quant": "tkq.norms.quant_ops",
     "rmsnorm": "tkq.norms.ops",
+    "rmsnorm_quant": "tkq.norms.quant_ops",
     "ReductionBase": "tkq.reduction_base",
 }
-_MODULES = ("attention", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
+_MODULES = ("attention", "nn", "norms", "reduction_base", "reference", "reference_norms", "runtime", "testing", "tile",
+            "utils")
 
 __all__ = [*_PUBLIC, "__version__"]
 

@@ -17,8 +17,9 @@ from .spec import GROUP, NormSpec
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-_known: dict = {}  # what a kind of call looks like, without addresses -> its launcher; None where addresses decide
-_launchers: dict = {}  # the same and the vector -> launcher
+# What a call looks like, addresses aside -> its launcher; None where addresses decide. One entry for each kind of call.
+_known: dict = {}
+_launchers: dict = {}  # the same and the vector -> its launcher
 
 
 class Call(NamedTuple):
@@ -34,14 +35,16 @@ class Call(NamedTuple):
     scale: Optional[str] = None
 
 
-class Results(NamedTuple):
-    """y and total have x's shape, rstd and mean (rows,), scale (rows, 1 or groups). None for what was not asked for."""
+# What comes back, a plain tuple: y and the sum, of x's shape; rstd and mean, (rows,); scale, (rows, 1 or groups). None
+# for what was not asked for.
+Results = tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 
-    y: Tensor
-    total: Optional[Tensor] = None
-    rstd: Optional[Tensor] = None
-    mean: Optional[Tensor] = None
-    scale: Optional[Tensor] = None
+
+def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[torch.dtype]):
+    """The type in which the sum is to be written, where it is a result; None where x itself is that sum."""
+    if residual is not None:
+        return residual_dtype or residual.dtype
+    return None if residual_dtype is None or residual_dtype == x.dtype else residual_dtype
 
 
 def recipe(spec: NormSpec, config=None):
@@ -49,27 +52,49 @@ def recipe(spec: NormSpec, config=None):
     return runtime.Recipe("tkq.norms.build:build", (spec, config or plan(spec)))
 
 
-# ---- without options ----------------------------------------------------------------------------------------
+# ---- without options: the same as `norm` below, with as little Python as it takes ----------------------------
 
 
 def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
           out: Optional[Tensor] = None) -> Tensor:
     """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
     try:
-        rows = x if x.dim() == 2 else x.view(-1, x.shape[-1])
-        M, N = rows.shape
-        run = _known[kind, x.dtype, N, None if weight is None else weight.dtype, None if bias is None else bias.dtype]
-        if 0 < M <= _MAX_ROWS:
-            y = _like(x) if out is None else out
-            run(rows, weight, bias, y if rows is x else y.view(M, N), eps)
-            return y
+        shape = x.shape
+        run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
+                     bias is not None and bias.dtype]
+        rows = x if len(shape) == 2 else x.view(-1, shape[-1])
+        if 0 < rows.shape[0] <= _MAX_ROWS:
+            if out is None:
+                out = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
+            run(rows, weight, bias, out if rows is x else out.view(rows.shape), eps)
+            return out
     except Exception:
         checks.norm(kind, x, weight, bias)
-    return _carefully(Call(kind, eps), x, weight, bias, None, out).y
+    return _carefully(Call(kind, eps), x, weight, bias, None, out)[0]
 
 
-def _like(x):
-    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
+    """(y, rstd, mean), as `norm` would return them."""
+    try:
+        shape = x.shape
+        run = _known[kind, True, x.dtype, shape[-1], weight is not None and weight.dtype,
+                     bias is not None and bias.dtype]
+        rows = x if len(shape) == 2 else x.view(-1, shape[-1])
+        M = rows.shape[0]
+        if 0 < M <= _MAX_ROWS:
+            y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
+            rstd = torch.empty(M, dtype=torch.float32, device=x.device)
+            mean = torch.empty_like(rstd) if kind == "layernorm" else None
+            run(rows, weight, bias, y if rows is x else y.view(rows.shape), None, None, rstd, mean, None, eps, None)
+            return y, rstd, mean
+    except Exception:
+        checks.norm(kind, x, weight, bias)
+    y, _, rstd, mean, _ = _carefully(Call(kind, eps, stats=True), x, weight, bias, None)
+    return y, rstd, mean
+
+
+def _empty(shape, dtype, device):
+    return torch.empty(*shape, dtype=dtype, device=device)  # torch reads sizes one by one faster than a list of them
 
 
 # ---- with options -------------------------------------------------------------------------------------------
@@ -79,27 +104,21 @@ def norm(call: Call, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
          residual: Optional[Tensor]) -> Results:
     """All that the call asks for, in new tensors."""
     try:
-        return _at_once(call, x, weight, bias, residual)
+        rows, heads = _rows(x, residual, weight)
+        run = _known[_key_with_options(call, x, weight, bias, residual, heads)]
+        if 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
+            results = _allocate(call, x)
+            run(*_arguments(call, rows, weight, bias, results))
+            return results
     except Exception:
+        results = None  # free it
         checks.norm(call.kind, x, weight, bias, residual, None if call.scale else call.out, call.total)
     return _carefully(call, x, weight, bias, residual)
 
 
-def _at_once(call, x, weight, bias, residual):
-    """Raises where nothing is known yet, or the compiled function refuses."""
-    rows, heads = _rows(x, residual, weight)
-    run = _known[_kind_of(call, x, weight, bias, residual, heads)]
-    if not 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
-        raise ValueError
-    results = _allocate(call, x)
-    run(*_arguments(call, rows, weight, bias, results))
-    return results
-
-
-def _kind_of(call, x, weight, bias, residual, heads):
-    return (call.kind, call.out, call.total, call.stats, call.scale, not call.offset, heads, x.dtype, x.shape[-1],
-            None if weight is None else weight.dtype, None if bias is None else bias.dtype,
-            None if residual is None else residual.dtype)
+def _key_with_options(call, x, weight, bias, residual, heads):
+    return (call, heads, x.dtype, x.shape[-1], weight is not None and weight.dtype, bias is not None and bias.dtype,
+            residual is not None and residual.dtype)
 
 
 def _rows(x, residual, weight):
@@ -134,16 +153,25 @@ def _folded(t, kept, copy=False):
         return None
 
 
-def _allocate(call, x):
-    M = x.numel() // x.shape[-1]
-    y = torch.empty(x.shape, dtype=call.out or x.dtype, device=x.device)
-    total = None if call.total is None else torch.empty(x.shape, dtype=call.total, device=x.device)
-    rstd = torch.empty(M, dtype=torch.float32, device=x.device) if call.stats else None
-    mean = torch.empty(M, dtype=torch.float32, device=x.device) if call.stats and call.kind == "layernorm" else None
-    return Results(y, total, rstd, mean, None if call.scale is None else _scales(call.scale, M, x))
+def _allocate(call, x) -> Results:
+    kind, _, _, out, total, stats, scale = call
+    if x.is_contiguous():
+        y = torch.empty_like(x, dtype=out)
+        h = None if total is None else torch.empty_like(x, dtype=total)
+    else:
+        y = _empty(x.shape, out or x.dtype, x.device)
+        h = None if total is None else _empty(x.shape, total, x.device)
+    if not stats and scale is None:
+        return y, h, None, None, None
+    M, device = x.numel() // x.shape[-1], x.device
+    rstd = torch.empty(M, dtype=torch.float32, device=device) if stats else None
+    mean = torch.empty(M, dtype=torch.float32, device=device) if stats and kind == "layernorm" else None
+    return y, h, rstd, mean, None if scale is None else scales(scale, M, x)
 
 
-def _scales(granularity, M, x):
+def scales(granularity: str, M: int, x: Tensor) -> Tensor:
+    """Room for the scales of M rows like x's: (M, 1), or (M, groups) with the columns contiguous, of M rounded up to 4.
+    """
     if granularity == "row":
         return torch.empty(M, 1, dtype=torch.float32, device=x.device)
     groups, padded = -(-x.shape[-1] // GROUP), -(-M // 4) * 4
@@ -153,10 +181,11 @@ def _scales(granularity, M, x):
 def _arguments(call, rows, weight, bias, results):
     """As `build` has them, for a spec with options."""
     x, residual = rows
-    shape = (-1, x.shape[-1])
-    y, total = (t if t is None or t.dim() == 2 else t.view(shape) for t in (results.y, results.total))
-    return (x, weight, bias, y, residual, total, results.rstd, results.mean, results.scale, call.eps,
-            call.offset or None)
+    y, total, rstd, mean, scale = results
+    if y.dim() != 2:
+        shape = (-1, x.shape[-1])
+        y, total = y.view(shape), None if total is None else total.view(shape)
+    return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
 
 
 # ---- the first call of a kind -------------------------------------------------------------------------------
@@ -167,8 +196,8 @@ def _carefully(call, x, weight, bias, residual, out=None):
     checks.norm(call.kind, x, weight, bias, residual, None if call.scale else call.out, call.total)
     arch.require_hopper(x.device)
     rows, heads = _rows(x, residual, weight)
-    results = _allocate(call, x) if out is None else Results(out)
-    if not results.y.numel():
+    results = _allocate(call, x) if out is None else (out, None, None, None, None)
+    if not x.numel():
         return results
     arguments = _arguments(call, rows, weight, bias, results)
     spec = _spec(call, heads, arguments)
@@ -185,10 +214,10 @@ def _carefully(call, x, weight, bias, residual, out=None):
 
 
 def _key(call, x, weight, bias, residual, heads):
-    if residual is None and heads is None and call == Call(call.kind, call.eps):
-        return (call.kind, x.dtype, x.shape[-1], None if weight is None else weight.dtype,
-                None if bias is None else bias.dtype)
-    return _kind_of(call, x, weight, bias, residual, heads)
+    if residual is None and heads is None and call == Call(call.kind, call.eps, stats=call.stats):
+        return (call.kind, call.stats, x.dtype, x.shape[-1], weight is not None and weight.dtype,
+                bias is not None and bias.dtype)
+    return _key_with_options(call, x, weight, bias, residual, heads)
 
 
 def _spec(call, heads, arguments):

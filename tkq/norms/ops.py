@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_norms
 from ..runtime import check, ops
-from . import backward, checks, launch
+from . import checks, gradients, launch
 from .launch import Call, recipe
 
 __all__ = ["layernorm", "recipe", "rmsnorm"]
@@ -44,6 +44,8 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
     """
+    if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
+        return _plain("rmsnorm", x, weight, bias, eps)
     return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
@@ -58,31 +60,36 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
 
     Args, Returns, Raises: as `rmsnorm`, but weight and bias are (N,) alone. eps is added to the variance.
     """
+    if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
+        return _plain("layernorm", x, weight, bias, eps)
     return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
+def _plain(kind, x, weight, bias, eps):
+    """Without options: the shortest way to the kernel."""
+    way = ops.route(x, weight, bias)
+    if way == "direct" and x.is_cuda:
+        return launch.plain(kind, x, weight, bias, eps)
+    if way == "record" and x.is_cuda:
+        return _RecordedPlain.apply(x, weight, bias, kind, eps)
+    return _routed(way, kind, x, weight, bias, eps, None, False, 0.0, None, None)
+
+
 def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
-    way = ops.route(x, weight, bias, residual)
-    if residual is None and not prenorm and not offset and out_dtype is None and residual_dtype is None:
-        if way == "direct" and x.is_cuda:
-            return launch.plain(kind, x, weight, bias, eps)
-        if way == "record":
-            return _Recorded.apply(x, weight, bias, eps, None, (kind, 0.0, None, None, False))
     checks.options(kind, weight, offset, prenorm, residual_dtype)
+    way = ops.route(x, weight, bias, residual)
+    return _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
+
+
+def _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
     if way == "op":
         return _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
-    total = _total(x, residual, residual_dtype) if prenorm else None
+    total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "record":
-        return _Recorded.apply(x, weight, bias, eps, residual, (kind, offset, out_dtype, total, prenorm))
-    found = _forward(Call(kind, eps, offset, out_dtype, total), x, weight, bias, residual)
-    return (found.y, x if found.total is None else found.total) if prenorm else found.y
-
-
-def _total(x, residual, residual_dtype):
-    """The type in which the sum is to be written; None where x is that sum."""
-    if residual is not None:
-        return residual_dtype or residual.dtype
-    return None if residual_dtype is None or residual_dtype == x.dtype else residual_dtype
+        call = Call(kind, eps, offset, out_dtype, _kept(x, residual, total), True)
+        return _Recorded.apply(x, weight, bias, residual, call, prenorm)
+    y, h, *_ = _forward(Call(kind, eps, offset, out_dtype, total), x, weight, bias, residual)
+    return (y, x if h is None else h) if prenorm else y
 
 
 def _kept(x, residual, total):
@@ -98,28 +105,36 @@ def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
                                             weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
-    return launch.Results(y, total, rstd if call.stats else None, mean if call.stats else None)
+    return y, total, rstd if call.stats else None, mean if call.stats else None, None
 
 
 # ---- gradients: in plain eager mode ---------------------------------------------------------------------------
 
 
-def _recorded(ctx, x, weight, bias, eps, residual, request):
-    """request: kind, weight_offset, out_dtype, the sum's type and prenorm."""
-    kind, offset, out_dtype, total, prenorm = request
-    found = _forward(Call(kind, eps, offset, out_dtype, _kept(x, residual, total), True), x, weight, bias, residual)
-    backward.remember(ctx, kind, offset, x, weight, bias, residual, found)
+def _recorded(ctx, x, weight, bias, residual, call, prenorm):
+    y, h, rstd, mean, _ = _forward(call, x, weight, bias, residual)
+    gradients.remember(ctx, call.kind, call.offset, x, weight, bias, residual, h, rstd, mean)
     if not prenorm:
-        return found.y
-    return found.y, x if total is None else found.total
+        return y
+    ctx.set_materialize_grads(False)  # either result may be left unused
+    return y, x if h is None else h
+
+
+def _recorded_plain(ctx, x, weight, bias, kind, eps):
+    y, rstd, mean = launch.plain_with_statistics(kind, x, weight, bias, eps)
+    ctx.save_for_backward(x, weight, rstd, mean)
+    ctx.facts = (kind, 0.0, x.dtype, bias is not None and bias.dtype, None)
+    return y
 
 
 def _recorded_backward(ctx, dy, dtotal=None):
-    dx, dweight, dbias, dresidual = backward.gradients(ctx, dy, dtotal)
-    return dx, dweight, dbias, None, dresidual, None
+    """Of both. In `_recorded_plain` the kind stands where the residual does: it never needs a gradient."""
+    needs = ctx.needs_input_grad
+    return (*gradients.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
 
 
 _Recorded = ops.eager_function("Norm", forward=_recorded, backward=_recorded_backward)
+_RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backward=_recorded_backward)
 
 
 # ---- the custom ops: traced, fake, functorch ------------------------------------------------------------------
@@ -129,7 +144,7 @@ def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, re
     checks.norm(kind, x, weight, bias, residual, out_dtype, residual_dtype)
     check.refuse_tangent(kind, x=x, weight=weight, bias=bias, residual=residual)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
-    total = _total(x, residual, residual_dtype) if prenorm else None
+    total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     kept = _kept(x, residual, total) if save else total
     y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)
     return (y, x if total is None else h) if prenorm else y
@@ -155,11 +170,14 @@ def _op(kind):
         if not save or (residual is not None and total is None):
             raise ValueError(f"tkq::{kind}: a gradient is recorded, which needs save=True, and with a residual the sum "
                              "(total_dtype)")
-        backward.remember(ctx, kind, offset, x, weight, bias, residual, launch.Results(*output))
-        ctx.mark_non_differentiable(output[2], output[3])
+        _, h, rstd, mean = output
+        gradients.remember(ctx, kind, offset, x, weight, bias, residual, h, rstd, mean)
+        ctx.mark_non_differentiable(rstd, mean)
+        ctx.set_materialize_grads(False)
 
     def gradients(ctx, dy, dtotal, *_):
-        dx, dweight, dbias, dresidual = backward.gradients(ctx, dy, dtotal)
+        needs = ctx.needs_input_grad
+        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
         return dx, dweight, dbias, None, dresidual, None, None, None, None
 
     return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=gradients)

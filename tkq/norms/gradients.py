@@ -1,49 +1,31 @@
 """The norms' gradients as autograd asks for them: what is kept, and which kernel computes them."""
-from typing import NamedTuple, Optional
-
-import torch
-
 from .. import reference_norms
 
 
-class Facts(NamedTuple):
-    """What backward needs to know beside the kept tensors. Types: None where there is no such input."""
-
-    kind: str
-    offset: float
-    x: torch.dtype
-    bias: Optional[torch.dtype]
-    residual: Optional[torch.dtype]
+def remember(ctx, kind, offset, x, weight, bias, residual, total, rstd, mean) -> None:
+    """Keep what `gradients` needs: what was normalised (x or the sum), weight, rstd and mean; and types, None where
+    there is no such input."""
+    ctx.save_for_backward(x if residual is None else total, weight, rstd, mean)
+    ctx.facts = (kind, offset, x.dtype, bias is not None and bias.dtype, residual is not None and residual.dtype)
 
 
-def remember(ctx, kind, offset, x, weight, bias, residual, found) -> None:
-    """Keep what `gradients` needs: what was normalised, weight, rstd and mean."""
-    h = x if residual is None else found.total
-    ctx.save_for_backward(h, weight, found.rstd, found.mean)
-    ctx.facts = Facts(kind, offset, x.dtype, None if bias is None else bias.dtype,
-                      None if residual is None else residual.dtype)
-    ctx.set_materialize_grads(False)
-
-
-def gradients(ctx, dy, dtotal):
-    """(dx, dweight, dbias, dresidual), None for an input that needs none. dtotal: of the sum as a result.
-
-    ctx: of a function whose inputs begin with x, weight, bias, eps, residual."""
-    facts = ctx.facts
-    need_x, need_weight, need_bias, _, need_residual = ctx.needs_input_grad[:5]
+def gradients(ctx, needs, dy, dtotal):
+    """(dx, dweight, dbias, dresidual), None for those that are not needed. dtotal: of the sum as a result."""
+    kind, offset, x_dtype, bias_dtype, residual_dtype = ctx.facts
+    need_x, need_weight, need_bias, need_residual = needs
     if dy is None:  # only the sum was used
-        return (dtotal.to(facts.x) if need_x else None, None, None,
-                dtotal.to(facts.residual) if need_residual else None)
+        return (dtotal.to(x_dtype) if need_x else None, None, None,
+                dtotal.to(residual_dtype) if need_residual else None)
     # x and residual have one gradient; it is written a second time only for a second type
-    other = facts.residual if need_x and need_residual and facts.residual != facts.x else None
+    other = residual_dtype if need_x and need_residual and residual_dtype != x_dtype else None
     h, weight, rstd, mean = ctx.saved_tensors
     dx, dweight, dbias, dresidual = _norm_backward(
-        facts.kind, dy, h, weight, rstd, mean if facts.kind == "layernorm" else None, dresidual_out=dtotal,
-        weight_offset=facts.offset, needs=(need_x or need_residual, need_weight, need_bias),
-        dx_dtype=facts.x if need_x else facts.residual, dresidual_dtype=other)
+        kind, dy, h, weight, rstd, mean if kind == "layernorm" else None, dresidual_out=dtotal,
+        weight_offset=offset, needs=(need_x or need_residual, need_weight, need_bias),
+        dx_dtype=x_dtype if need_x else residual_dtype, dresidual_dtype=other)
     if other is None:
         dresidual = dx
-    return (dx if need_x else None, dweight, None if dbias is None else dbias.to(facts.bias),
+    return (dx if need_x else None, dweight, None if dbias is None else dbias.to(bias_dtype),
             dresidual if need_residual else None)
 
 
