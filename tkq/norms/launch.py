@@ -62,15 +62,17 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
         shape = x.shape
         run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype]
-        rows = x if len(shape) == 2 else x.view(-1, shape[-1])
+        rows = x if len(shape) == 2 else _one_stride(x, weight)
         if 0 < rows.shape[0] <= _MAX_ROWS:
-            if out is None:
-                out = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
-            run(rows, weight, bias, out if rows is x else out.view(rows.shape), eps)
-            return out
-    except Exception:
-        checks.norm(kind, x, weight, bias)
-    return _carefully(Call(kind, eps), x, weight, bias, None, out)[0]
+            y = out
+            if y is None:
+                y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
+            run(rows, weight, bias, y if rows is x else y.view(rows.shape), eps)
+            return y
+    except Exception:  # nothing is known, or it was refused
+        pass
+    call = Call(kind, eps)
+    return (norm(call, x, weight, bias, None) if out is None else _carefully(call, x, weight, bias, None, out))[0]
 
 
 def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
@@ -79,7 +81,7 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
         shape = x.shape
         run = _known[kind, True, x.dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype]
-        rows = x if len(shape) == 2 else x.view(-1, shape[-1])
+        rows = x if len(shape) == 2 else _one_stride(x, weight)
         M = rows.shape[0]
         if 0 < M <= _MAX_ROWS:
             y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
@@ -88,9 +90,16 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
             run(rows, weight, bias, y if rows is x else y.view(rows.shape), None, None, rstd, mean, None, eps, None)
             return y, rstd, mean
     except Exception:
-        checks.norm(kind, x, weight, bias)
-    y, _, rstd, mean, _ = _carefully(Call(kind, eps, stats=True), x, weight, bias, None)
+        pass
+    y, _, rstd, mean, _ = norm(Call(kind, eps, stats=True), x, weight, bias, None)
     return y, rstd, mean
+
+
+def _one_stride(x, weight):
+    """x as (M, N) rows that share a weight. Raises where it is not that."""
+    if weight is not None and weight.dim() != 1:
+        raise ValueError
+    return x.view(-1, x.shape[-1])
 
 
 def _empty(shape, dtype, device):
@@ -110,9 +119,8 @@ def norm(call: Call, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
             results = _allocate(call, x)
             run(*_arguments(call, rows, weight, bias, results))
             return results
-    except Exception:
-        results = None  # free it
-        checks.norm(call.kind, x, weight, bias, residual, None if call.scale else call.out, call.total)
+    except Exception:  # nothing is known, or it was refused
+        results = None  # so that its memory is free
     return _carefully(call, x, weight, bias, residual)
 
 
