@@ -37,20 +37,21 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
 def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rstd: Tensor,
                   mean: Optional[Tensor] = None, *, dresidual_out: Optional[Tensor] = None, weight_offset: float = 0.0,
                   needs=(True, True, True), dx_dtype: Optional[torch.dtype] = None,
-                  dresidual_dtype: Optional[torch.dtype] = None):
+                  dresidual_dtype: Optional[torch.dtype] = None, dbias_dtype: Optional[torch.dtype] = None):
     """(dx, dweight, dbias, dresidual) of `norm`, None for what is not needed.
 
     x: what was normalised (x + residual). dresidual_out: the gradient of that sum as a result of its own.
-    needs: of dx, dweight and dbias. dx_dtype: x's where not given. dresidual_dtype: where given, dx in it too."""
+    needs: of dx, dweight and dbias. dx_dtype: x's where not given. dresidual_dtype: where given, dx in it too.
+    dbias_dtype: the weight's where not given, or x's."""
     xs, g = _wide(x), _wide(dy)
     shape = (*x.shape[:-1], 1)
     normed = (xs if mean is None else xs - mean.to(xs.dtype).view(shape)) * rstd.to(xs.dtype).view(shape)
     dweight = dbias = dx = None
     summed = tuple(range(x.dim() - (weight.dim() if weight is not None else 1)))
     if needs[1]:
-        dweight = (g * normed).sum(summed).to(weight.dtype) if summed else (g * normed).to(weight.dtype)
+        dweight = _sum(g * normed, summed).to(weight.dtype)
     if needs[2]:
-        dbias = (g.sum(summed) if summed else g).to(x.dtype if weight is None else weight.dtype)
+        dbias = _sum(g, summed).to(dbias_dtype or (x if weight is None else weight).dtype)
     if not needs[0]:
         return None, dweight, dbias, None
     if weight is not None:
@@ -61,7 +62,12 @@ def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rs
     dx = dx * rstd.to(xs.dtype).view(shape)
     if dresidual_out is not None:
         dx = dx + _wide(dresidual_out)
-    return dx.to(dx_dtype or x.dtype), dweight, dbias, None if dresidual_dtype is None else dx.to(dresidual_dtype)
+    dresidual = None if dresidual_dtype is None else dx.to(dresidual_dtype, copy=True)
+    return dx.to(dx_dtype or x.dtype), dweight, dbias, dresidual
+
+
+def _sum(t, dims):
+    return t.sum(dims) if dims else t  # torch takes no dimensions for all
 
 
 def quantise(y: Tensor, granularity: str):

@@ -118,14 +118,14 @@ def test_torch_compile_keeps_it_whole(op):
     (torch.zeros(4, 64).bfloat16(), torch.zeros(68)[4:], 8),
     (torch.zeros(4, 64).bfloat16(), torch.zeros(66).half()[2:], 2)])
 def test_the_access_fits_every_address(x, weight, vector):
-    assert launch._vector([x], (weight, None)) == vector
+    assert launch.vector([x], (weight, None)) == vector
     base = [t.data_ptr() % 16 for t in (x, weight) if t is not None]  # torch aligns what it allocates to 64 bytes here
     assert base[0] % (vector * x.element_size()) == 0
 
 
 def test_keys_differ_where_the_kernel_does():
     def key(kind, x, weight, bias):
-        return launch._key(launch.Call(kind, 1e-5), x, weight, bias, None, None), launch._vector([x], (weight, bias))
+        return launch._key(launch.Call(kind, 1e-5), x, weight, bias, None, None), launch.vector([x], (weight, bias))
 
     x = torch.zeros(4, 64).bfloat16()
     w = torch.zeros(64)

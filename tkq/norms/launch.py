@@ -233,11 +233,11 @@ def _spec(call, heads, arguments):
     names = [None if t is None else dtypes.name_of(t.dtype) for t in (x, weight, bias, residual, total)]
     out = None if y.dtype == x.dtype else dtypes.name_of(y.dtype)
     return NormSpec(call.kind, x.shape[-1], names[0], names[1], names[2],
-                    _vector([t for t in (x, residual, y, total) if t is not None], (weight, bias)), names[3], names[4],
+                    vector([t for t in (x, residual, y, total) if t is not None], (weight, bias)), names[3], names[4],
                     out, call.scale, bool(call.offset), call.stats, heads)
 
 
-def _vector(streams, vectors=()) -> int:
+def vector(streams, vectors=()) -> int:
     """Elements of one access: as many as 16 bytes of the widest stream, N, the strides of rows and every base address
     allow."""
     vector = 16 // max(t.element_size() for t in streams)

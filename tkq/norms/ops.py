@@ -175,12 +175,12 @@ def _op(kind):
         ctx.mark_non_differentiable(rstd, mean)
         ctx.set_materialize_grads(False)
 
-    def gradients(ctx, dy, dtotal, *_):
+    def formula(ctx, dy, dtotal, *_):
         needs = ctx.needs_input_grad
         dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
         return dx, dweight, dbias, None, dresidual, None, None, None, None
 
-    return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=gradients)
+    return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=formula)
 
 
 _OPS = {kind: _op(kind) for kind in ("rmsnorm", "layernorm")}

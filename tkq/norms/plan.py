@@ -106,9 +106,9 @@ _HEAVY = (
     (262144, Config(256, 256, 8, load="shared", early=False, rows_each=2)),
     (2097152, Config(512, 512, 16, early=False)),
 )
-# up to twice the bytes of x and residual (layernorm with a float32 weight and no bias): many small blocks share a row, x
-# waits in their shared memory and the weight in registers. 65536: 3040 GB/s so, 2827 as _HEAVY; 131072: 3021 and 2780;
-# 262144: 2724 and 2541.
+# up to twice the bytes of x and residual (layernorm with a float32 weight and no bias): many small blocks share a row,
+# x waits in their shared memory and the weight in registers. 65536: 3040 GB/s so, 2827 as _HEAVY; 131072: 3021 and
+# 2780; 262144: 2724 and 2541.
 _MEDIUM = (
     *_LATE,
     (98304, Config(256, 256, 4, load="shared")),
