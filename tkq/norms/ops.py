@@ -172,12 +172,12 @@ def _op(kind):
                              "(total_dtype)")
         _, h, rstd, mean = output
         gradients.remember(ctx, kind, offset, x, weight, bias, residual, h, rstd, mean)
-        ctx.mark_non_differentiable(rstd, mean)
+        ctx.mark_non_differentiable(rstd, mean, *([h] if total is None else []))
         ctx.set_materialize_grads(False)
 
     def formula(ctx, dy, dtotal, *_):
-        needs = ctx.needs_input_grad
-        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
+        needs = ctx.needs_input_grad  # without the last inputs, where they have their defaults
+        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], any(needs[4:5])), dy, dtotal)
         return dx, dweight, dbias, None, dresidual, None, None, None, None
 
     return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=formula)

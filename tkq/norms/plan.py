@@ -114,7 +114,8 @@ _MEDIUM = (
     (98304, Config(256, 256, 4, load="shared")),
     (131072, Config(128, 128, 8, load="shared")),
     (262144, Config(128, 128, 16, load="shared")),
-    (2097152, Config(256, 256, 16, load="shared")),
+    (524288, Config(256, 256, 16, load="shared")),
+    (2097152, Config(512, 512, 16, early=False)),
 )
 # results that wait for their scale do so in registers, 32 of a thread where that can be
 _QUANTISED = tuple((limit, Config(*shape)) for limit, *shape in (
