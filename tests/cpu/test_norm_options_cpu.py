@@ -275,6 +275,7 @@ def test_gradients_of_exactly_the_inputs_that_need_them(kind, frozen, monkeypatc
     shapes = dict(x=(6, 40), weight=(40,), bias=(40,), residual=(6, 40))
     leaves = {name: torch.randn(shape, requires_grad=name not in frozen.split()) for name, shape in shapes.items()}
     y, h = call(kind, leaves, "eager", prenorm=True)
+    assert h.requires_grad == (leaves["x"].requires_grad or leaves["residual"].requires_grad)
     (y.sum() + h.sum()).backward()
     assert {name for name, t in leaves.items() if t.grad is None} == set(frozen.split())
     needs = leaves["x"].requires_grad or leaves["residual"].requires_grad
@@ -303,6 +304,14 @@ def test_the_sum_without_a_residual_passes_its_gradient_on(kind):
     z = x.detach().double().requires_grad_()
     truth, = torch.autograd.grad(torch_norm(kind, z), z, [dy.double(), dh.double()])
     assert torch.allclose(found.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sum_of_a_frozen_x_needs_no_gradient(kind):
+    w = torch.ones(40, requires_grad=True)
+    x = torch.randn(6, 40)
+    y, h = getattr(tkq, kind)(x, w, prenorm=True)
+    assert y.requires_grad and not h.requires_grad and torch.equal(h, x)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -116,8 +116,11 @@ def _recorded(ctx, x, weight, bias, residual, call, prenorm):
     gradients.remember(ctx, call.kind, call.offset, x, weight, bias, residual, h, rstd, mean)
     if not prenorm:
         return y
+    total = x if h is None else h
     ctx.set_materialize_grads(False)  # either result may be left unused
-    return y, x if h is None else h
+    if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[3]):
+        ctx.mark_non_differentiable(total)
+    return y, total
 
 
 def _recorded_plain(ctx, x, weight, bias, kind, eps):
