@@ -261,6 +261,14 @@ def test_gradients_of_the_weights_of_heads(route):
     assert all(torch.allclose(a.double(), b, rtol=1e-5, atol=1e-5) for a, b in zip(found, truth))
 
 
+def test_heads_too_long_for_a_gradient_are_refused_before_it_is_needed():
+    x, w = torch.ones(2, 3, 4097), torch.ones(3, 4097, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="heads of 4097 columns, allowed are 1 to 4096"):
+        tkq.rmsnorm(x, w)
+    with torch.no_grad():
+        assert tkq.rmsnorm(x, w).shape == x.shape
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("frozen", ["x", "weight", "bias", "residual", "x residual", "weight bias"])
 def test_gradients_of_exactly_the_inputs_that_need_them(kind, frozen, monkeypatch):

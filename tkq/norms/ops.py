@@ -41,7 +41,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         TypeError: not a tensor, or a dtype that is not allowed.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, an option that
             would do nothing (weight_offset without a weight, residual_dtype without prenorm).
-        NotImplementedError: N > 262144.
+        NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
     """
     if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
