@@ -19,8 +19,9 @@ from .rows.exchange import Slots, across_lanes, of_vector
 from .rows.monoid import Exchange, add
 from .rows.plan import WARP, RowPlan, scratch_bytes
 from .rows.ring import GlobalRows, RowRing
-from .rows.share import Share, loaded, part, put, share
+from .rows.share import loaded, part, put, share
 from .rows.spec import RowSpec
+
 
 @dataclass(frozen=True)
 class Args:

@@ -1,6 +1,6 @@
 """Sums down the columns, finished in the launch that began them: the same bits every time."""
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Optional
 
 import cutlass
 import cutlass.cute as cute

@@ -122,7 +122,7 @@ def spec_of(cls, given: dict) -> RowSpec:
         cls.__module__, cls.__qualname__, N, *(tuple(map(stream, streams[kind], tensors)) for kind, tensors in (
             ("loads", loads), ("stores", stores), ("vectors", [given[name] for name in streams["vectors"]]))),
         streams["scalars"], streams["results"],
-        tuple(stream(name, given[name]) for name in streams["columns"]), vector(N, loads, stores), bulk(N, loads), (),
+        tuple(stream(name, given[name]) for name in streams["columns"]), vector(N, loads + stores), bulk(N, loads), (),
         tuple(sorted((name, value) for name, value in given.items() if name in cls.options)))
     sums = tuple(x.monoid.sums for x in cls.exchanges_of(spec))
     return RowSpec(**{**spec.__dict__, "sums": sums})
@@ -137,10 +137,11 @@ def _alignment(address: int) -> int:
     return min(16, address & -address) if address else 16
 
 
-def vector(N: int, loads, stores) -> int:
-    """Elements of one access: as many as 16 bytes of the widest type, N, every row stride and every base allow."""
-    tensors = (*loads, *stores)
-    found = 16 // max(t.element_size() for t in tensors)
+def vector(N: int, tensors, element_bytes: int = 1) -> int:
+    """Elements of one access: as many as 16 bytes of the widest type, N, every row stride and every base allow.
+
+    element_bytes: of the widest of those tensors that are yet to be made, which begin and go on as they should."""
+    found = 16 // max(element_bytes, *(t.element_size() for t in tensors))
     while found > 1 and not (N % found == 0 and all(_multiple(t, found * t.element_size()) for t in tensors)):
         found //= 2
     return found

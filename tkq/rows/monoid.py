@@ -42,7 +42,7 @@ class Exchange:
 def maximum(a, b):
     """The larger one, of numbers or of vectors; NaN if either is."""
     if isinstance(a, cute.TensorSSA):
-        return cute.where((a > b) | (a != a), a, b)  # noqa: PLR0124  (NaN is not itself)
+        return cute.where((a > b) | (a != a), a, b)
     return cute.arch.fmax(a, b, nan=True)
 
 

@@ -13,7 +13,8 @@ WARPGROUP, WARP = 128, 32
 REGISTER_FILE = 65536  # of a multiprocessor
 PRODUCER_REGISTERS = 24
 MOST_REGISTERS = 240  # of a consumer thread
-WORKING_REGISTERS = 64  # of a consumer thread, for everything but column sums and vectors
+WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums and vectors
+SEVERAL_SUMS_REGISTERS = 128  # beside two column sums and more, for whole vectors of everything else
 MOST_STAGES = 8
 QUAD = 4  # columns of a 16-byte access to fp32: column sums are finished in these
 NOMINAL_BLOCKS = 132  # of an H100; the plan is right, if not as quick, for any other number
@@ -215,8 +216,8 @@ def plan(shape: RowShape, **choices) -> RowPlan:
     """
     geometry = {key: choices.pop(key) for key in ("cluster", "per_thread", "warps", "stages") if key in choices}
     found = _chosen(shape, **geometry) if geometry else _planned(shape)
-    vectors = choices.pop("vectors", None) or _vectors(shape, found)
-    found = replace(found, vectors=vectors, **choices)
+    found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
+    found = replace(found, **choices)
     check(shape, found)
     return found
 
@@ -239,32 +240,38 @@ def check(shape: RowShape, p: RowPlan) -> None:
         raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, a block has {SMEM_BYTES}")
 
 
-# (blocks of a cluster, elements of a thread, stages beyond those that the exchanges keep): the first that fits is taken
-_LADDER = ((1, 32, 2), (2, 32, 2), (4, 32, 2), (8, 32, 2), (8, 64, 1), (16, 32, 1), (16, 64, 1))
+# (blocks of a cluster, elements of a thread, warps, stages beyond those that the exchanges keep): the first that fits
+# is taken, at best one where the vectors stay in registers
+_LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8, 1), (16, 32, 8, 1), (16, 64, 8, 1),
+           (16, 32, 16, 1))
 
 
 def _planned(shape: RowShape) -> RowPlan:
-    for cluster, per_thread, spare in _LADDER if shape.bulk else ():
-        found = _fitting(shape, cluster, per_thread, 8)
-        if found and found.stages > len(shape.sums) + spare - 1 and _room(shape, found):
-            return found
+    for late in (False, True):
+        for cluster, per_thread, warps, spare in _LADDER if shape.bulk else ():
+            if shape.columns > 1 and per_thread > 32:
+                continue
+            found = _fitting(shape, cluster, per_thread, warps)
+            if found and found.stages >= len(shape.sums) + spare and (late or _room(shape, found, "packed")):
+                return found
     return _direct(shape)
 
 
-def _room(shape, p):
-    """Have a thread's column sums and vectors, as they are in memory, room in its registers?"""
-    return _held(shape, p, packed=True) <= p.consumer_registers - WORKING_REGISTERS
-
-
-def _held(shape, p, packed):
-    return p.per_thread * (shape.columns + sum(bits / 32 if packed else 1 for bits in shape.vectors))
+def _room(shape, p, vectors):
+    """Have a thread's column sums, and vectors in this form, room in its registers?"""
+    registers = {"float": lambda bits: 1, "packed": lambda bits: bits / 32, "late": lambda bits: 0}[vectors]
+    held = p.per_thread * (shape.columns + sum(map(registers, shape.vectors)))
+    return held <= p.consumer_registers - WORKING_REGISTERS
 
 
 def _vectors(shape, p) -> str:
-    room = p.consumer_registers - WORKING_REGISTERS
-    if p.direct or _held(shape, p, packed=True) > room:
-        return "late"
-    return "float" if _held(shape, p, packed=False) <= room else "packed"
+    return "late" if p.direct else next(v for v in VECTORS if v == "late" or _room(shape, p, v))
+
+
+def _accesses(shape, p) -> int:
+    """Elements of an access: half as many where two column sums leave few registers for what is under way."""
+    crowded = shape.columns > 1 and p.consumer_registers - shape.columns * p.per_thread < SEVERAL_SUMS_REGISTERS
+    return p.vector // 2 if crowded and p.vector > 1 else p.vector
 
 
 def _chosen(shape, cluster=None, per_thread=None, warps=8, stages=None):
@@ -293,9 +300,9 @@ def _fitting(shape: RowShape, cluster: int, per_thread: int, warps: int) -> Opti
 def _direct(shape: RowShape, cluster=None, per_thread=None, warps=8) -> RowPlan:
     """For every row: a thread takes as many elements as it must."""
     per_thread = per_thread or 32
-    if shape.N > 8 * WARP * 8 * per_thread:  # clusters of 8 blocks of 8 warps would have too few threads
+    if 8 * WARP * 8 * per_thread < shape.N:  # clusters of 8 blocks of 8 warps would have too few threads
         warps = 16
-    while not cluster or (cluster < MAX_CLUSTER and shape.N > warps * WARP * per_thread * cluster):
+    while not cluster or (cluster < MAX_CLUSTER and warps * WARP * per_thread * cluster < shape.N):
         cluster = 2 * (cluster or 0.5)
     cluster = int(cluster)
     cols = _cols(shape, cluster, max(shape.vector, QUAD))
@@ -338,6 +345,6 @@ def variants(shape: RowShape) -> dict:
             candidate = plan(shape, **choices)
         except ValueError:
             continue
-        if candidate not in found.values() and _room(shape, candidate):
+        if candidate not in found.values() and (not choices or _room(shape, candidate, candidate.vectors)):
             found[name] = candidate
     return found

@@ -79,8 +79,9 @@ class RowRing:
         rows = cutlass.min(Int32(p.groups), s.rows - row0)
         width = sum(t.element_type.width for t in loads) // 8
         tk.expect_bytes(self.full[stage], rows * s.limit * width)
+        sem = self.full[stage].ptr.toint()
         for t, x in zip(loads, self.data, strict=True):
-            self._copy(t, x[None, None, None, None, stage].iterator.toint(), self.full[stage].ptr.toint(), s, row0, rows)
+            self._copy(t, x[None, None, None, None, stage].iterator.toint(), sem, s, row0, rows)
 
     @cute.jit
     def _copy(self, t: cute.Tensor, dst: Int32, sem: Int32, s: Constexpr, row0: Int32, rows: Int32):

@@ -6,13 +6,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
-from .. import tile as tk
 from .plan import WARP, RowPlan
 
 
 @dataclass(frozen=True)
 class Share:
-    """A block's part: tiles of rows from ``first`` on, ``step`` rows apart; columns from ``col0`` on, ``limit`` of them.
+    """A block's part: tiles of rows from ``first`` on, ``step`` rows apart; ``limit`` columns from ``col0`` on.
 
     unit: which cluster (or block, without clusters) of ``units``; rank: which block of its cluster."""
 
@@ -42,7 +41,7 @@ def share(p: RowPlan, rows) -> Share:
 
 @dataclass(frozen=True)
 class Part:
-    """A thread's part of its block's: one row of each tile, ``chunks`` vectors of it, ``threads_per_row`` vectors apart.
+    """A thread's part of its block's: of one row of each tile ``chunks`` vectors, ``threads_per_row`` vectors apart.
 
     thread: which of the row's threads; warp: which of its warps; group: which row of the tile."""
 

@@ -109,7 +109,8 @@ def store_remote(dst: cute.Pointer, values, sem: Semaphore, block):
     dst, sem: this block's own addresses of the place and the semaphore, which the other block has at the same offset;
     dst is aligned to all the values together. The calling thread; the receiver calls ``expect_bytes``."""
     words = tuple(x.bitcast(Int32) for x in values)
-    cute.arch.store_async_dsmem(cute.recast_ptr(dst, dtype=Int32), words if len(words) > 1 else words[0], sem.ptr, block)
+    words = words if len(words) > 1 else words[0]
+    cute.arch.store_async_dsmem(cute.recast_ptr(dst, dtype=Int32), words, sem.ptr, block)
 
 
 # ---- rings and pipes -----------------------------------------------------------------------------
