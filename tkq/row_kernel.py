@@ -117,10 +117,14 @@ class RowKernel(ReductionBase):
         self.given = {*(s.name for s in streams), *spec.scalars, *spec.results}
 
     @classmethod
+    def only_down(cls, spec: RowSpec) -> bool:
+        """Is nothing but ``down``'s column sums asked for?"""
+        return not spec.stores and not spec.results and cls.down is not RowKernel.down
+
+    @classmethod
     def exchanges_of(cls, spec: RowSpec) -> tuple:
-        """None are needed where nothing but ``down``'s column sums is asked for."""
-        only_down = spec.columns and not spec.stores and not spec.results and cls.down is not RowKernel.down
-        return () if only_down else cls.exchanges
+        """Those that a call needs."""
+        return () if cls.only_down(spec) else cls.exchanges
 
     def has(self, name) -> bool:
         """Was the tensor given? Known at compile time."""
@@ -420,26 +424,20 @@ class RowKernel(ReductionBase):
                 self._write_row(c, views, row, r)
 
     def _write_row(self, c, views, row, r):
-        if self.spec.results:
-            self._store_results(c, row, r)
+        for name, t in zip(self.spec.results, c.g.results or (), strict=True):
+            _store_one(t, row, getattr(r, name), (c.part.thread == 0) & (c.s.rank == 0))
         if not self.spec.stores and (self.early or not self.spec.columns):
             return
         outs = [c.part.of_row(t, row) for t in c.g.stores or ()]
         for j in range(self.plan.chunks):
             e = self._elements(c, views, j)
-            values = self.write(e, r)
+            values = {} if self.only_down(self.spec) else self.write(e, r)
             for stream, t, out in zip(self.spec.stores, c.g.stores or (), outs, strict=True):
                 x = cute.make_rmem_tensor((self.plan.vector,), t.element_type)
                 x.store(values[stream.name].to(t.element_type))
                 put(out[None, j], x, c.part.inside(j), self.plan.streaming)
             if not self.early:
                 self._add_columns(c, j, {**values, **self.down(e, r)})
-
-    @cute.jit
-    def _store_results(self, c: Constexpr, row: Int32, r: Constexpr):
-        if c.part.thread == 0 and c.s.rank == 0:
-            for i in cutlass.range_constexpr(len(self.spec.results)):
-                c.g.results[i][row] = getattr(r, self.spec.results[i])
 
     # ---- the other way to finish --------------------------------------------------------------------
 
@@ -466,6 +464,12 @@ class RowKernel(ReductionBase):
         from .rows.launch import launch
 
         return launch(cls, arguments, plan)
+
+
+@cute.jit
+def _store_one(t: cute.Tensor, row: Int32, value: Float32, mine):
+    if mine:
+        t[row] = value
 
 
 @cute.jit
