@@ -62,11 +62,14 @@ def test_what_a_call_is_read_as():
     assert spec(x=torch.zeros(4, 64)).vector == 4, "as many elements of each as the widest type has in 16 bytes"
 
 
+def bf16(columns, rows=4):
+    return torch.zeros(rows, columns, dtype=BF16)
+
+
 @pytest.mark.parametrize("make, vector, bulk", [
-    (lambda: torch.zeros(4, 64, dtype=BF16), 8, True), (lambda: torch.zeros(4, 72, dtype=BF16)[:, :64], 8, True),
-    (lambda: torch.zeros(4, 72, dtype=BF16)[:, 8:], 8, True), (lambda: torch.zeros(4, 72, dtype=BF16)[:, 4:68], 4, False),
-    (lambda: torch.zeros(4, 66, dtype=BF16)[:, :64], 2, False), (lambda: torch.zeros(4, 65, dtype=BF16)[:, 1:], 1, False),
-    (lambda: torch.zeros(4, 65, dtype=BF16)[:1, :64], 8, True), (lambda: torch.zeros(1, 64).expand(4, 64), 4, True)])
+    (lambda: bf16(64), 8, True), (lambda: bf16(72)[:, :64], 8, True), (lambda: bf16(72)[:, 8:], 8, True),
+    (lambda: bf16(72)[:, 4:68], 4, False), (lambda: bf16(66)[:, :64], 2, False), (lambda: bf16(65)[:, 1:], 1, False),
+    (lambda: bf16(65, 1)[:, :64], 8, True), (lambda: torch.zeros(1, 64).expand(4, 64), 4, True)])
 def test_which_rows_bulk_copies_take(make, vector, bulk):
     x = make()
     found = spec(x=x, dy=torch.zeros(x.shape), rstd=torch.zeros(len(x)), dx=torch.zeros(x.shape, dtype=BF16))
