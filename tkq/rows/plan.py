@@ -14,6 +14,7 @@ REGISTER_FILE = 65536  # of a multiprocessor
 PRODUCER_REGISTERS = 24
 MOST_REGISTERS = 240  # of a consumer thread
 WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums and vectors
+LEAST_WORKING_REGISTERS = 48  # with which a variant is still tried
 SEVERAL_SUMS_REGISTERS = 128  # beside two column sums and more, for whole vectors of everything else
 MOST_STAGES = 8
 QUAD = 4  # columns of a 16-byte access to fp32: column sums are finished in these
@@ -332,20 +333,18 @@ def _power_of_two(n):
 
 def variants(shape: RowShape) -> dict:
     """Plans worth timing beside the planned one, by name."""
-    asked = {"planned": {}}
-    for flag in (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=True), dict(finish="tail"),
-                 dict(finish="tail", pdl=True), dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
-                 dict(warps=16), dict(vectors="packed"), dict(vectors="late")):
-        asked[" ".join(f"{key}={value}" for key, value in flag.items())] = flag
-    for cluster in (1, 2, 4, 8, 16):
-        for per_thread in (16, 32, 64):
-            asked[f"cluster={cluster} per_thread={per_thread}"] = dict(cluster=cluster, per_thread=per_thread)
-    found = {}
-    for name, choices in asked.items():
+    flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=True), dict(finish="tail"),
+             dict(finish="tail", pdl=True), dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
+             dict(warps=16), dict(vectors="packed"), dict(vectors="late"))
+    geometries = [dict(cluster=c, per_thread=n) for c in (1, 2, 4, 8, 16) for n in (16, 32, 64)]
+    found = {"planned": plan(shape)}
+    for choices in (*flags, *geometries):
         try:
             candidate = plan(shape, **choices)
         except ValueError:
             continue
-        if candidate not in found.values() and (not choices or _room(shape, candidate, candidate.vectors)):
-            found[name] = candidate
+        blocks_well_filled = candidate.cluster == 1 or candidate.cols >= 2048
+        registers = candidate.per_thread * shape.columns <= candidate.consumer_registers - LEAST_WORKING_REGISTERS
+        if candidate not in found.values() and blocks_well_filled and registers:
+            found[" ".join(f"{key}={value}" for key, value in choices.items())] = candidate
     return found
