@@ -1,4 +1,4 @@
-"""A new fused backward: that of y = silu(rmsnorm(x) * weight), dx and dweight in one launch, as a subclass of RowKernel.
+"""A new fused backward: that of y = silu(rmsnorm(x) * weight), dx and dweight in one launch, on RowKernel.
 
     python examples/write_a_row_kernel.py
 

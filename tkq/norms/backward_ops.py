@@ -18,14 +18,14 @@ _calls: dict = {}
 
 
 class _Call(NamedTuple):
-    """A launcher and which tensors it wants. dx, dresidual: their types, None for one that is not stored: where both
-    are wanted in one type, dresidual is dx."""
+    """A launcher, None where nothing is wanted, and which tensors it fills. dx, dresidual, dbias: their types, None for
+    one that it does not: where dx and dresidual are wanted in one type, dresidual is dx."""
 
-    run: rows.Launcher
+    run: Optional[rows.Launcher]
     dx: Optional[torch.dtype]
     dresidual: Optional[torch.dtype]
     dweight: bool
-    dbias: bool
+    dbias: Optional[torch.dtype]
 
 
 def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rstd: Tensor,
@@ -59,16 +59,19 @@ def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rs
         NotImplementedError: N > 262144, or M > 2^30.
         RuntimeError: a GPU other than Hopper.
     """
-    if not dy.is_cuda:
-        return _on_cpu(kind, dy, x, weight, rstd, mean, dresidual_out, weight_offset, needs, dx_dtype, dresidual_dtype,
-                       dbias_dtype)
     if not needs[0] and dresidual_dtype is None:
         dresidual_out = None
+    return (_launch if dy.is_cuda else _on_cpu)(kind, dy, x, weight, rstd, mean, dresidual_out, weight_offset, needs,
+                                                dx_dtype, dresidual_dtype, dbias_dtype)
+
+
+def _launch(kind, dy, x, weight, rstd, mean, dresidual_out, weight_offset, needs, dx_dtype, dresidual_dtype,
+            dbias_dtype):
     key = _key(kind, dy, x, weight, rstd, mean, dresidual_out, weight_offset, needs, dx_dtype, dresidual_dtype,
                dbias_dtype)
     call = _calls.get(key)
     if call is None:
-        _check(kind, dy, x, weight, rstd, mean, dresidual_out, needs)
+        _check(kind, dy, x, weight, rstd, mean, dresidual_out)
         call = _calls[key] = _call(kind, dy, x, weight, dresidual_out, weight_offset, needs, dx_dtype, dresidual_dtype,
                                    dbias_dtype)
     M, N, device = x.shape[0], x.shape[1], x.device
@@ -76,14 +79,14 @@ def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rs
     dresidual = torch.empty(M, N, dtype=call.dresidual, device=device) if call.dresidual else None
     make = torch.empty if M else torch.zeros
     dweight = make(N, dtype=weight.dtype, device=device) if call.dweight else None
-    dbias = make(N, dtype=_bias_dtype(weight, dbias_dtype), device=device) if call.dbias else None
-    if M and (dx is not None or dresidual is not None or call.dweight or call.dbias):
-        call.run((dy, x) if dresidual_out is None else (dy, x, dresidual_out),
-                 _given(dx, dresidual), None if weight is None else (weight,),
-                 (rstd,) if mean is None else (rstd, mean), None, _given(dweight, dbias))
+    dbias = make(N, dtype=call.dbias, device=device) if call.dbias else None
+    if M and call.run:
+        call.run((dy, x) if dresidual_out is None else (dy, x, dresidual_out), _given(dx, dresidual),
+                 None if weight is None else (weight,), (rstd,) if mean is None else (rstd, mean), None,
+                 _given(dweight, dbias))
     if dresidual_dtype is not None and dresidual is None:
         dresidual = dx
-    return dx if needs[0] else None, dweight, dbias, dresidual
+    return dx, dweight, dbias, dresidual
 
 
 def _given(*tensors):
@@ -113,19 +116,20 @@ def _look(t):
 def _call(kind, dy, x, weight, dresidual_out, weight_offset, needs, dx_dtype, dresidual_dtype, dbias_dtype) -> _Call:
     dx = (dx_dtype or x.dtype) if needs[0] else None
     dresidual = None if dresidual_dtype == dx else dresidual_dtype
-    dweight, dbias = bool(needs[1]) and weight is not None, bool(needs[2])
-    spec = spec_of(kind, dy, x, weight, dresidual_out, weight_offset, (dx, dresidual, dweight, dbias), dbias_dtype)
+    dweight = bool(needs[1]) and weight is not None
+    dbias = _bias_dtype(weight, dbias_dtype) if needs[2] else None
+    spec = spec_of(kind, dy, x, weight, dresidual_out, weight_offset, dx, dresidual, dweight, dbias)
     run = rows.launcher(spec, x.device) if spec.stores or spec.columns else None
     return _Call(run, dx, dresidual, dweight, dbias)
 
 
-def spec_of(kind, dy, x, weight, dresidual_out, weight_offset, wanted, dbias_dtype=None) -> RowSpec:
-    """What has to be compiled. wanted: the types of dx and dresidual or None, and whether dweight and dbias."""
+def spec_of(kind, dy, x, weight, dresidual_out, weight_offset, dx, dresidual, dweight, dbias) -> RowSpec:
+    """What has to be compiled. dx, dresidual, dbias: their types, None for what is not wanted; dweight: is it?"""
     loads = [("dy", dy), ("x", x)] + ([] if dresidual_out is None else [("dresidual_out", dresidual_out)])
-    stores = tuple(Stream(name, dtypes.name_of(dtype)) for name, dtype in zip(("dx", "dresidual"), wanted) if dtype)
+    stores = tuple(Stream(name, dtypes.name_of(t)) for name, t in (("dx", dx), ("dresidual", dresidual)) if t)
     weights = () if weight is None else (rows.stream("weight", weight),)
-    columns = (Stream("dweight", weights[0].dtype),) if wanted[2] else ()
-    columns += (Stream("dbias", dtypes.name_of(_bias_dtype(weight, dbias_dtype))),) if wanted[3] else ()
+    columns = (Stream("dweight", weights[0].dtype),) if dweight else ()
+    columns += (Stream("dbias", dtypes.name_of(dbias)),) if dbias else ()
     N, tensors = x.shape[1], [t for _, t in loads]
     vector = rows.vector(N, tensors, max([s.width // 8 for s in stores], default=1))
     return RowSpec(
@@ -134,7 +138,7 @@ def spec_of(kind, dy, x, weight, dresidual_out, weight_offset, wanted, dbias_dty
         _SUMS[kind] if stores else (), (("weight_offset", float(weight_offset)),) if weight_offset else ())
 
 
-def _check(kind, dy, x, weight, rstd, mean, dresidual_out, needs):
+def _check(kind, dy, x, weight, rstd, mean, dresidual_out):
     """Raises what `norm_backward` promises."""
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, allowed are {', '.join(KINDS)}")
