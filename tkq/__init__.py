@@ -19,8 +19,10 @@ _PUBLIC = {
     "layernorm": "tkq.norms.ops",
     "rmsnorm": "tkq.norms.ops",
     "ReductionBase": "tkq.reduction_base",
+    "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
+_MODULES = ("attention", "norms", "reduction_base", "reference", "row_kernel", "rows", "runtime", "testing", "tile",
+            "utils")
 
 __all__ = [*_PUBLIC, "__version__"]
 

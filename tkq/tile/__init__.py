@@ -26,6 +26,7 @@ from .block import (
 )
 from .bulk import bulk_add, bulk_commit, bulk_load, bulk_store, count_up, red_add4
 from .dtypes import element_type, type_name
+from .grid import grid_arrive, grid_wait
 from .lcf import LCF, Task
 from .maps import (
                     add,
@@ -112,6 +113,7 @@ from .sync import (
                     expect_bytes,
                     init,
                     ring,
+                    store_remote,
                     sync,
                     sync_arrive,
                     sync_block,
