@@ -15,9 +15,14 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "flash_attn": "tkq.attention.ops",
+    "geglu": "tkq.pointwise.gated_ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
     "rmsnorm": "tkq.norms.ops",
+    "rope": "tkq.pointwise.rope_ops",
+    "rope_cos_sin": "tkq.pointwise.tables",
+    "rope_qk": "tkq.pointwise.rope_ops",
+    "swiglu": "tkq.pointwise.gated_ops",
     "ReductionBase": "tkq.reduction_base",
 }
 _MODULES = ("attention", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
