@@ -1,6 +1,6 @@
 """Loads and stores of a few neighbouring elements, and how a thread finds them."""
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, StoreCacheMode
 
 from ..utils import domain_offset_i64
@@ -39,17 +39,8 @@ def packed(values, dtype):
     return result
 
 
-@cute.jit
-def store(held: cute.Tensor, dst: cute.Tensor, inside):
-    """dst = held where `inside` (True: always), in accesses of at most 16 bytes that L2 may evict first."""
-    if const_expr(inside is True):
-        _store(held, dst)
-    else:
-        if inside:
-            _store(held, dst)
-
-
-def _store(held, dst):
+def store(held, dst):
+    """dst = held, in accesses of at most 16 bytes that L2 may evict first."""
     dtype = held.element_type
     bits = min(128, cute.size(held) * dtype.width)
     hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if bits >= 64 else {}

@@ -9,23 +9,23 @@ from .rope import Rope
 
 
 def gated(spec, config):
-    """(kernel, fake arguments) of tkq.pointwise.gated.Gated: matrices with any row stride."""
-    rows, bytes_ = fake.sym(), tk.element_type(spec.dtype).width // 8
-    packed, v = spec.packing != "apart", spec.vector
+    """(kernel, fake arguments) of tkq.pointwise.gated.Gated: tensors of any strides but the last."""
+    bytes_, packed, v = tk.element_type(spec.dtype).width // 8, spec.packing != "apart", spec.vector
+    leading = tuple(fake.sym() for _ in range(spec.rank - 1))
     columns = fake.sym(divisibility=v)
-    twice = fake.sym(divisibility=2 * v) if packed else None
+    both = fake.sym(divisibility=2 * v) if packed else None
 
-    def matrix(wide=False):
-        n, divides = (twice, 2 * v if spec.packing == "interleaved" else v) if wide else (columns, v)
-        stride = (fake.sym64(divisibility=divides), 1)
-        return fake.tensor(spec.dtype, (rows, n), stride, align=divides * bytes_)
+    def tensor(wide=False):
+        n, divides = (both, 2 * v if spec.packing == "interleaved" else v) if wide else (columns, v)
+        strides = tuple(fake.sym64(divisibility=divides) for _ in leading)
+        return fake.tensor(spec.dtype, (*leading, n), (*strides, 1), align=divides * bytes_)
 
-    up = None if packed else matrix()
+    up = None if packed else tensor()
     if not spec.backward:
-        return Gated(spec, config), (matrix(packed), up, None, matrix(), None)
-    dgate = None if spec.gradients == "up" else matrix(packed)
-    dup = None if packed or spec.gradients == "gate" else matrix()
-    return Gated(spec, config), (matrix(packed), up, matrix(), dgate, dup)
+        return Gated(spec, config), (tensor(packed), up, None, tensor(), None)
+    dgate = None if spec.gradients == "up" else tensor(packed)
+    dup = None if packed or spec.gradients == "gate" else tensor()
+    return Gated(spec, config), (tensor(packed), up, tensor(), dgate, dup)
 
 
 def rope(spec, config):

@@ -85,9 +85,9 @@ def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Opt
     try:
         if out is None:
             out = _empty_result(gate, packing)
-        if gate.dim() == 2:
+        if 2 <= gate.dim() <= 3:
             _launch(gate, up, None, out, None, kind, packing, None, config)
-        elif up is None or up.shape == gate.shape:  # rows joined, others could look alike
+        elif up is None or up.shape == gate.shape:  # with rows joined, others could look alike
             _launch(_rows(gate), _rows(up), None, _rows(out), None, kind, packing, None, config)
         else:
             raise ValueError
@@ -124,7 +124,7 @@ def _gradients_on_gpu(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str,
     if dy.stride()[-1] != 1:  # what autograd hands on may have any strides
         dy = dy.contiguous()
     tensors = (gate, up, dy, *out)
-    _launch(*(tensors if gate.dim() == 2 else map(_rows, tensors)), kind, packing, wanted, config)
+    _launch(*(tensors if 2 <= gate.dim() <= 3 else map(_rows, tensors)), kind, packing, wanted, config)
     return out
 
 
@@ -138,22 +138,28 @@ def _rows(x):
 
 
 def _launch(x, u, dy, out, du, kind, packing, gradients, config):
-    """All are (M, N), or (M, 2 N), or None: gate or both, up, dy, the result or dgate or both, dup."""
-    rows, columns = x.shape
-    size, row = x.itemsize, x.stride()[0]
-    bits = 16 | x.data_ptr() | (row | (columns >> 1 if packing == "split" else columns)) * size
+    """Tensors of two or three dimensions, N or 2 N columns, or None: gate or both, up, dy, the result or dgate or both,
+    dup."""
+    columns, elements, size = x.shape[-1], x.numel(), x.itemsize
+    bits = 16 | x.data_ptr() | ((columns >> 1 if packing == "split" else columns) | _strides(x)) * size
     if u is not None:
-        bits |= u.data_ptr() | u.stride()[0] * size
+        bits |= u.data_ptr() | _strides(u) * size
     if packing == "interleaved":
         bits >>= 1
     if dy is not None:
-        bits |= dy.data_ptr() | dy.stride()[0] * size
+        bits |= dy.data_ptr() | _strides(dy) * size
     vector = (bits & -bits) // size  # columns of the result in one access, as many as addresses and strides allow
-    run = _launchers.get((kind, packing, gradients, x.dtype, vector, x.get_device(), config))
-    if run is None or vector < 2 or rows * columns >= MAX_UNITS:
+    run = _launchers.get((kind, packing, gradients, x.dtype, vector, x.dim(), x.get_device(), config))
+    if run is None or vector < 2 or elements >= MAX_UNITS:
         _launch_with_care(vector, (x, u, dy, out, du), kind, packing, gradients, config)
-    elif rows and columns:
+    elif elements:
         run(x, u, dy, out, du)
+
+
+def _strides(x):
+    """A number that has every power of two that all strides but the last have."""
+    strides = x.stride()
+    return strides[0] | strides[-2]
 
 
 def _launch_with_care(vector, tensors, kind, packing, gradients, config):
@@ -170,9 +176,12 @@ def _launch_with_care(vector, tensors, kind, packing, gradients, config):
     if joined:
         _launch(*joined, kind, packing, gradients, config)
         return
-    run = _launcher(x, kind, packing, vector, gradients, config)
-    step = MAX_UNITS // -(-x.shape[1] // vector)
-    for i in range(0, x.shape[0], step):
+    step = x.shape[0]
+    if x.numel() // vector > MAX_UNITS:
+        tensors = [_rows(t) for t in tensors]
+        step = MAX_UNITS // -(-x.shape[-1] // vector)
+    run = _launcher(tensors[0], kind, packing, vector, gradients, config)
+    for i in range(0, tensors[0].shape[0], step):
         run(*(t if t is None else t[i:i + step] for t in tensors))
 
 
@@ -180,17 +189,17 @@ def _joined(tensors):
     """The tensors with several rows joined into one, so that a row has whole vectors; None where one of them does not
     allow it."""
     given = [t for t in tensors if t is not None]
-    together = 16 // given[0].itemsize
-    if given[0].shape[0] % together or not all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in given):
+    rows, together = given[0].numel() // given[0].shape[-1], 16 // given[0].itemsize
+    if rows % together or not all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in given):
         return None
-    return [t if t is None else t.view(-1, t.shape[1] * together) for t in tensors]
+    return [t if t is None else t.view(-1, t.shape[-1] * together) for t in tensors]
 
 
 def _launcher(x, kind, packing, vector, gradients, config):
-    key = kind, packing, gradients, x.dtype, vector, x.get_device(), config
+    key = kind, packing, gradients, x.dtype, vector, x.dim(), x.get_device(), config
     if key not in _launchers:
         arch.require_hopper(x.device)
-        spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients)
+        spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients, x.dim())
         _launchers[key] = runtime.function(recipe(spec, config))
     return _launchers[key]
 

@@ -84,7 +84,9 @@ class Rope:
         cos, sin = self._angle(mCos, mSin, row, chunk)
         turns = _both(turns, in_sequence)
         for j in cutlass.range_constexpr(self.config.heads_each):
-            self._store(heads, j, gap, self._turn(held[j], cos, [sign * s for s in sin], turns), unit < units)
+            head = heads.first + j * heads.pitch
+            if (unit < units) & (head < heads.count):
+                self._store(heads, head, gap, self._turn(held[j], cos, [sign * s for s in sin], turns))
 
     # ---- which heads and position ----------------------------------------------------------
 
@@ -147,10 +149,9 @@ class Rope:
             return [access.packed(part, self.dtype) for part in zip(*turned, strict=True)]
         return [access.packed([x for pair in turned for x in pair], self.dtype)]
 
-    def _store(self, heads, j, gap, results, inside):
-        head = heads.first + j * heads.pitch
+    def _store(self, heads, head, gap, results):
         for result, run in zip(results, self._runs(heads.result, heads.result_step, head, gap), strict=True):
-            access.store(result, run, inside & (head < heads.count))
+            access.store(result, run)
 
 
 def _either(condition, a, b):

@@ -38,7 +38,7 @@ def _run(turn, x, out, x2, out2, config):
         index = None if positions is None else positions.dtype
     size = x.itemsize
     bits = 16 | x.data_ptr() | (width | _strides(x) | (2 * half if interleaved else half)) * size
-    elements = tokens[0] * tokens[-1] * heads * width  # or more
+    elements = x.numel()
     if x2 is not None:
         bits |= x2.data_ptr() | _strides(x2) * size
         heads = max(heads, x2.shape[-2])

@@ -31,8 +31,9 @@ class GatedSpec:
     """kind: "swiglu", "geglu" or "geglu_tanh". dtype: of all tensors.
 
     packing: gate and up "apart", or in one tensor of 2 N columns: "split" in halves or "interleaved" by column.
-    vector: columns of the result that a thread takes at a time; it divides N and all row strides.
+    vector: columns of the result that a thread takes at a time; it divides N and all strides.
     gradients: None for the forward; "both", "gate" or "up" for a backward that writes those.
+    rank: dimensions of the tensors, 2 or 3.
     """
 
     kind: str
@@ -40,9 +41,11 @@ class GatedSpec:
     packing: str = "apart"
     vector: int = 1
     gradients: Optional[str] = None
+    rank: int = 2
 
     def __post_init__(self):
         _one_of("kind", self.kind, KINDS)
+        _one_of("rank", self.rank, (2, 3))
         _element("dtype", self.dtype)
         _one_of("packing", self.packing, PACKINGS)
         _one_of("gradients", self.gradients, GRADIENTS)
