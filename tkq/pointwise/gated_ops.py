@@ -176,10 +176,10 @@ def _launch_with_care(vector, tensors, kind, packing, gradients, config):
     if joined:
         _launch(*joined, kind, packing, gradients, config)
         return
-    step = x.shape[0]
-    if x.numel() // vector > MAX_UNITS:
-        tensors = [_rows(t) for t in tensors]
-        step = MAX_UNITS // -(-x.shape[-1] // vector)
+    if x.numel() // vector <= MAX_UNITS:
+        _launcher(x, kind, packing, vector, gradients, config)(*tensors)
+        return
+    tensors, step = [_rows(t) for t in tensors], MAX_UNITS // -(-x.shape[-1] // vector)
     run = _launcher(tensors[0], kind, packing, vector, gradients, config)
     for i in range(0, tensors[0].shape[0], step):
         run(*(t if t is None else t[i:i + step] for t in tensors))

@@ -24,8 +24,8 @@ def _gated():
     specs += [GatedSpec("swiglu", "bf16", "apart", 8, g) for g in ("gate", "up")]
     specs += [GatedSpec("swiglu", dtype, packing, 1, g) for dtype in ("bf16", "fp32") for packing, g in (
         ("apart", None), ("interleaved", "both"))]
-    quick = {s for s in specs if s.vector > 1 and s.dtype == "bf16" and s.gradients in (None, "both")}
-    return [runtime.Shipped(_gated_name(s), gated_recipe(s), _gated_expectation(s), quick=s in quick) for s in specs]
+    return [runtime.Shipped(_gated_name(s), gated_recipe(s), _gated_expectation(s), quick=s is specs[0])
+            for s in specs]
 
 
 def _gated_name(s: GatedSpec) -> str:
@@ -52,8 +52,7 @@ def _rope():
     specs += [RopeSpec("fp16", "fp16", 32, 48, interleaved, 8) for interleaved in (False, True)]
     specs += [RopeSpec("fp32", "fp32", 64, 64, interleaved, 4) for interleaved in (False, True)]
     specs += [RopeSpec("bf16", "bf16", 10, 7, interleaved, 1) for interleaved in (False, True)]
-    quick = {*specs[:4], *specs[5:7], *specs[10:13]}
-    return [runtime.Shipped(_rope_name(s), rope_recipe(s, plan_rope(s, 32)), _rope_expectation(s), quick=s in quick)
+    return [runtime.Shipped(_rope_name(s), rope_recipe(s, plan_rope(s, 32)), _rope_expectation(s), quick=s is specs[0])
             for s in specs]
 
 
