@@ -75,7 +75,8 @@ def rope_rows(shape, table_rows: int, offset: int = 0, offsets: Optional[Tensor]
     turns = (places >= cu_seqlens[0]) & (sequence < len(ends))
     sequence = sequence.clamp(max=len(ends) - 1)
     rows = places - cu_seqlens.long()[sequence] + offset
-    return rows if offsets is None else rows + offsets.long()[sequence], turns
+    rows = rows if offsets is None else rows + offsets.long()[sequence]
+    return rows.masked_fill(~turns, 0), turns
 
 
 def _taken(table, rows):

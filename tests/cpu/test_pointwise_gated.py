@@ -15,7 +15,8 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 CALLS = {"swiglu": tkq.swiglu, "geglu": tkq.geglu,
          "geglu_tanh": lambda *args, **more: tkq.geglu(*args, approximate="tanh", **more)}
 ACTIVATIONS = {"swiglu": F.silu, "geglu": F.gelu, "geglu_tanh": lambda x: F.gelu(x, approximate="tanh")}
-HARD = [0.0, -0.0, 1e-30, -1e-4, 1e4, -1e4, 3e38, -3e38, 88.0, -88.0, -104.0, 20.0, -20.0, math.inf, -math.inf, math.nan]
+HARD = [0.0, -0.0, 1e-30, -1e-4, 1e4, -1e4, 3e38, -3e38, 88.0, -88.0, -104.0, 20.0, -20.0, math.inf, -math.inf,
+        math.nan]
 
 
 def torch_gated(kind, gate, up):
@@ -172,7 +173,7 @@ def test_the_tail_of_the_normal_distribution():
     bell = torch.exp2(t * torch.tensor(-0.5 * activations.LOG2_E) * t)
     mine, truth = (bell * (p * s)).double(), 0.5 * torch.special.erfc(t.double() / math.sqrt(2))
     relative = (mine / truth - 1).abs()
-    assert (mine - truth).abs().max() < 1.5e-7
+    assert (mine - truth).abs().max() < 2e-7
     assert relative[t <= 3].max() < 6e-7 and relative.max() < 1e-5
     gelu = torch.where(t > 0, t * (1 - mine.float()), 0)
     assert_2x(gelu, t.double() * (1 - truth), F.gelu(t), ulps=1)

@@ -1,4 +1,4 @@
-"""The arithmetic of the pointwise kernels, on Python's integers: every element once, whole accesses, pairs that match."""
+"""The arithmetic of the pointwise kernels, on Python's integers: each element once, whole accesses, matching pairs."""
 import collections
 
 import pytest
@@ -70,7 +70,8 @@ def test_every_head_of_every_token_is_taken_once(spec, heads, tokens, more):
     seen = collections.Counter()
     for unit in range(tokens * (groups + groups_2) * chunks):
         token, group, chunk = plan.unit_of(unit, chunks, groups + groups_2)
-        which, first, pitch, count = (0, group, groups, heads) if group < groups else (1, group - groups, groups_2, more)
+        which, first, pitch, count = (
+            (0, group, groups, heads) if group < groups else (1, group - groups, groups_2, more))
         for head in range(first, first + config.heads_each * pitch, pitch):
             if head < count:
                 seen[token, which, head, chunk] += 1

@@ -33,10 +33,10 @@ def check_call(tensors, turn):
         raise TypeError(f"rope_qk: k is {last.dtype}, q is {x.dtype}; both must have one dtype")
     if last.shape[:-2] != x.shape[:-2] or last.shape[-1] != x.shape[-1]:
         raise ValueError(f"rope_qk: k has shape {tuple(last.shape)}, q {tuple(x.shape)}; only heads may differ")
-    check.same_device(**dict(zip(names, tensors, strict=True)), cos=turn.cos, sin=turn.sin,
-                      seqlen_offsets=turn.offsets, position_ids=turn.position_ids, cu_seqlens=turn.cu_seqlens)
     _check_table(x, turn.cos, turn.sin)
     _check_positions(x, turn)
+    check.same_device(**dict(zip(names, tensors, strict=True)), cos=turn.cos, sin=turn.sin,
+                      seqlen_offsets=turn.offsets, position_ids=turn.position_ids, cu_seqlens=turn.cu_seqlens)
 
 
 def _check_table(x, cos, sin):
