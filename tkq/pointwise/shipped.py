@@ -36,10 +36,10 @@ def _gated_expectation(s: GatedSpec) -> Expectation:
     """Loads that L1 does not keep and stores that L2 may drop first, as wide as they can be."""
     times = 2 if s.packing == "interleaved" else 1
     wide, narrow = s.vector * WIDTH[s.dtype] * times, s.vector * WIDTH[s.dtype]
-    if narrow < 64:
-        return Expectation(instructions=("MUFU.EX2", "MUFU.RCP"), registers=REGISTERS, smem=2048)
-    return Expectation(instructions=(f"LDG.E.NA.{wide}", f"STG.E.EF.{wide if s.backward else narrow}", "MUFU.EX2",
-                                     "MUFU.RCP"), absent=("CALL",), registers=REGISTERS, smem=2048)
+    wanted = ("MUFU.EX2",) if s.kind == "geglu" else ("MUFU.EX2", "MUFU.RCP")
+    if narrow >= 64:
+        wanted = (f"LDG.E.NA.{wide}", f"STG.E.EF.{wide if s.backward else narrow}", *wanted)
+    return Expectation(instructions=wanted, absent=("CALL",), registers=REGISTERS, smem=2048)
 
 
 def _rope():
