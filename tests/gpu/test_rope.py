@@ -52,14 +52,13 @@ def check(x, cos, sin, x2=None, config=None, what="", **more):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numerics(interleaved, dtype):
     for scale in (1.0, 1e4, 1e-4) if dtype != "fp16" else (1.0, 1e3):
-        check(make((2, 37, 5, 128), dtype, scale), *tables(128), interleaved=interleaved, what=f"scale {scale}")
+        check(make((2, 37, 5, 64), dtype, scale), *tables(64), interleaved=interleaved, what=f"scale {scale}")
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("table", ["bf16", "fp16"])
-def test_tables_of_their_own_type(interleaved, table):
-    check(make((2, 37, 8, 64)), *tables(64, table), interleaved=interleaved)
-    check(make((2, 37, 8, 64), "fp32"), *tables(64, table), interleaved=interleaved)
+@pytest.mark.parametrize("dtype, table, interleaved", [
+    ("bf16", "bf16", False), ("bf16", "bf16", True), ("fp32", "fp16", False)])
+def test_tables_of_their_own_type(dtype, table, interleaved):
+    check(make((2, 37, 8, 64), dtype), *tables(64, table), interleaved=interleaved)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 7, 8, 9, 32])
@@ -69,8 +68,9 @@ def test_any_number_of_heads(heads):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("D, R", [(2, 2), (3, 2), (10, 6), (20, 20), (64, 32), (80, 32), (65, 64), (96, 96), (128, 64),
-                                  (127, 64), (256, 256), (192, 64)])
+@pytest.mark.parametrize("D, R", [(3, 2), (10, 6), (80, 32), (127, 64), (128, 128), *(
+    pytest.param(*size, marks=pytest.mark.slow) for size in (
+        (2, 2), (20, 20), (64, 32), (65, 64), (96, 96), (128, 64), (192, 64), (256, 256), (512, 512)))])
 def test_any_number_of_columns(interleaved, D, R):
     check(make((2, 7, 3, D)), *tables(R), interleaved=interleaved)
 
@@ -153,9 +153,9 @@ def test_infinities_and_nan_stay_in_their_pair(interleaved):
 
 
 def test_q_and_k_in_one_launch():
-    cos, sin = tables(128)
+    cos, sin = tables(64)
     for heads, kv_heads in ((32, 8), (8, 1), (3, 5), (4, 4), (5, 0)):
-        q, k = make((2, 37, heads, 128)), make((2, 37, kv_heads, 128), seed=1)
+        q, k = make((2, 37, heads, 64)), make((2, 37, kv_heads, 64), seed=1)
         check(q, cos, sin, k, what=f"{heads} and {kv_heads} heads")
         a, b = tkq.rope_qk(q, k, cos, sin)
         assert torch.equal(a, tkq.rope(q, cos, sin)) and torch.equal(b, tkq.rope(k, cos, sin))

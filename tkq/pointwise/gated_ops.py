@@ -102,7 +102,8 @@ def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Opt
 def _empty_result(gate, packing):
     if packing == "apart":
         return _empty(gate)
-    return torch.empty((*gate.shape[:-1], gate.shape[-1] // 2), dtype=gate.dtype, device=gate.device)
+    *leading, columns = gate.shape
+    return gate.new_empty(*leading, columns // 2)  # sizes one by one: torch parses them faster than a tuple
 
 
 def _empty(x):
