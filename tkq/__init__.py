@@ -15,14 +15,19 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "flash_attn": "tkq.attention.ops",
+    "geglu": "tkq.pointwise.gated_ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
     "rmsnorm": "tkq.norms.ops",
+    "rope": "tkq.pointwise.rope_ops",
+    "rope_cos_sin": "tkq.pointwise.tables",
+    "rope_qk": "tkq.pointwise.rope_ops",
+    "swiglu": "tkq.pointwise.gated_ops",
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "norms", "reduction_base", "reference", "row_kernel", "rows", "runtime", "testing", "tile",
-            "utils")
+_MODULES = ("attention", "norms", "pointwise", "reduction_base", "reference", "reference_pointwise", "row_kernel",
+            "rows", "runtime", "testing", "tile", "utils")
 
 __all__ = [*_PUBLIC, "__version__"]
 

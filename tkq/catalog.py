@@ -8,7 +8,13 @@ import importlib
 from .runtime.recipe import Shipped
 
 # modules with a function shipped()
-_LISTS = ("tkq.norms.shipped", "tkq.norms.backward_shipped", "tkq.attention.plan", "tkq.gemm.plan")
+_LISTS = (
+    "tkq.norms.shipped",
+    "tkq.norms.backward_shipped",
+    "tkq.attention.plan",
+    "tkq.gemm.plan",
+    "tkq.pointwise.shipped",
+)
 
 
 def shipped() -> list[Shipped]:
