@@ -17,7 +17,9 @@ _PUBLIC = {
     "flash_attn": "tkq.attention.ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
+    "log_softmax": "tkq.softmax.ops",
     "rmsnorm": "tkq.norms.ops",
+    "softmax": "tkq.softmax.ops",
     "ReductionBase": "tkq.reduction_base",
 }
 _MODULES = ("attention", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")

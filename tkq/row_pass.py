@@ -7,22 +7,25 @@ from typing import NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Boolean, Constexpr, Float32, Int32, Uint32, const_expr
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
 
+from . import row_plan
 from .reduction_base import ReductionBase
+from .reduction_plan import tile as tile_of
 from .utils import domain_offset_i64
 
 
 class Row(NamedTuple):
     """One thread's part of a row: (vector, blocks) in registers or shared memory; which vectors are within the row;
-    which block of the cluster this is; the row's exchange buffer and mbarrier."""
+    which block of the cluster this is; the row's exchange buffer and mbarrier; the thread's first column."""
 
     data: cute.Tensor
     inside: tuple
     rank: Int32
     buffer: cute.Tensor
     mbar_ptr: Optional[cute.Pointer]
+    col: Optional[Int32] = None
 
     def block(self, j):
         """Vector j, as fp32."""
@@ -37,11 +40,16 @@ class Row(NamedTuple):
 class RowPass(ReductionBase):
     """dtype, N, vector: of the rows: element type, columns, elements of one access. config: threads_per_row, threads,
     cluster, load ("registers" or "shared") and rows_each, as attributes. stage: exchanges; one for each row held where
-    not given."""
+    not given.
 
-    def __init__(self, dtype, N, vector, config, stage=None, reduction_dtype=Float32):
+    shifted: rows begin at any element. Accesses are whole vectors at multiples of their size all the same: a row's
+    first and last one reach over its ends, within 16 bytes of it, and what they bring from there is masked
+    (`_masked`). One row to a thread.
+    """
+
+    def __init__(self, dtype, N, vector, config, stage=None, reduction_dtype=Float32, shifted=False):
         super().__init__(dtype, N, config.rows_each if stage is None else stage, reduction_dtype)
-        self.vector, self.config = vector, config
+        self.vector, self.config, self.shifted = vector, config, shifted
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row
@@ -51,6 +59,14 @@ class RowPass(ReductionBase):
 
     def _set_cluster_n(self):
         self.cluster_n = self.config.cluster
+
+    def _get_tile(self, num_copy_bits: int = 128):
+        if not self.shifted:
+            return super()._get_tile(num_copy_bits)
+        columns = row_plan.span(self.N, self.vector, True)
+        t = tile_of(columns, self.vector, self._calculate_threads_per_row(), self._get_num_threads(), self.cluster_n)
+        self.cluster_n = t.cluster
+        return t
 
     # ---- host ---------------------------------------------------------------------------------------
 
@@ -76,11 +92,19 @@ class RowPass(ReductionBase):
         col = tidx % t.threads_per_row * t.vector
         return rank * t.cols + col if t.cluster > 1 else col
 
+    def _shift(self, m, row):
+        """How many elements of its first 16 bytes lie before the row."""
+        address = domain_offset_i64((row, 0), m).iterator.toint()
+        return Int32((address & 15) // (self.dtype.width // 8))
+
     def _view(self, m, coord):
         """This thread's (vector, blocks) of a row of m, from `coord` on."""
         t = self.tile
         layout = cute.make_layout((t.vector, t.blocks), stride=(1, t.vector * t.threads_per_row))
-        return cute.make_tensor(domain_offset_i64(coord, m).iterator, layout)
+        first = domain_offset_i64(coord, m).iterator
+        if self.shifted:  # `coord` was chosen so that it is
+            first = cute.make_ptr(m.element_type, first.toint(), m.memspace, assumed_align=16)
+        return cute.make_tensor(first, layout)
 
     def _inside(self, col):
         """For each vector: does it lie within the row? True at compile time where no thread's can lie outside."""
@@ -88,6 +112,26 @@ class RowPass(ReductionBase):
         step = t.vector * t.threads_per_row
         furthest = t.cols * (t.cluster - 1) + step
         return tuple(True if furthest + j * step <= self.N else col + j * step < self.N for j in range(t.blocks))
+
+    def _whole(self, j):
+        """At compile time: is all of vector j in the row, in every thread?"""
+        t = self.tile
+        step = t.vector * t.threads_per_row
+        return t.cols * (t.cluster - 1) + (j + 1) * step <= self.N and not (self.shifted and j == 0)
+
+    def _masked(self, x, row: Row, j, neutral):
+        """x, fp32 made of vector j, with `neutral` for elements outside the row."""
+        if self._whole(j):
+            return x
+        t = self.tile
+        masked = cute.make_rmem_tensor(t.vector, Float32)
+        masked.store(x)
+        for i in range(t.vector):
+            inside = row.inside[j]
+            if self.shifted:
+                inside = Uint32(row.col + (j * t.vector * t.threads_per_row + i)) < self.N
+            masked[i] = cutlass.select_(inside, masked[i], Float32(neutral))
+        return masked.load()
 
     def _rows(self, tidx):
         """The rows of this thread. Those of one step of the block lie together."""
@@ -162,7 +206,11 @@ class RowPass(ReductionBase):
     def _store(self, mO, row, col, inside, j, packed):
         """Vector j of a row."""
         stored = inside[j] if self._whole_grid() else _both(inside[j], row < mO.shape[0])
-        self._put(self._store_atom(), packed, self._view(mO, (row, col))[None, j], stored)
+        to = self._view(mO, (row, col))[None, j]
+        if self.shifted and not self._whole(j):
+            self._put_elements(packed, to, stored, col + j * (self.tile.vector * self.tile.threads_per_row))
+        else:
+            self._put(self._store_atom(), packed, to, stored)
 
     @cute.jit
     def _fetch(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, inside):
@@ -187,6 +235,20 @@ class RowPass(ReductionBase):
         else:
             if stored:
                 cute.copy(atom, src, dst)
+
+
+    @cute.jit
+    def _put_elements(self, src: cute.Tensor, dst: cute.Tensor, stored, col):
+        """Those of the vector's elements that are in the row; the vector begins at column `col`."""
+        if const_expr(stored is True):
+            stored = Boolean(True)
+        if stored:
+            if col >= 0 and col + self.vector <= self.N:
+                cute.copy(self._store_atom(), src, dst)
+            else:
+                for i in cutlass.range_constexpr(self.vector):
+                    if Uint32(col + i) < self.N:
+                        dst[i] = src[i]
 
 
 def _both(a, b):
