@@ -11,6 +11,7 @@ from cutlass import Boolean, Constexpr, Float32, Int32, Uint32, const_expr
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
 
 from . import row_plan
+from . import tile as tk
 from .reduction_base import ReductionBase
 from .reduction_plan import tile as tile_of
 from .utils import domain_offset_i64
@@ -35,6 +36,26 @@ class Row(NamedTuple):
             cute.autovec_copy(part, held)
             part = held
         return part.load().to(Float32)
+
+
+class Place(NamedTuple):
+    """Where a thread works that holds one row: the row's number, `there` the same or the last one's, if it is past the
+    end; the thread's first column; the rest as in Row."""
+
+    row: Int32
+    there: Int32
+    col: Int32
+    inside: tuple
+    rank: Int32
+    thread: Int32
+    smem: tk.SharedAllocator
+    buffer: Optional[cute.Tensor]
+    mbar_ptr: Optional[cute.Pointer]
+
+    @property
+    def exchange(self):
+        """Buffer and mbarrier of the first exchange."""
+        return self.buffer[None, None, 0], self.mbar_ptr
 
 
 class RowPass(ReductionBase):
@@ -133,10 +154,15 @@ class RowPass(ReductionBase):
             masked[i] = cutlass.select_(inside, masked[i], Float32(neutral))
         return masked.load()
 
+    def _block(self):
+        """(which tile of rows, which part of them) this block has."""
+        tile, part, _ = cute.arch.block_idx()
+        return tile, part
+
     def _rows(self, tidx):
         """The rows of this thread. Those of one step of the block lie together."""
         t = self.tile
-        first = cute.arch.block_idx()[0] * (t.rows * self.config.rows_each)
+        first = self._block()[0] * (t.rows * self.config.rows_each)
         within = tidx // t.threads_per_row if t.rows > 1 else 0
         return [first + r * t.rows + within for r in range(self.config.rows_each)]
 
@@ -147,6 +173,27 @@ class RowPass(ReductionBase):
     def _there(self, row, rows):
         """A row past the end is read as the last one, so that no load needs a test; it is not stored."""
         return row if self._whole_grid() else cutlass.min(row, rows - 1)
+
+    def _place(self, m, tv_layout):
+        """For kernels whose threads hold one row: where this thread works on m, (M, N). Starts the cluster."""
+        thread, _, _ = cute.arch.thread_idx()
+        smem, buffer, mbar_ptr = tk.SharedAllocator(), None, None
+        if self.stage:
+            buffer, mbar_ptr = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
+            self._initialize_cluster(thread, mbar_ptr, self.tile.threads // 32)
+        _, rank = self._block()
+        row = self._rows(thread)[0]
+        there = self._there(row, m.shape[0])
+        col = self._column(thread, rank)
+        if self.shifted:
+            col = col - self._shift(m, there)
+        return Place(row, there, col, self._inside(col), rank, thread, smem, buffer, mbar_ptr)
+
+    def _row(self, m, place):
+        """Start loading this thread's part of its row of m."""
+        held = self._load(place.smem, m, [place.row], place.col, place.inside, place.thread)[0]
+        buffer, mbar_ptr = place.exchange if self.stage else (None, None)
+        return Row(held, place.inside, place.rank, buffer, mbar_ptr, place.col)
 
     # ---- copies -------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 from .. import tile as tk
-from ..row_pass import Row, RowPass
+from ..row_pass import RowPass
 from ..utils import row_reduce
 from .online import exp
 
@@ -28,29 +28,17 @@ class SoftmaxBackward(RowPass):
 
     @cute.kernel
     def kernel(self, mY: cute.Tensor, mDY: cute.Tensor, mDX: cute.Tensor, scale: Float32, tv_layout: cute.Layout):
-        t = self.tile
-        tidx, _, _ = cute.arch.thread_idx()
-        _, rank, _ = cute.arch.block_idx()
-        smem = tk.SharedAllocator()
-        buffer, mbar_ptr = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
-        self._initialize_cluster(tidx, mbar_ptr, t.threads // 32)
-
-        at = self._rows(tidx)[0]
-        col = self._column(tidx, rank)
-        if const_expr(self.shifted):
-            col = col - self._shift(mY, self._there(at, mY.shape[0]))
-        inside = self._inside(col)
-        held = [self._load(smem, m, [at], col, inside, tidx)[0] for m in (mY, mDY)]
-        y, dy = [Row(x, inside, rank, buffer[None, None, 0], mbar_ptr, col) for x in held]
+        here = self._place(mY, tv_layout)
+        y, dy = self._row(mY, here), self._row(mDY, here)
         total = row_reduce(
-            self.partial(y, dy), cute.ReductionOp.ADD, t.threads_per_row, y.buffer, mbar_ptr,
+            self.partial(y, dy), cute.ReductionOp.ADD, self.tile.threads_per_row, y.buffer, y.mbar_ptr,
             hook_fn=tk.cluster_wait if self.cluster_n > 1 else None)
-        for j in cutlass.range_constexpr(t.blocks):
+        for j in cutlass.range_constexpr(self.tile.blocks):
             if const_expr(self.log):
                 dx = dy.block(j) - exp(y.block(j)) * total
             else:
                 dx = y.block(j) * (dy.block(j) - total)
-            self._store(mDX, at, col, inside, j, self._packed(dx * scale))
+            self._store(mDX, here.row, here.col, here.inside, j, self._packed(dx * scale))
 
     def partial(self, y, dy):
         """This thread's part of what is summed over the row."""

@@ -32,27 +32,15 @@ class Softmax(OnlineRow):
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mO: cute.Tensor, scale: Float32, tv_layout: cute.Layout):
-        t = self.tile
-        tidx, _, _ = cute.arch.thread_idx()
-        _, rank, _ = cute.arch.block_idx()
-        smem = tk.SharedAllocator()
-        buffer, mbar_ptr = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
-        self._initialize_cluster(tidx, mbar_ptr, t.threads // 32)
-
-        at = self._rows(tidx)[0]
-        col = self._column(tidx, rank)
-        if const_expr(self.shifted):
-            col = col - self._shift(mX, self._there(at, mX.shape[0]))
-        inside = self._inside(col)
-        held = self._load(smem, mX, [at], col, inside, tidx)[0]
+        here = self._place(mX, tv_layout)
+        row = self._row(mX, here)
         self._landed()
-        row = Row(held, inside, rank, buffer[None, None, 0], mbar_ptr, col)
         result = self.normaliser(row, scale)
-        packed = [self._packed(result(j)) for j in range(t.blocks)]
+        packed = [self._packed(result(j)) for j in range(self.tile.blocks)]
         if const_expr(not self.holds):
             cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
-        for j in cutlass.range_constexpr(t.blocks):
-            self._store(mO, at, col, inside, j, packed[j])
+        for j in cutlass.range_constexpr(self.tile.blocks):
+            self._store(mO, here.row, here.col, here.inside, j, packed[j])
 
     def normaliser(self, row: Row, scale):
         """The function from j to vector j of the result."""

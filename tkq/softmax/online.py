@@ -66,14 +66,26 @@ class OnlineRow(RowPass):
         """(largest value, sum of exponentials below it) of the row, from those of its warps."""
         if cute.size(row.buffer, mode=[1]) == 1:
             return top, total
-        publish(pack_f32x2(top, total), row.buffer, row.mbar_ptr)
-        parts = collect(row.buffer, pack_f32x2(Float32(-INF), Float32(0)))
-        lanes = lanes_used(cute.size(row.buffer, mode=[1]))
-        pairs = [unpack_f32x2(parts[i]) for i in range(cute.size(parts))]
+        pairs, lanes = self._exchange(top, total, row, -INF)
         top = warp_reduce(_largest([other for other, _ in pairs]), cute.arch.fmax, lanes)
         below = finite(top)
         totals = [part * exp(other - below) for other, part in pairs]
         return top, warp_reduce(sum(totals[1:], totals[0]), operator.add, lanes)
+
+    def add_pairs(self, a, b, row: Row):
+        """The sums of two numbers over the warps of the row."""
+        if cute.size(row.buffer, mode=[1]) == 1:
+            return a, b
+        pairs, lanes = self._exchange(a, b, row, 0.0)
+        return tuple(warp_reduce(sum(x[1:], x[0]), operator.add, lanes) for x in zip(*pairs))
+
+    def _exchange(self, a, b, row: Row, neutral):
+        """(the warps' pairs that this lane has, over how many lanes they go): the first number is `neutral`, the second
+        0, where a lane has none."""
+        publish(pack_f32x2(a, b), row.buffer, row.mbar_ptr)
+        parts = collect(row.buffer, pack_f32x2(Float32(neutral), Float32(0)))
+        pairs = [unpack_f32x2(parts[i]) for i in range(cute.size(parts))]
+        return pairs, lanes_used(cute.size(row.buffer, mode=[1]))
 
     def _lanes(self):
         return min(self.tile.threads_per_row, WARP)

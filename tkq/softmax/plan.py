@@ -51,7 +51,15 @@ def plan(spec: SoftmaxSpec) -> RowConfig:
     """The config that a spec runs with."""
     if spec.vector * spec.width < row_plan.ACCESS_BITS:
         return row_plan.narrow(spec)
-    table = _BACKWARD if spec.backward else _FORWARD
+    return _of(_BACKWARD, spec) if spec.backward else forward(spec)
+
+
+def forward(spec) -> RowConfig:
+    """For rows that are read, held over an exchange and written, in 16-byte accesses. spec: with N and width."""
+    return _of(_FORWARD, spec)
+
+
+def _of(table, spec):
     return next(RowConfig(*shape) for limit, *shape in table if spec.N * spec.width // 8 <= limit)
 
 
