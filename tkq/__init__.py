@@ -14,9 +14,11 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "cross_entropy": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
+    "linear_cross_entropy": "tkq.losses.linear_ops",
     "log_softmax": "tkq.softmax.ops",
     "rmsnorm": "tkq.norms.ops",
     "softmax": "tkq.softmax.ops",

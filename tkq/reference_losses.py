@@ -2,8 +2,7 @@
 
 Computed in float32 (float64 stays float64), rounded once at the end.
 """
-from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -24,12 +23,11 @@ def softmax_backward(y: Tensor, dy: Tensor, scale: float = 1.0, log: bool = Fals
     return (dx * scale).to(y.dtype)
 
 
-# ---- cross entropy -----------------------------------------------------------------------------------------------------
+# ---- cross entropy --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What cross entropy asks beside logits and target."""
+class Terms(NamedTuple):
+    """What cross entropy asks beside logits and target: see ``tkq.cross_entropy``."""
 
     weight: Optional[Tensor] = None
     ignore_index: int = -100
@@ -55,6 +53,9 @@ def _targets(z, target, terms):
     return index, _class_weights(z, terms)[index], target == terms.ignore_index, known
 
 
+NO_TERMS = Terms()
+
+
 def row_weights(z: Tensor, target: Tensor, terms: Terms) -> Tensor:
     """What each row counts for in a mean."""
     _, hit, ignored, known = _targets(z, target, terms)
@@ -77,7 +78,7 @@ def cross_entropy_rows(logits: Tensor, target: Tensor, terms: Terms) -> Tensor:
     return loss.masked_fill(~known, torch.nan).masked_fill(ignored, 0.0)
 
 
-def cross_entropy(logits: Tensor, target: Tensor, terms: Terms = Terms()) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor, terms: Terms = NO_TERMS) -> Tensor:
     """The loss of logits (..., N), reduced, in float32 (float64 stays float64)."""
     rows, index = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
     losses = cross_entropy_rows(rows, index, terms)
@@ -88,7 +89,7 @@ def cross_entropy(logits: Tensor, target: Tensor, terms: Terms = Terms()) -> Ten
     return losses.sum() / row_weights(losses.new_empty(1, rows.shape[-1]), index, terms).sum()
 
 
-def cross_entropy_backward(logits: Tensor, target: Tensor, dloss: Tensor, terms: Terms = Terms()) -> Tensor:
+def cross_entropy_backward(logits: Tensor, target: Tensor, dloss: Tensor, terms: Terms = NO_TERMS) -> Tensor:
     """The gradient of logits: 0 in rows that are ignored, whatever they hold."""
     shape = logits.shape
     logits, target = logits.reshape(-1, shape[-1]), target.reshape(-1)
@@ -107,3 +108,19 @@ def cross_entropy_backward(logits: Tensor, target: Tensor, dloss: Tensor, terms:
         d = d * (1 - (z / terms.softcap).square())
     d = (d * scale).masked_fill(~known[:, None], torch.nan).masked_fill(ignored[:, None], 0.0)
     return d.to(logits.dtype).view(shape)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, terms: Terms = NO_TERMS) -> Tensor:
+    """The loss of the logits x @ weight.T, which are rounded to x's type."""
+    logits = (_wide(x) @ _wide(weight).t()).to(x.dtype)
+    return cross_entropy(logits, target, terms)
+
+
+def linear_cross_entropy_backward(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor,
+                                  terms: Terms = NO_TERMS) -> tuple[Tensor, Tensor]:
+    """The gradients of x and weight; that of the logits is rounded to x's type."""
+    rows = x.reshape(-1, x.shape[-1])
+    logits = (_wide(rows) @ _wide(weight).t()).to(x.dtype)
+    dlogits = _wide(cross_entropy_backward(logits, target.reshape(-1), dloss, terms))
+    dx, dweight = dlogits @ _wide(weight), dlogits.t() @ _wide(rows)
+    return dx.to(x.dtype).view(x.shape), dweight.to(weight.dtype)

@@ -4,25 +4,20 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64, const_expr
+from cutlass import Constexpr, Float32, Int64, const_expr
 
 from .. import tile as tk
 from ..row_pass import Row
 from ..softmax.online import OnlineRow, exp, finite, log
 from .plan import TotalConfig
-from .rows import ClassRows, Options, Slope
+from .rows import ClassRows, Kept, Options, Slope
 from .spec import TotalSpec
 from .total import Total
 
 
 class CrossEntropy(ClassRows, OnlineRow):
-    """One pass over a row of logits, which lies on the chip only as far as its gradient is wanted.
-
-    The thread that has the target's column writes the row's loss, the row's first thread what a backward needs:
-      saved[2 m], saved[2 m + 1]   of row m the largest z and log(sum(exp(z - largest))); their sum is its lse
-      saved[2 M]                   1 / sum of the targets' weights (reduction mean)
-      saved[2 M + 1]               sum of the class weights (label smoothing with class weights)
-      saved[2 M + 2 + m]           the row's loss (reduction mean and sum); then `Total` adds these up
+    """One pass over a row of logits. The thread that has the target's column writes the row's loss, the row's first
+    thread what a backward needs (`Kept`). For a mean or a sum the losses lie behind that, and `Total` adds them up.
     """
 
     def __init__(self, spec, config):
@@ -35,27 +30,26 @@ class CrossEntropy(ClassRows, OnlineRow):
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
-                 mSaved: cute.Tensor, mD: Optional[cute.Tensor], mScale: Optional[cute.Tensor], ignore_index: Int64,
+                 mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], ignore_index: Int64,
                  smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
-        """mX: (M, N); mT: (M,); mW: (N,) or None; mLoss: (M,), or () where reduced; mSaved: see above. Where fused, mD:
-        (M, N), may be mX; mScale: (), what the gradients are multiplied by."""
+        """mX: (M, N); mT: (M,); mW: (N,) or None; mLoss: (M,), or () where reduced; mSaved, mAll: see `Kept`; mD where
+        fused: (M, N), may be mX."""
         tv_layout = self._layout()
         o = Options(ignore_index, smoothing, z_loss, softcap)
         losses, rows = mLoss, mX.shape[0]
         if const_expr(self.finish is not None):
             losses = cute.make_tensor(mSaved.iterator + (2 * rows + 2), cute.make_layout(rows))
-        self.kernel(mX, mT, mW, losses, mSaved, mD, mScale, o, tv_layout).launch(
+        self.kernel(mX, mT, mW, losses, mSaved, mAll, mD, o, tv_layout).launch(
             **self._launch_shape(rows), stream=stream)
         if const_expr(self.finish is not None):
-            inverse = cute.make_tensor(mSaved.iterator + 2 * rows, cute.make_layout(1))
-            self.finish(losses, mT if self.finish.spec.mean else None, mW if self.finish.spec.mean else None, mLoss,
-                        inverse if self.finish.spec.mean else None, ignore_index, stream)
+            of_mean = (mT, mW, Kept.of(mSaved, mAll, rows).all) if self.finish.spec.mean else (None, None, None)
+            self.finish(losses, *of_mean[:2], mLoss, of_mean[2], ignore_index, stream)
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
-               mSaved: cute.Tensor, mD: Optional[cute.Tensor], mScale: Optional[cute.Tensor], o: Options,
+               mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], o: Options,
                tv_layout: cute.Layout):
-        here = self._place(mX, tv_layout)
+        here, kept = self._place(mX, tv_layout), Kept.of(mSaved, mAll, mX.shape[0])
         target = self.target(mT, mW, here.there, o)
         row = self._row(mX, here)
         self._landed()
@@ -75,10 +69,10 @@ class CrossEntropy(ClassRows, OnlineRow):
 
         first = here.col <= 0
         loss = self.loss(target, top - z + rest, top + rest, spread, o)
-        self.put(mLoss, mSaved, loss, top, rest, weights, here,
-                 cutlass.select_(target.known, owner, first), first, mX.shape[0])
+        writes = cutlass.select_(target.known, owner, first)
+        self.put(mLoss, kept, loss, (top, rest, weights), here, writes, first, mX.shape[0])
         if const_expr(mD is not None):
-            slope = self.slope(target, top + rest, weights, mScale[()], o)
+            slope = self.slope(target, top + rest, weights, kept.all[0], o)
             probability = self.probabilities(row, exponentials, mine, top, total, o)
             self._forget()
             self.put_gradient(mD, mW, row, here, probability, target, slope, o)
@@ -108,17 +102,17 @@ class CrossEntropy(ClassRows, OnlineRow):
         return cutlass.select_(target.ignored, Float32(0), cutlass.select_(target.known, loss, Float32.nan))
 
     @cute.jit
-    def put(self, mLoss: cute.Tensor, mSaved: cute.Tensor, loss, top, rest, weights, here: cutlass.Constexpr, writes,
-            first, rows):
+    def put(self, mLoss: cute.Tensor, kept: Constexpr, loss, found: Constexpr, here: Constexpr, writes, first, rows):
+        """found: largest z, log(sum) and sum of class weights."""
         if here.row < rows:
             if writes:
                 mLoss[here.row] = loss
             if first:
-                mSaved[2 * here.row] = top
-                mSaved[2 * here.row + 1] = rest
+                kept.rows[2 * here.row] = found[0]
+                kept.rows[2 * here.row + 1] = found[1]
                 if const_expr(self.spec.smoothing):
                     if here.row == 0:
-                        mSaved[2 * rows + 1] = weights
+                        kept.all[1] = found[2]
 
     def probabilities(self, row, exponentials, mine, top, total, o):
         """The function from j to vector j of the probabilities."""

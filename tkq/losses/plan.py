@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from .. import row_plan
 from ..row_plan import RowConfig
 from ..softmax import plan as softmax
-from .spec import CrossEntropySpec
+from .spec import CrossEntropySpec, ScaleSpec
 
 WORDS = 64  # registers of a thread for its part of a row, as it lies in memory
 
@@ -104,3 +104,34 @@ class TotalConfig:
     threads: int = 512
     cluster: int = 8
     pdl: bool = True
+
+
+# ---- the linear layer's chunks ---------------------------------------------------------------------------------------
+
+CHUNK_BYTES = 1 << 29  # of logits in memory at a time, at most
+CHUNK_ROWS = 512  # at least: fewer rows would make more passes over the weight and its gradient than they save memory
+CHUNK_PART = 4  # of all rows, at most one in so many
+
+
+def chunk_rows(M: int, V: int, size: int) -> int:
+    """Rows of logits, V of `size` bytes each, that are in memory together.
+
+    Each chunk reads the weight twice and adds to its gradient once, so chunks are large: a quarter of the rows as long
+    as that is no more than 512 MB. 8192 rows of 128256 classes in bf16 go in four of 2048 rows, 525 MB.
+    """
+    fits = max(256, CHUNK_BYTES // (padded(V, size) * size) // 256 * 256)
+    return min(fits, max(CHUNK_ROWS, -(-M // CHUNK_PART // 256) * 256))
+
+
+def padded(V: int, size: int) -> int:
+    """A row of logits in a chunk's memory: a whole number of 16-byte units."""
+    unit = 16 // size
+    return -(-V // unit) * unit
+
+
+def scale(spec: ScaleSpec) -> RowConfig:
+    """Eight accesses a thread: most blocks find that there is nothing to do, so there should not be many."""
+    threads = 8
+    while threads < 256 and threads * 8 * spec.vector < spec.N:
+        threads *= 2
+    return RowConfig(threads, 256, -(-spec.N // (threads * 8 * spec.vector)))

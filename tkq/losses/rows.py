@@ -45,10 +45,29 @@ class Slope(NamedTuple):
     one: Float32
 
 
+class Kept(NamedTuple):
+    """What a forward keeps for a backward, fp32.
+
+    rows: of row m, [2 m] the largest z and [2 m + 1] log(sum(exp(z - largest))); their sum is its lse.
+    all: [0] 1 / the sum of the targets' weights (reduction mean; where fused, what the gradients are multiplied by),
+        [1] the sum of the class weights (label smoothing with class weights).
+    """
+
+    rows: cute.Tensor
+    all: cute.Tensor
+
+    @staticmethod
+    def of(saved, part: Optional[cute.Tensor], rows):
+        """saved: `rows`, then `all` where that is not given as a tensor of its own."""
+        if part is None:
+            part = cute.make_tensor(saved.iterator + 2 * rows, cute.make_layout(2))
+        return Kept(saved, part)
+
+
 class ClassRows:
     """Mixed into a RowPass with a CrossEntropySpec in `spec`."""
 
-    # ---- logits ---------------------------------------------------------------------------------------
+    # ---- logits -----------------------------------------------------------------------------------------------------
 
     def value(self, x, o: Options):
         """z of a vector of logits."""
@@ -74,7 +93,7 @@ class ClassRows:
         t = z * cute.arch.rcp_approx(o.softcap)
         return d * (1.0 - t * t)
 
-    # ---- targets --------------------------------------------------------------------------------------
+    # ---- targets ----------------------------------------------------------------------------------------------------
 
     def target(self, mT, mW: Optional[cute.Tensor], row, o: Options) -> Target:
         """Of a row that there is."""
@@ -96,7 +115,7 @@ class ClassRows:
             z = element(mX, (here.there, target.index)).to(Float32)
         return mine, self.capped(z, o)
 
-    # ---- class weights ----------------------------------------------------------------------------------
+    # ---- class weights ----------------------------------------------------------------------------------------------
 
     def class_weights(self, mW, row, j):
         """Of vector j's classes, 0 outside the row. One by one: a row's vectors begin anywhere in mW."""
@@ -121,7 +140,7 @@ class ClassRows:
         """The column that vector j begins with."""
         return row.col + j * (self.tile.vector * self.tile.threads_per_row)
 
-    # ---- the gradient -----------------------------------------------------------------------------------
+    # ---- the gradient -----------------------------------------------------------------------------------------------
 
     def slope(self, target: Target, lse, weights, scale, o: Options) -> Slope:
         """scale: of the row's loss in what is differentiated. weights: the sum of the class weights."""

@@ -1,6 +1,6 @@
 """What a loss was asked for. Frozen, of plain values: its repr is the compile key."""
 from dataclasses import dataclass
-from typing import Optional
+from typing import ClassVar, Optional
 
 from .. import reduction_plan as geometry
 from ..row_plan import ACCESS_BITS, WIDTH
@@ -18,6 +18,8 @@ class CrossEntropySpec:
     "backward". N: classes. x: element type of the logits and their gradient. target: int32 or int64.
     weight: type of the class weights, or None. smoothing, softcap: are there label smoothing, a softcap?
 
+    part: the rows are some of many, so that what belongs to all of them lies apart: see `rows.Kept`. A fused one is.
+
     vector: elements of one access. shifted: rows begin anywhere in 16 bytes, logits and gradient alike; accesses are
     whole units of 16 bytes all the same. Where not, vector divides N and every row starts at a multiple of it.
     """
@@ -32,8 +34,13 @@ class CrossEntropySpec:
     softcap: bool = False
     vector: int = 1
     shifted: bool = False
+    part: bool = False
 
     def __post_init__(self):
+        if self.part and self.kind == "forward" and self.reduction != "none":
+            raise ValueError(f"reduction: got {self.reduction} of a part of the rows, allowed is none")
+        if self.kind == "fused" and not self.part:
+            raise ValueError("part: got False, a fused one takes what its gradients are multiplied by from there")
         allowed = {"kind": KINDS, "reduction": REDUCTIONS if self.kind != "fused" else ("none",)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -79,3 +86,19 @@ class TotalSpec:
     def __post_init__(self):
         if not (self.mean or self.losses):
             raise ValueError("losses: got False without mean: nothing to compute")
+
+
+@dataclass(frozen=True)
+class ScaleSpec:
+    """x (M, N) times one number, in place. vector: elements of an access, divides N and row strides."""
+
+    N: int
+    x: str
+    vector: int
+
+    shifted: ClassVar[bool] = False
+
+    @property
+    def width(self) -> int:
+        """Bits of an element."""
+        return WIDTH[self.x]

@@ -38,7 +38,7 @@ class Total(ReductionBase):
     def __call__(self, mLosses: Optional[cute.Tensor], mT: Optional[cute.Tensor], mW: Optional[cute.Tensor],
                  mLoss: Optional[cute.Tensor], mInverse: Optional[cute.Tensor], ignore_index: Int64,
                  stream: cuda.CUstream):
-        """mLosses, mT: (M,); mW: (N,); mLoss, mInverse: of one element. None for what the spec does not have."""
+        """mLosses, mT: (M,); mW: (N,); mLoss: (); mInverse: its first element. None for what the spec does not have."""
         self._set_cluster_n()
         _, tv_layout = self._get_tv_layout(32)
         self.kernel(mLosses, mT, mW, mLoss, mInverse, ignore_index, tv_layout).launch(

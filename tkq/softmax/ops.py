@@ -70,7 +70,7 @@ def _along(x, dim, scale, log):
     return _softmax(x.movedim(dim, -1), -1, scale, log).movedim(-1, dim)
 
 
-# ---- launches ------------------------------------------------------------------------------------------------------
+# ---- launches -------------------------------------------------------------------------------------------------------
 
 
 def _launch(x: Tensor, scale: float, log: bool, out=None) -> Tensor:
@@ -130,7 +130,7 @@ def recipe(spec: SoftmaxSpec, config=None):
     return runtime.Recipe("tkq.softmax.build:build", (spec, config or plan(spec)))
 
 
-# ---- checks, the CPU, what the dispatcher sees ---------------------------------------------------------------------
+# ---- checks, the CPU, what the dispatcher sees ----------------------------------------------------------------------
 
 
 def _check(x, scale):
