@@ -43,7 +43,9 @@ def _capped(x, terms):
 
 
 def _class_weights(z, terms):
-    return torch.ones(z.shape[-1], dtype=z.dtype) if terms.weight is None else terms.weight.to(z.dtype)
+    if terms.weight is not None:
+        return terms.weight.to(z.dtype)
+    return torch.ones(z.shape[-1], dtype=z.dtype, device=z.device)
 
 
 def _targets(z, target, terms):
@@ -101,7 +103,7 @@ def cross_entropy_backward(logits: Tensor, target: Tensor, dloss: Tensor, terms:
         scale = scale / row_weights(z, target, terms).sum()
     p, hit = torch.softmax(z, -1), hit[:, None] * (1 - e)
     d = p * (hit + e / shape[-1] * w.sum()) - e / shape[-1] * w
-    d = d - hit * (torch.arange(shape[-1]) == index[:, None])
+    d = d - hit * (torch.arange(shape[-1], device=z.device) == index[:, None])
     if terms.z_loss:
         d = d + 2 * terms.z_loss * z.logsumexp(-1, keepdim=True) * p
     if terms.softcap:

@@ -27,7 +27,7 @@ def forward(logits: Tensor, target: Tensor, terms: Terms) -> tuple:
 
 def _forward(logits, target, terms):
     x, index = rows(logits), flat(target)
-    if logits.dim() != 2 and target.shape != logits.shape[:-1]:
+    if target.dim() != logits.dim() - 1 or (logits.dim() != 2 and target.shape != logits.shape[:-1]):
         raise ValueError("target")
     if not 0 <= terms.label_smoothing <= 1 or not terms.softcap >= 0:
         raise ValueError("label_smoothing, softcap")
@@ -52,13 +52,11 @@ def saved_size(M: int, reduction: str) -> int:
     return 2 * M + 2 if reduction == "none" else 3 * M + 2
 
 
-def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms: Terms, inplace: bool = False,
-             out=None) -> Tensor:
-    """The logits' gradient, written over them or into a new tensor (or out: (M, V), for whoever owns the memory)."""
+def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms: Terms,
+             inplace: bool = False) -> Tensor:
+    """The logits' gradient, written over them or into a new tensor."""
     x, index = rows(logits), flat(target)
-    if out is not None:
-        result = to = out
-    elif inplace:
+    if inplace:
         result, to = logits if x.data_ptr() == logits.data_ptr() else x.view(logits.shape), x
     else:
         result = torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype, device=x.device)
@@ -87,7 +85,7 @@ def rows(logits: Tensor) -> Tensor:
     """Logits as (M, V)."""
     if logits.dim() == 2:
         return logits
-    if logits.dim() == 0:
+    if logits.dim() == 0 or (logits.stride(-1) != 1 and logits.shape[-1] > 1):
         raise ValueError("logits")
     return logits.reshape(-1, logits.shape[-1])
 

@@ -68,7 +68,7 @@ class Total(ReductionBase):
             if const_expr(mInverse is not None):
                 mInverse[0] = 1.0 / weight
             if const_expr(mLoss is not None):
-                mLoss[0] = total / weight if const_expr(self.spec.mean) else total
+                mLoss[()] = total / weight if const_expr(self.spec.mean) else total
 
     @cute.jit
     def mine(self, mLosses: Optional[cute.Tensor], mT: Optional[cute.Tensor], mW: Optional[cute.Tensor], ignore_index,
