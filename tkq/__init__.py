@@ -14,14 +14,18 @@ from types import ModuleType
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "cross_entropy": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
     "geglu": "tkq.pointwise.gated_ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
+    "linear_cross_entropy": "tkq.losses.linear_ops",
+    "log_softmax": "tkq.softmax.ops",
     "rmsnorm": "tkq.norms.ops",
     "rope": "tkq.pointwise.rope_ops",
     "rope_cos_sin": "tkq.pointwise.tables",
     "rope_qk": "tkq.pointwise.rope_ops",
+    "softmax": "tkq.softmax.ops",
     "swiglu": "tkq.pointwise.gated_ops",
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",

@@ -14,6 +14,8 @@ _LISTS = (
     "tkq.attention.plan",
     "tkq.gemm.plan",
     "tkq.pointwise.shipped",
+    "tkq.softmax.shipped",
+    "tkq.losses.shipped",
 )
 
 
