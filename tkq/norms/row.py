@@ -1,23 +1,90 @@
-"""RowNorm: what RMSNorm and LayerNorm share: a RowPass with a weight and a bias.
+"""RowNorm: what RMSNorm and LayerNorm share. One pass over a row that stays on the chip, on ReductionBase.
 
-A subclass turns a row into two scalars (`statistics`) and an element into its normalised value (`normalise`).
+A thread holds `blocks` vectors of a row, of `rows_each` rows at once. It starts all its loads before it waits for any;
+a subclass turns a row into two scalars (`statistics`) and an element into its normalised value (`normalise`).
 """
-from typing import Optional
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
-from cutlass.cute.nvgpu import CopyG2ROp
+from cutlass import Float32, Int32, const_expr
 
 from .. import tile as tk
-from ..row_pass import Row, RowPass
+from .access import Mine, RowAccess
 
 
-class RowNorm(RowPass):
+class Row(NamedTuple):
+    """One thread's part of a row: of x, and of the residual where there is one, (vector, blocks) in registers or shared
+    memory; which vectors are within the row; which block of the cluster this is; for each exchange its buffer and
+    mbarrier (None in a single block)."""
+
+    data: tuple
+    inside: tuple
+    rank: Int32
+    buffers: tuple
+    mbar_ptrs: tuple
+
+    buffer = property(lambda self: self.buffers[0])
+    mbar_ptr = property(lambda self: self.mbar_ptrs[0])
+
+    def block(self, j):
+        """Vector j, as fp32: x, or x + residual."""
+        parts = [_floats(held[None, j]) for held in self.data]
+        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
+
+
+def _floats(part):
+    if part.memspace != cute.AddressSpace.rmem:
+        held = cute.make_rmem_tensor_like(part)
+        cute.autovec_copy(part, held)
+        part = held
+    return part.load().to(Float32)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of a launch. x, residual: (M, N), or (R, H, N) with M = R * H where rows lie two strides apart.
+    weight, bias: (N,), weight also (H, N). out, total: (M, N). rstd, mean: (M,). scale: (M, 1) or (M, groups)."""
+
+    x: cute.Tensor
+    weight: Optional[cute.Tensor]
+    bias: Optional[cute.Tensor]
+    out: cute.Tensor
+    residual: Optional[cute.Tensor] = None
+    total: Optional[cute.Tensor] = None
+    rstd: Optional[cute.Tensor] = None
+    mean: Optional[cute.Tensor] = None
+    scale: Optional[cute.Tensor] = None
+
+    @property
+    def rows(self):
+        """How many there are."""
+        return self.x.shape[0] if len(self.x.shape) == 2 else self.out.shape[0]
+
+
+class Affine(NamedTuple):
+    """Where in weight and bias this thread's part begins; the part, if it came early; what is added to the weight."""
+
+    coord: tuple
+    weight: Optional[cute.Tensor]
+    bias: Optional[cute.Tensor]
+    offset: Optional[Float32]
+
+
+class RowNorm(RowAccess):
     def __init__(self, spec, config, reduction_dtype=Float32):
-        super().__init__(tk.element_type(spec.x), spec.N, spec.vector, config, reduction_dtype=reduction_dtype)
-        self.spec = spec
+        super().__init__(tk.element_type(spec.x), spec.N, config.rows_each * spec.exchanges, reduction_dtype)
+        self.spec, self.config = spec, config
+
+    def _calculate_threads_per_row(self):
+        return self.config.threads_per_row
+
+    def _get_num_threads(self):
+        return self.config.threads
+
+    def _set_cluster_n(self):
+        self.cluster_n = self.config.cluster
 
     def statistics(self, row: Row, eps, first: bool):
         """(shift, scale) of the row, in every thread of it. The first one waits for the cluster before it exchanges."""
@@ -29,13 +96,26 @@ class RowNorm(RowPass):
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
                  eps: Float32, stream: cuda.CUstream):
-        """mX, mO: (M, N); mW, mB: (N,) or None."""
-        tv_layout = self._layout()
-        self.kernel(mX, mW, mB, mO, eps, tv_layout).launch(**self._launch_shape(mX.shape[0]), stream=stream)
+        """A spec without options."""
+        self._launch(Operands(mX, mW, mB, mO), eps, None, stream)
+
+    @cute.jit
+    def _launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
+        self._set_cluster_n()
+        bits = self.spec.vector * self.dtype.width
+        (tile_rows, _), tv_layout = self._get_tv_layout(bits)
+        self.tile = self._get_tile(bits)
+        heads = None
+        if const_expr(self.spec.heads is not None):
+            heads = cute.fast_divmod_create_divisor(g.x.shape[1])
+        self.kernel(g, eps, offset, heads, tv_layout).launch(
+            grid=[cute.ceil_div(g.rows, tile_rows * self.config.rows_each), self.cluster_n, 1],
+            block=[self.tile.threads, 1, 1],
+            cluster=[1, self.cluster_n, 1] if const_expr(self.cluster_n > 1) else None,
+            stream=stream)
 
     @cute.kernel
-    def kernel(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
-               eps: Float32, tv_layout: cute.Layout):
+    def kernel(self, g: Operands, eps: Float32, offset: Optional[Float32], heads, tv_layout: cute.Layout):
         t, config = self.tile, self.config
         tidx, _, _ = cute.arch.thread_idx()
         _, rank, _ = cute.arch.block_idx()
@@ -43,61 +123,92 @@ class RowNorm(RowPass):
         buffer, mbar_ptr = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
         self._initialize_cluster(tidx, mbar_ptr, t.threads // 32)
 
-        col = self._column(tidx, rank)
-        inside = self._inside(col)
-        rows = self._rows(tidx)
-        held = self._load(smem, mX, rows, col, inside, tidx)
-        w, b = self._vectors(mW, col, inside), self._vectors(mB, col, inside)
-        self._landed()
-        parts = [Row(x, inside, rank, buffer[None, None, r], mbar_ptr + r if self.cluster_n > 1 else None)
-                 for r, x in enumerate(held)]
+        col = tidx % t.threads_per_row * t.vector
+        if const_expr(self.cluster_n > 1):
+            col = rank * t.cols + col
+        mine = Mine(tidx, col, self._inside(col), self._places(tidx, g.rows, heads), smem)
+        held = [self._load_row(g, place, mine) for place in mine.places]
+        if const_expr(config.load == "shared"):
+            cute.arch.cp_async_commit_group()
+        affine = self._affine(g, mine, offset)
+        if const_expr(config.load == "shared"):
+            cute.arch.cp_async_wait_group(0)
+        parts = [self._row(data, r, rank, mine, buffer, mbar_ptr) for r, data in enumerate(held)]
+        if const_expr(g.total is not None):
+            self._store_total(g.total, parts, mine)
         statistics = [self.statistics(part, eps, r == 0) for r, part in enumerate(parts)]
+        if const_expr(g.rstd is not None):
+            self._store_statistics(g, mine, statistics)
         self._forget()
+        self._finish(g, parts, mine, statistics, affine)
+
+    # ---- the parts of the kernel -------------------------------------------------------------------
+
+    def _load_row(self, g, place, mine):
+        return tuple(self._load(m, place, mine) for m in (g.x, g.residual) if m is not None)
+
+    def _row(self, data, r, rank, mine, buffer, mbar_ptr):
+        stages = [e * self.config.rows_each + r for e in range(self.spec.exchanges)]
+        return Row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
+                   tuple(mbar_ptr + s if self.cluster_n > 1 else None for s in stages))
+
+    def _affine(self, g, mine, offset):
+        """What the results are scaled and shifted by: for each row, or one for all rows that share it."""
+        coords = [(place.at[1], mine.col) for place in mine.places] if self.spec.heads == "weight" else [(mine.col,)]
+        return [Affine(coord, *(self._vectors(m, coord, mine.inside) for m in (g.weight, g.bias)), offset)
+                for coord in coords]
+
+    def _affine_of(self, g, affine, inside, j):
+        """(weight, bias) of vector j as fp32, None where there is none; for each of the thread's rows."""
+        found = []
+        for a in affine:
+            w = self._vector(a.weight, g.weight, a.coord, inside, j)
+            b = self._vector(a.bias, g.bias, a.coord, inside, j)
+            found.append((w if a.offset is None else w + a.offset, b))
+        return found if len(found) > 1 else found * self.config.rows_each
+
+    def _result(self, part, j, statistics, affine):
+        """Vector j of the row's result, as fp32."""
+        w, b = affine
+        y = self.normalise(part.block(j), statistics)
+        if w is not None:
+            y = y * w
+        return y if b is None else y + b
+
+    def _store_total(self, total, parts, mine):
+        for place, part in zip(mine.places, parts, strict=True):
+            for j in range(self.tile.blocks):
+                self._store(total, place, mine, self._packed(part.block(j), total), j)
+        self._forget()
+
+    def _store_statistics(self, g, mine, statistics):
+        for place, (mean, rstd) in zip(mine.places, statistics, strict=True):
+            self._store_scalar(g.rstd, place, rstd, mine.col == 0)
+            if g.mean is not None:
+                self._store_scalar(g.mean, place, mean, mine.col == 0)
+
+    def _finish(self, g, parts, mine, statistics, affine):
+        """Compute the results and store them."""
         results = []
-        for j in cutlass.range_constexpr(t.blocks):
-            w_j, b_j = self._vector(w, mW, col, inside, j), self._vector(b, mB, col, inside, j)
-            for r in cutlass.range_constexpr(config.rows_each):
-                y = self.normalise(parts[r].block(j), statistics[r])
-                if const_expr(mW is not None):
-                    y = y * w_j
-                if const_expr(mB is not None):
-                    y = y + b_j
-                results.append((r, j, self._packed(y)))
-                if const_expr(not config.split):
-                    self._put_result(mO, rows, col, inside, *results.pop())
-        if const_expr(config.split):
+        for j in range(self.tile.blocks):
+            affine_j = self._affine_of(g, affine, mine.inside, j)
+            for r, part in enumerate(parts):
+                y = self._result(part, j, statistics[r], affine_j[r])
+                results.append((g.out, mine.places[r], mine, self._packed(y, g.out), j))
+                if not self.config.split:
+                    self._store(*results.pop())
+        if self.config.split:
             cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
             for result in results:
-                self._put_result(mO, rows, col, inside, *result)
+                self._store(*result)
 
-    def _put_result(self, mO, rows, col, inside, r, j, packed):
-        self._store(mO, rows[r], col, inside, j, packed)
 
-    def _past_l1(self):
-        return super()._past_l1() and not self.config.split
+class Options:
+    """Beside a RowNorm: the arguments of a spec with options."""
 
-    # ---- weight and bias ----------------------------------------------------------------------------
-
-    def _vector_atom(self, m):
-        bits = min(128, self.vector * m.element_type.width)
-        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
-
-    def _vectors(self, m, col, inside):
-        """All of this thread's elements of weight or bias, if they are to come early."""
-        t = self.tile
-        if m is None or not self.config.early:
-            return None
-        source, held = self._view(m, (col,)), cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
-        for j in range(t.blocks):
-            self._fetch(self._vector_atom(m), source[None, j], held[None, j], inside[j])
-        return held
-
-    def _vector(self, held, m, col, inside, j):
-        """Vector j of weight or bias, as fp32; None where there is none."""
-        if m is None:
-            return None
-        if held is not None:
-            return held[None, j].load().to(Float32)
-        one = cute.make_rmem_tensor(self.tile.vector, m.element_type)
-        self._fetch(self._vector_atom(m), self._view(m, (col,))[None, j], one, inside[j])
-        return one.load().to(Float32)
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
+                 mR: Optional[cute.Tensor], mT: Optional[cute.Tensor], mRstd: Optional[cute.Tensor],
+                 mMean: Optional[cute.Tensor], mScale: Optional[cute.Tensor], eps: Float32, offset: Optional[Float32],
+                 stream: cuda.CUstream):
+        self._launch(Operands(mX, mW, mB, mO, mR, mT, mRstd, mMean, mScale), eps, offset, stream)
