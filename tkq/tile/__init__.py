@@ -15,10 +15,13 @@ import math
 from types import ModuleType
 
 from .block import (
+                    Role,
+                    assign,
                     first_warp_of_group,
                     init_block,
                     lane_id,
                     register_split,
+                    roles_fit,
                     specialise,
                     thread_in_warpgroup,
                     warp_id,
@@ -117,7 +120,7 @@ from .sync import (
                     sync_block,
                     wait,
 )
-from .transfer import load, load_cols, load_rows, store, store_elements, store_rows, store_T
+from .transfer import load, load_cols, load_rows, load_shared_cols, store, store_elements, store_rows, store_T
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
