@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.attention.query_ranges import QueryExtent, QueryRange, nth_tile, place, queries_of_key, query_range
+from tkq.attention.query_ranges import QueryExtent, QueryRange, mask_limits, nth_tile, place, query_range
 from tkq.attention.ranges import ceil_div
 
 LIMITS = st.one_of(st.none(), st.integers(0, 400))
@@ -16,11 +16,15 @@ def sees(e, i, j):
     return (e.left is None or j >= at - e.left) and (e.right is None or j <= at + e.right)
 
 
-@given(EXTENTS, st.integers(0, 499))
-def test_queries_of_key_is_the_definition(e, key):
-    key %= e.rows_k
-    first, end = queries_of_key(e, key)
-    assert list(range(first, end)) == [i for i in range(e.rows_q) if sees(e, i, key)]
+@given(EXTENTS, st.integers(0, 499), st.integers(0, 10))
+def test_the_mask_is_the_definition(e, first_key, tile):
+    first_key %= e.rows_k
+    tile %= ceil_div(e.rows_q, e.tile)
+    first, end = mask_limits(e, first_key, tile)
+    for row in range(min(64, e.rows_k - first_key)):
+        for col in range(min(e.tile, e.rows_q - tile * e.tile)):
+            seen = (first is None or col >= first + row) and (end is None or col < end + row)
+            assert seen == sees(e, tile * e.tile + col, first_key + row), (row, col)
 
 
 @given(EXTENTS, st.integers(0, 10))

@@ -61,11 +61,11 @@ def query_range(e: QueryExtent, first_key) -> QueryRange:
     return QueryRange(first, whole, least(most(whole_end, whole), end), end)
 
 
-def queries_of_key(e: QueryExtent, key):
-    """(first, end): the queries that see key ``key``. What the mask says, and what the tests count."""
-    first = most(key + e.offset - e.right, 0) if e.right is not None else 0
-    end = least(key + e.offset + e.left + 1, e.rows_q) if e.left is not None else e.rows_q
-    return first, most(end, first)
+def mask_limits(e: QueryExtent, first_key, tile):
+    """(first, end) for scores of the keys from ``first_key`` on and the queries of a tile: row i sees the columns
+    ``first + i <= column < end + i``. None: no limit on that side. Rows past the last key are not told from others."""
+    row = first_key + e.offset - tile * e.tile
+    return (None if e.right is None else row - e.right), (None if e.left is None else row + e.left + 1)
 
 
 def place(index, blocks, heads, section, longest_first):

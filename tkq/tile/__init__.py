@@ -31,10 +31,12 @@ from .bulk import bulk_add, bulk_commit, bulk_load, bulk_store, count_up, red_ad
 from .dtypes import element_type, type_name
 from .lcf import LCF, Task
 from .maps import (
+                    COLUMN,
                     add,
                     add_col,
                     add_row,
                     apply,
+                    apply_narrow,
                     copy,
                     div_row,
                     exp2,
@@ -87,6 +89,7 @@ from .register import (
                     first_col,
                     first_row,
                     left_fill,
+                    lower_fill,
                     neg_infty,
                     right_fill,
                     rt,
