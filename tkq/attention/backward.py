@@ -16,6 +16,7 @@ from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place
 from tkq.attention.ranges import ceil_div, heads_in_section
 from tkq.runtime import fake
 
+NOBODY = 1 << 30  # the first column that sees a key, where none does
 
 class AttentionBackward:
     """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(scale * Q K' - lse) and
@@ -53,18 +54,19 @@ class AttentionBackward:
     @cute.jit
     def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor,
                  lse: cute.Tensor, dlse: Optional[cute.Tensor], dq: Optional[cute.Tensor], dk: cute.Tensor,
-                 dv: cute.Tensor, stats: cute.Tensor, acc: Optional[cute.Tensor], scale: Float32, left: Int32,
-                 right: Int32, stream: cuda.CUstream):
-        """do, q, o, dq (B, Sq, H, D), k, v, dk, dv (B, Sk, Hk, D), lse, dlse (B, H, Sq) fp32; stats and acc as in
-        Globals, uninitialised."""
+                 dv: cute.Tensor, workspace: cute.Tensor, scale: Float32, left: Int32, right: Int32,
+                 stream: cuda.CUstream):
+        """do, q, o, dq (B, Sq, H, D), k, v, dk, dv (B, Sk, Hk, D), lse, dlse (B, H, Sq) fp32; workspace: fp32,
+        uninitialised, ``config.workspace_floats`` for each query head."""
         spec, c = self.spec, self.config
-        pre = BackwardPre(spec, c)
-        pre(do, o, lse, dlse, stats, acc, stream)
+        stats, acc = self.parts_of(workspace, ceil_div(q.shape[1], c.tile) * q.shape[2] * q.shape[0])
+        BackwardPre(spec, c)(do, o, lse, dlse, stats, acc, stream)
         do, q, k, v, dk, dv = [heads_outside(x) for x in (do, q, k, v, dk, dv)]
         tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], BLOCK)
         all_kv_heads, heads_per_kv = k.shape[2] * k.shape[3], q.shape[2] // k.shape[2]
-        row_bytes = spec.head_dim * (2 * self.q_tile.dtype.width // 8 + 4) * heads_per_kv
-        rows = cutlass.min(q.shape[0], Int32(1 << 16))
+        # of a K/V head: Q, dO and the accumulator of its query heads; both factors bounded, to stay in 32 bits
+        row_bytes = spec.head_dim * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(32))
+        rows = cutlass.min(q.shape[0], Int32(1 << 15))
         g = Globals(
             q=tk.gl.load(q, self.q_tile), do=tk.gl.load(do, self.q_tile),
             k=tk.gl.load(k, self.kv_tile), v=tk.gl.load(v, self.kv_tile),
@@ -77,6 +79,15 @@ class AttentionBackward:
                               min_blocks_per_mp=1, use_pdl=True)
         if const_expr(spec.dq):
             BackwardPost(spec, c)(acc, dq, scale, stream)
+
+    def parts_of(self, workspace, tiles):
+        """Of so many tiles: the statistics, and the accumulator where dQ is wanted."""
+        of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.head_dim  # floats of a tile
+        stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
+        if not self.spec.dq:
+            return stats, None
+        start = (workspace.iterator + Int64(tiles) * of_stats).align(16)
+        return stats, cute.make_tensor(start, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -224,16 +235,20 @@ class AttentionBackward:
     def limits(self, g, t, c, m):
         """For each row, that is key, of this thread: the first column that sees it, and the one after the last."""
         key = t.block * BLOCK + c.wg * 64
-        found = mask_limits(self.extent(g), key, m)
-        vectors = [tk.RowVec(cute.make_rmem_tensor((2,), Int32)) for limit in found if limit is not None or True]
-        for r in range(2):
-            row = tk.first_row() + 8 * r
-            first, end = [None if limit is None else limit + row - tk.first_col() for limit in found]
-            beyond = key + row >= g.rows_k
-            vectors[0].tensor[r] = cutlass.select_(beyond, Int32(1 << 30), Int32(0) if first is None else first)
-            if end is not None:
-                vectors[1].tensor[r] = end
-        return vectors if self.spec.left else vectors[:1]
+        first, end = mask_limits(self.extent(g), key, m)
+
+        def per_row(limit):
+            x = cute.make_rmem_tensor((2,), Int32)
+            for r in range(2):
+                x[r] = limit(tk.first_row() + 8 * r)
+            return tk.RowVec(x)
+
+        def first_or_none(row):
+            col = Int32(0) if first is None else first + row - tk.first_col()
+            return cutlass.select_(key + row < g.rows_k, col, Int32(NOBODY))
+
+        limits = [per_row(first_or_none)]
+        return limits if end is None else [*limits, per_row(lambda row: end + row - tk.first_col())]
 
     def gradients(self, s, c):
         """ds = p * (dp + dlse - rowsum(o * do)), from p as dV has it: s is free by then."""
@@ -310,7 +325,7 @@ def heads_outside(x):
 
 def build(spec: BackwardSpec, config: BackwardConfig):
     """The kernels and their fake arguments: any B, Sq, Sk, H, Hk and strides that are multiples of 16 bytes."""
-    B, Sq, Sk, H, Hk, N = (fake.sym() for _ in range(6))
+    B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
 
     def operand(seqlen, heads):
         strides = (*(fake.sym64(divisibility=8) for _ in range(3)), 1)
@@ -324,5 +339,4 @@ def build(spec: BackwardSpec, config: BackwardConfig):
     k, v, dk, dv = keys
     return AttentionBackward(spec, config), (
         do, q, k, v, o, rows(), rows() if spec.dlse else None, dq if spec.dq else None, dk, dv,
-        fake.tensor("fp32", (N, 2 * config.tile)),
-        fake.tensor("fp32", (N, config.tile * spec.head_dim)) if spec.dq else None, Float32(1.0), Int32(0), Int32(0))
+        fake.tensor("fp32", (fake.sym64(),)), Float32(1.0), Int32(0), Int32(0))

@@ -10,10 +10,10 @@ BLOCK = 128  # keys of a block: two warpgroups of 64
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """tile: query rows of a step. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in flight. dq_cols: columns of a
-    product of dQ (of head_dim). registers: of a thread of the producer, the dQ warpgroup, the warpgroups with keys.
-    stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their gradients
-    and the dQ accumulator that are worked on together, in MB of L2."""
+    """tile: query rows of a step. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in flight. dq_cols: columns of
+    a product of dQ (of head_dim). registers: of a thread of the producer, the dQ warpgroup, the warpgroups with keys.
+    stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
+    gradients and the dQ accumulator that are worked on together, in MB of L2."""
 
     tile: int = 64
     q_stages: int = 3
@@ -27,6 +27,10 @@ class BackwardConfig:
     def dq_parts(self, head_dim: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
         return self.tile // 64, head_dim // self.dq_cols
+
+    def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
+        """Of a query head of ``rows`` rows: two statistics a row and, with dq, its fp32 accumulator; whole tiles."""
+        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.dq else 0))
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block."""

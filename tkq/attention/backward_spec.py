@@ -9,7 +9,7 @@ HEAD_DIMS = (64, 128)
 @dataclass(frozen=True)
 class BackwardSpec:
     """dtype: of q, k, v, o, their gradients and do. head_dim: of all of them. left, right: queries see no further than
-    so many keys (known at run time) to the left, to the right of the key they are aligned with; causal is right, with 0.
+    so many keys (known at run time) to the left, to the right of the key they are aligned with; causal is right, of 0.
     dq: q's gradient is wanted too. dlse: the log-sum-exp has a gradient.
 
     Raises:

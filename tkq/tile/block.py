@@ -120,16 +120,18 @@ def roles_fit(roles) -> int:
     if any(r.registers % 8 or not 24 <= r.registers <= 256 for r in roles):
         raise ValueError(f"assign: registers are {', '.join(wanted)}, allowed are multiples of 8 from 24 to 256")
     if sum(r.warpgroups * r.registers for r in roles) > at_launch * groups:
-        raise ValueError(f"assign: registers {' + '.join(wanted)} are more than the {groups} x {at_launch} of the launch")
+        raise ValueError(f"assign: registers {' + '.join(wanted)} are more than the {groups} x {at_launch} "
+                         "of the launch")
     return at_launch
 
 
 @cute.jit
 def assign(roles: Constexpr):
-    """Give the block's warpgroups their roles, in order, each with its registers: ``specialise`` for any number of roles.
+    """Give the block's warpgroups their roles, in order, each with its registers: ``specialise`` for any number of
+    roles.
 
-    roles: a tuple of ``Role``, that together have all warpgroups. Launch with ``min_blocks_per_mp=1`` and a static block
-    size, or the assembler drops the reallocation."""
+    roles: a tuple of ``Role``, that together have all warpgroups. Launch with ``min_blocks_per_mp=1`` and a static
+    block size, or the assembler drops the reallocation."""
     at_launch, first, wg = roles_fit(roles), 0, warpgroup_id()
     for i in cutlass.range_constexpr(len(roles)):
         role = roles[i]
