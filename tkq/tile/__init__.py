@@ -15,10 +15,13 @@ import math
 from types import ModuleType
 
 from .block import (
+                    Role,
+                    assign,
                     first_warp_of_group,
                     init_block,
                     lane_id,
                     register_split,
+                    roles_fit,
                     specialise,
                     thread_in_warpgroup,
                     warp_id,
@@ -29,10 +32,12 @@ from .dtypes import element_type, type_name
 from .grid import grid_arrive, grid_wait
 from .lcf import LCF, Task
 from .maps import (
+                    COLUMN,
                     add,
                     add_col,
                     add_row,
                     apply,
+                    apply_narrow,
                     copy,
                     div_row,
                     exp2,
@@ -85,6 +90,7 @@ from .register import (
                     first_col,
                     first_row,
                     left_fill,
+                    lower_fill,
                     neg_infty,
                     right_fill,
                     rt,
@@ -119,7 +125,7 @@ from .sync import (
                     sync_block,
                     wait,
 )
-from .transfer import load, load_cols, load_rows, store, store_elements, store_rows, store_T
+from .transfer import load, load_cols, load_rows, load_shared_cols, store, store_elements, store_rows, store_T
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
