@@ -3,6 +3,7 @@
 The kernel calls these functions on run-time ints, the tests on Python's; nobody else computes a range. A *task* is one
 tile of query rows of one head of one batch element: the work of a block, or of a cluster.
 """
+import struct
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -97,3 +98,16 @@ def heads_in_section(kv_bytes, section_bytes, heads_per_kv, heads):
     """How many query heads share a section: as many as the K/V heads, of ``kv_bytes`` each, that fit. Not more than
     there are (``heads``): a section's tasks, counted in 32 bits, are then no more than all tasks."""
     return least(most(section_bytes // kv_bytes, 1), heads // heads_per_kv) * heads_per_kv
+
+
+def work_rank(blocks):
+    """0 to 30, the fewer the more work: sequences whose longest tasks have so many key blocks, in steps of half a power
+    of 2. Those of a lower rank come first."""
+    bits = _float_bits(most(blocks, 1))  # the exponent and the first bit behind it
+    return most(30 - ((bits >> 22) - 254), 0)
+
+
+def _float_bits(n):
+    if isinstance(n, int):
+        return struct.unpack("i", struct.pack("f", n))[0]
+    return _dsl().Float32(n).bitcast(_dsl().Int32)
