@@ -7,7 +7,7 @@ import importlib
 
 from .runtime.recipe import Shipped
 
-_LISTS = ("tkq.norms.shipped", "tkq.attention.plan", "tkq.gemm.plan")  # modules with a function shipped()
+_LISTS = ("tkq.norms.shipped", "tkq.attention.shipped", "tkq.gemm.plan")  # modules with a function shipped()
 
 
 def shipped() -> list[Shipped]:

@@ -1,10 +1,11 @@
 """From what was asked for to how the kernel is built: pure Python, tested without a GPU.
 
 The choices come from measurements on an H100 (bench/tune_attention.py repeats them)."""
+import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tkq.attention.spec import HEAD_DIMS, AttentionSpec
+from tkq.attention.spec import AttentionSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 2048  # semaphores, tasks and the tiles' alignment
@@ -81,11 +82,23 @@ def length_class(seqlen_k: int) -> str:
 
 def plan(spec: AttentionSpec, length: str = "medium") -> AttentionConfig:
     """The configuration for a problem of short, medium or long sequences (see ``length_class``)."""
-    if spec.head_dim == 64:
-        return _D64_SHORT if spec.causal and length == "short" else _D64
-    if length == "long":
-        return _D128_LONG_CAUSAL if spec.causal else _D128_LONG_FULL
-    return _D128
+    spec = spec.kernel()
+    config = _measured(spec, "short" if spec.left else length) or fitted(spec.head_dim, spec.head_dim_v)
+    # Finding a task among sequences takes the producer more registers than the two consumers leave it by default.
+    return replace(config, registers=(40, 232)) if spec.varlen else config
+
+
+def _measured(spec, length):
+    """From tables, None where there is none. What is limited on the left has few blocks a task, as short sequences."""
+    dims, long = (spec.head_dim, spec.head_dim_v), length == "long"
+    if dims == (64, 64):
+        # three consumers leave the producer of varlen too few registers
+        return _D64_SHORT if spec.varlen or spec.left or (spec.causal and length == "short") else _D64
+    if dims == (128, 128):
+        if long and spec.longest_first:
+            return _D128_LONG_CAUSAL
+        return _D128_LONG_FULL if long and not spec.varlen else _D128
+    return _WIDE.get(dims)
 
 
 # Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run.
@@ -103,19 +116,21 @@ _D128_LONG_FULL = AttentionConfig(
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
 _D64_SHORT = AttentionConfig()
 
+# Not measured yet. Beyond 128 columns the products take so much longer than the softmax that no turns are needed.
+_WIDE = {
+    (192, 128): AttentionConfig(kv=128, bridge=False, turns=False, q_stages=1, o_panels=2),
+    (192, 192): AttentionConfig(kv=112, bridge=False, turns=False, q_stages=1, o_over_q=True),
+    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_over_q=True),
+}
 
-def shipped():
-    """Every configuration that ``plan`` can choose, each dtype and with and without lse, and what its machine code must
-    show."""
-    from tkq.runtime.recipe import Recipe, Shipped
-    from tkq.testing.expectation import Expectation
 
-    expectation = Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))
-    out = {}
-    for dtype, lse in (("bf16", False), ("bf16", True), ("fp16", True)):
-        for head_dim, causal, length in itertools.product(HEAD_DIMS, (False, True), LENGTHS):
-            spec = AttentionSpec(dtype, head_dim, causal, lse)
-            recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, length)))
-            name = "_".join(("flash_attn", dtype, f"d{head_dim}", *["causal"] * causal, length, *["lse"] * lse))
-            out.setdefault(recipe, Shipped(name, recipe, expectation, quick=dtype == "bf16" and not lse))
-    return list(out.values())
+def fitted(head_dim: int, head_dim_v: int) -> AttentionConfig:
+    """A configuration for any pair of tiles: the largest K and V tiles up to 128 keys that go with two consumers, and
+    then as much room for Q and O as is left."""
+    panels = [head_dim_v // cols for cols in (64, 32) if head_dim_v % cols == 0]
+    layouts = (dict(), *(dict(bridge=False, q_stages=1, o_panels=n) for n in (1, *panels)))
+    for kv, layout in itertools.product((128, 112, 96, 80, 64, 48), layouts):
+        config = AttentionConfig(kv=kv, turns=max(head_dim, head_dim_v) <= 128, **layout)
+        with contextlib.suppress(ValueError):
+            return config.check(head_dim, head_dim_v)
+    raise NotImplementedError(f"flash_attn: no configuration for head_dim {head_dim} and head_dim_v {head_dim_v}")

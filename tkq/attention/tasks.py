@@ -117,12 +117,12 @@ class Varlen:
 
     def begin(self, schedule):
         tiles, ranks = self.survey()
-        scan = Scan(self, cute.make_rmem_tensor((5,), Int32))
+        scan = Scan(self, cute.make_rmem_tensor((4,), Int32))
         scan.start(ranks)
         return scan, replace(schedule, tasks=tiles * self.heads)
 
 
-RANKS, BASE, BEFORE, UPTO, CHUNK = range(5)
+RANKS, BASE, BEFORE, UPTO = range(4)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Scan:
     are asked for in rising order, so it never turns back.
 
     state: ranks still to come, this one included; the first of the 32 sequences; tiles before them; tiles of them up to
-    this lane's, inclusive; of all 32. Tiles of other ranks do not count."""
+    this lane's, inclusive. Tiles of other ranks do not count."""
 
     sequences: Varlen
     state: cute.Tensor
@@ -140,7 +140,11 @@ class Scan:
         self.state[RANKS] = ranks
         self.state[BASE] = Int32(-WARP)
         self.state[BEFORE] = Int32(0)
-        self.state[CHUNK] = Int32(0)
+        self.state[UPTO] = Int32(0)
+
+    def end(self):
+        """Tiles before these 32 sequences and of them."""
+        return self.state[BEFORE] + cute.arch.shuffle_sync(self.state[UPTO], WARP - 1)
 
     @cute.jit
     def advance(self):
@@ -156,16 +160,15 @@ class Scan:
             below = cute.arch.shuffle_sync_up(tiles, 1 << d)
             if tk.lane_id() >= 1 << d:
                 tiles = tiles + below
-        state[BEFORE] = state[BEFORE] + state[CHUNK]
+        state[BEFORE] = self.end()
         state[RANKS], state[BASE], state[UPTO] = ranks, base, tiles
-        state[CHUNK] = cute.arch.shuffle_sync(tiles, WARP - 1)
 
     @cute.jit
     def find(self, number):
         """The task of a number below the number of tasks."""
         all_of, heads = self.sequences, self.sequences.heads
         unit = number // heads
-        while unit >= self.state[BEFORE] + self.state[CHUNK]:
+        while unit >= self.end():
             self.advance()
         unit = unit - self.state[BEFORE]
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(self.state[UPTO] <= unit))
