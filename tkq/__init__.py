@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "flash_attn": "tkq.attention.ops",
+    "flash_attn_varlen": "tkq.attention.varlen_ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
     "rmsnorm": "tkq.norms.ops",

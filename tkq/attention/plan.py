@@ -75,9 +75,20 @@ LENGTHS = ("short", "medium", "long")
 SHORT, LONG = 2048, 8192  # keys: short below, long from
 
 
+PACK_ROWS = 128  # of a tile, for pack_of
+
+
 def length_class(seqlen_k: int) -> str:
     """All that a plan needs to know of the lengths, so that few kernels are compiled and looked up."""
     return "short" if seqlen_k < SHORT else "medium" if seqlen_k < LONG else "long"
+
+
+def pack_of(rows: int, ratio: int) -> int:
+    """How many of the ``ratio`` query heads of a K/V head go into one tile of rows: as many as a power of 2 allows, where
+    a quarter of the tiles or more is saved, that is where a head's own rows leave much of its last tile empty."""
+    pack = min(ratio & -ratio, 64)
+    alone, together = pack * -(-rows // PACK_ROWS), -(-rows * pack // PACK_ROWS)
+    return pack if 4 * together <= 3 * alone else 1
 
 
 def plan(spec: AttentionSpec, length: str = "medium") -> AttentionConfig:
