@@ -11,11 +11,11 @@ from .runtime.recipe import Shipped
 _LISTS = (
     "tkq.norms.shipped",
     "tkq.norms.backward_shipped",
-    "tkq.attention.plan",
     "tkq.gemm.plan",
     "tkq.pointwise.shipped",
     "tkq.softmax.shipped",
     "tkq.losses.shipped",
+    "tkq.attention.shipped",
 )
 
 

@@ -54,6 +54,7 @@ from .maps import (
                     row_sum_partial,
                     sub,
                     sub_row,
+                    tanh,
 )
 from .memory import (
                     copy_async,
@@ -126,6 +127,7 @@ from .sync import (
                     wait,
 )
 from .transfer import load, load_cols, load_rows, load_shared_cols, store, store_elements, store_rows, store_T
+from .views import packed, ragged
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
