@@ -7,7 +7,16 @@ import importlib
 
 from .runtime.recipe import Shipped
 
-_LISTS = ("tkq.norms.shipped", "tkq.attention.plan", "tkq.gemm.plan")  # modules with a function shipped()
+# modules with a function shipped()
+_LISTS = (
+    "tkq.norms.shipped",
+    "tkq.norms.backward_shipped",
+    "tkq.gemm.plan",
+    "tkq.pointwise.shipped",
+    "tkq.softmax.shipped",
+    "tkq.losses.shipped",
+    "tkq.attention.shipped",
+)
 
 
 def shipped() -> list[Shipped]:

@@ -48,7 +48,7 @@ class ElementsGemm:
             self.mma(acc, x, y)
             tk.mma_wait()
             tk.sync_block()
-        tk.store_elements(c, acc, row, col)
+        tk.store_elements(c, acc, row, col, self.spec.accumulate)
 
 
 def build(spec: GemmSpec):

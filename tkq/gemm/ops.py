@@ -76,17 +76,20 @@ def _cuda(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype]) -> Tensor:
 
 def _product(a, b, out_dtype):
     c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
-    if c.numel() and a.shape[1]:
+    if c.numel() and a.shape[1] and a.shape[1] % 8 == 0:
         run(a, b, c)
         return c
     _check(a, b, out_dtype)  # nothing is launched that would
     return c.zero_()
 
 
-def run(a, b, c, config=None, blocks=None):
+def run(a, b, c, config=None, blocks=None, *, accumulate=False, room=False):
     """c = a @ b, with no more checks than the compiled function makes. c (M, N): its rows are contiguous, their pitch
-    is free.
+    is free. K is any number from 8 on (from 1 on where it is contiguous in neither a nor b); where it is not a multiple
+    of 8, what follows a row of K numbers, up to 16 bytes, is zero.
 
+    accumulate: c += a @ b, see GemmSpec. room: what follows a row of c, up to 16 bytes, may be overwritten: with zeros,
+    or added to.
     For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
     (m, k), n = a.shape, b.shape[1]
     (a_m, a_k), (b_k, b_n) = a.stride(), b.stride()
@@ -95,17 +98,18 @@ def run(a, b, c, config=None, blocks=None):
         raise ValueError("gemm: a and b must be contiguous in one dimension, and on one device")
     load = (fits_tma(a.data_ptr(), *((a_m, m) if a_is_k else (a_k, k)), 2)
             and fits_tma(b.data_ptr(), *((b_n, n) if b_is_k else (b_k, k)), 2))
-    store = load and fits_tma_store(c.data_ptr(), c.stride(0), m, n, c.element_size())
-    kernel, planned = _launcher(a.dtype, c.dtype, a_is_k, b_is_k, load, store, m, n, k, a.device, config)
+    ends = n if not room else 16  # a row that ends anywhere ends with a unit of 16 bytes, its room included
+    store = load and fits_tma_store(c.data_ptr(), c.stride(0), m, ends, c.element_size())
+    kernel, planned = _launcher(a.dtype, c.dtype, a_is_k, b_is_k, load, store, accumulate, m, n, k, a.device, config)
     kernel(a, b, c, blocks or planned)
 
 
 @lru_cache(4096)
-def _launcher(dtype, out, a_is_k, b_is_k, load, store, m, n, k, device, config):
+def _launcher(dtype, out, a_is_k, b_is_k, load, store, accumulate, m, n, k, device, config):
     """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels."""
     arch.require_hopper(device)
     spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
-                    "tma" if load else "elements", "tma" if store else "elements")
+                    "tma" if load else "elements", "tma" if store else "elements", accumulate)
     recipe, blocks = launch(spec, m, n, k, arch.processors(device), config)
     return function(recipe), blocks
 

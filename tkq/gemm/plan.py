@@ -159,7 +159,8 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     """What the dense kernel's machine code must show: the wgmma of a tile's first step of K and of the loop, waited for
     once each."""
     products = STEP // 16
-    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
+    by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
+    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else by_tma]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1)
     return Expectation(tensor=2 * products, waits_per_mma=1 / products, instructions=tuple(wanted),
                        absent=() if spec.store == "elements" else ("STG",),
@@ -174,10 +175,13 @@ def shipped() -> list[Shipped]:
     ways_out = (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))
     specs = [GemmSpec("bf16", out, a, b, store=store) for out, store in ways_out for a, b in majors]
     specs += [GemmSpec("fp16", out, "k", b) for out in ("fp16", "fp32") for b in "kn"]
+    specs += [GemmSpec("bf16", out, "m", "n", store=way, accumulate=True)
+              for out, way in (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))]
     found = []
     for spec, tile in itertools.product(specs, TILES):
         config = fitted(tile, spec)
-        name = f"gemm_{spec.dtype}_{spec.a_major}{spec.b_major}_{spec.out}_{spec.store}_{config.name}"
+        way = "add_" if spec.accumulate else ""
+        name = f"gemm_{spec.dtype}_{spec.a_major}{spec.b_major}_{spec.out}_{way}{spec.store}_{config.name}"
         quick = spec.dtype == spec.out == "bf16" and tile is TILES[0]
         found.append(Shipped(name, Recipe("tkq.gemm.dense:build", (spec, config)), expectation(spec, config), quick))
     by_elements = Expectation(tensor=4, waits_per_mma=0.25, instructions=("LDG", "STG"), absent=("UTMALDG",))

@@ -14,6 +14,7 @@ class GemmSpec:
 
     dtype: of a and b. out: of c. a_major, b_major: the dimension that is contiguous, "k", or "m" and "n".
     load: how a and b come in, store: how c goes out: "tma", or "elements" for strides and bases that TMA cannot take.
+    accumulate: c += a @ b. What is added is rounded to c's type, and the sum again.
 
     Raises:
         NotImplementedError: a value that no kernel takes, by name.
@@ -25,6 +26,7 @@ class GemmSpec:
     b_major: str = "n"
     load: str = "tma"
     store: str = "tma"
+    accumulate: bool = False
 
     def __post_init__(self):
         allowed = {"dtype": DTYPES, "out": OUT_DTYPES, "a_major": ("k", "m"), "b_major": ("k", "n"), "load": PATHS,

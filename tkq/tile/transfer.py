@@ -1,7 +1,7 @@
 """Between registers and memory: a warpgroup's tiles to and from shared tiles, rows and elements to global memory."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32
+from cutlass import BFloat16, Constexpr, Float32, const_expr
 from cutlass.cute.nvgpu import CopyUniversalOp, OperandMajorMode, warp, warpgroup
 
 from .block import lane_id, thread_in_warpgroup
@@ -88,6 +88,17 @@ def load(dst: RegTile, src: SharedTile):
     cute.copy(atom, thr.partition_S(s), thr.retile(d))
 
 
+def load_shared_cols(v: ColVec, src: cute.Tensor):
+    """v[j] = src[j]; src: v.cols fp32 in shared memory, aligned to 8 bytes. By 8-byte loads; any thread."""
+    if not isinstance(v, ColVec) or src.element_type is not Float32 or cute.size(src) != v.cols:
+        raise ValueError(f"load_shared_cols: v is {v}, src is {src.element_type} of shape {src.shape}: "
+                         "allowed are a column vector and as many fp32")
+    pairs = cute.make_tensor(src.iterator, cute.make_layout((2, v.cols // 2)))
+    to = cute.make_tensor(v.tensor.iterator, cute.make_layout((2, v.cols // 8)))
+    for j in range(v.cols // 8):
+        cute.autovec_copy(pairs[None, lane_id() % 4 + 4 * j], to[None, j])
+
+
 # ---- global memory -------------------------------------------------------------------------------
 
 
@@ -129,8 +140,10 @@ def store_rows(dst: cute.Tensor, src: RowVec, row0, limit):
 
 
 @cute.jit
-def store_elements(dst: cute.Tensor, src: RegTile, row0, col0):
-    """dst[row0 + i, col0 + j] = src[i, j] inside dst, converted, element by element: any stride, any alignment."""
+def store_elements(dst: cute.Tensor, src: RegTile, row0, col0, accumulate: Constexpr[bool] = False):
+    """dst[row0 + i, col0 + j] = src[i, j] inside dst, converted, element by element: any stride, any alignment.
+
+    accumulate: += instead, in fp32, rounded once."""
     _matrix("store_elements", dst)
     rows, cols = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     view = src.rows_view
@@ -140,4 +153,7 @@ def store_elements(dst: cute.Tensor, src: RegTile, row0, col0):
             for j in cutlass.range_constexpr(src.cols // 4):
                 col = col0 + first_col() + 8 * (j // 2) + j % 2
                 if col < cols:
-                    dst[row, col] = dst.element_type(view[r, j])
+                    if const_expr(accumulate):
+                        dst[row, col] = dst.element_type(Float32(view[r, j]) + Float32(dst[row, col]))
+                    else:
+                        dst[row, col] = dst.element_type(view[r, j])

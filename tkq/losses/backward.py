@@ -1,0 +1,84 @@
+"""The gradient of the logits, from the logits and what the forward kept: one read, one write, no exchange; and what
+scales gradients."""
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int64, const_expr
+
+from .. import tile as tk
+from ..row_pass import RowPass
+from ..softmax.online import exp
+from .rows import ClassRows, Kept, Options
+
+
+class ElementPass(RowPass):
+    """A RowPass without an exchange. Blocks go along the rows, `cluster` of them to each, and know nothing of each
+    other."""
+
+    def __init__(self, spec, config):
+        super().__init__(tk.element_type(spec.x), spec.N, spec.vector, config, stage=0, shifted=spec.shifted)
+        self.spec = spec
+
+    def _block(self):
+        block, parts = cute.arch.block_idx()[0], self.tile.cluster
+        return (block // parts, block % parts) if parts > 1 else (block, 0)
+
+    def _launch_shape(self, rows):
+        return dict(grid=[cute.ceil_div(rows, self.tile.rows) * self.tile.cluster, 1, 1],
+                    block=[self.tile.threads, 1, 1])
+
+
+class CrossEntropyBackward(ClassRows, ElementPass):
+    """dx = dloss * (what `rows` has), element by element."""
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mDLoss: cute.Tensor,
+                 mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: cute.Tensor, ignore_index: Int64,
+                 smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
+        """mX, mD: (M, N), may be one; mT: (M,); mW: (N,) or None; mDLoss: (M,), or () where the loss was reduced;
+        mSaved, mAll: see `Kept`."""
+        tv_layout = self._layout()
+        o = Options(ignore_index, smoothing, z_loss, softcap)
+        self.kernel(mX, mT, mW, mDLoss, mSaved, mAll, mD, o, tv_layout).launch(
+            **self._launch_shape(mX.shape[0]), stream=stream)
+
+    @cute.kernel
+    def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mDLoss: cute.Tensor,
+               mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: cute.Tensor, o: Options, tv_layout: cute.Layout):
+        here, kept = self._place(mX, tv_layout), Kept.of(mSaved, mAll, mX.shape[0])
+        target = self.target(mT, mW, here.there, o)
+        row = self._row(mX, here)
+        owner, at_target = self.hit(mX, here, target, o)
+        top, rest = kept.rows[2 * here.there], kept.rows[2 * here.there + 1]
+        scale = mDLoss[here.there] if const_expr(self.spec.reduction == "none") else mDLoss[()]
+        if const_expr(self.spec.reduction == "mean"):
+            scale = scale * kept.all[0]
+        weights = Float32(self.N)
+        if const_expr(self.spec.smoothing and mW is not None):
+            weights = kept.all[1]
+        slope = self.slope(target, top + rest, weights, scale, o)
+        for j in cutlass.range_constexpr(self.tile.blocks):
+            z = self.value(row.block(j), o)
+            packed = self.gradient(exp(z - top - rest), z, row, j, mW, target, slope, o)
+            self._store(mD, here.row, here.col, here.inside, j, packed)
+        self.put_hit(mD, owner, exp(at_target - top - rest), at_target, here, target, slope, o)
+
+
+class Scale(ElementPass):
+    """x *= factor, in place; where the factor is 1, nothing is read but that."""
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mFactor: cute.Tensor, stream: cuda.CUstream):
+        """mX: (M, N); mFactor: ()."""
+        tv_layout = self._layout()
+        self.kernel(mX, mFactor, tv_layout).launch(**self._launch_shape(mX.shape[0]), stream=stream)
+
+    @cute.kernel
+    def kernel(self, mX: cute.Tensor, mFactor: cute.Tensor, tv_layout: cute.Layout):
+        here, factor = self._place(mX, tv_layout), mFactor[()]
+        if factor != 1.0:
+            row = self._row(mX, here)
+            for j in cutlass.range_constexpr(self.tile.blocks):
+                self._store(mX, here.row, here.col, here.inside, j, self._packed(row.block(j) * factor))

@@ -1,0 +1,55 @@
+"""From a spec and a config to something that can be compiled: the builders of this package's recipes."""
+import cutlass
+from cutlass import Float32, Int64
+from cutlass.cute.runtime import make_fake_tensor
+
+from ..runtime import fake
+from .backward import CrossEntropyBackward, Scale
+from .forward import CrossEntropy
+from .total import Total
+
+
+def build(spec, config):
+    """(kernel, fake arguments): as `__call__` of CrossEntropy, or of CrossEntropyBackward, has them."""
+    rows = fake.sym()
+
+    def matrix():
+        unit = 1 if spec.shifted else spec.vector
+        return fake.tensor(spec.x, (rows, spec.N), (fake.sym64(divisibility=unit), 1), align=unit * spec.width // 8)
+
+    logits, target = matrix(), _vector(spec.target, rows)
+    weight = None if spec.weight is None else _vector(spec.weight, spec.N)
+    loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else _scalar()
+    kept = _vector("fp32", fake.sym()), _vector("fp32", 2) if spec.part else None
+    gradient = None if spec.kind == "forward" else matrix()
+    kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
+    numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
+    return kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
+
+
+def total(spec, config):
+    """(kernel, fake arguments): losses, targets, class weights, loss (), 1 / the weights' sum (2,), ignore_index."""
+    rows = fake.sym()
+    losses = _vector("fp32", rows) if spec.losses else None
+    target = _vector(spec.target, rows) if spec.mean else None
+    weight = _vector(spec.weight, fake.sym()) if spec.mean and spec.weight else None
+    return Total(spec, config), (losses, target, weight, _scalar() if spec.losses else None,
+                                 _vector("fp32", 2) if spec.mean else None, Int64(0))
+
+
+def scale(spec, config):
+    """(kernel, fake arguments): x (M, N) with any row stride, the factor ()."""
+    stride = (fake.sym64(divisibility=spec.vector), 1)
+    x = fake.tensor(spec.x, (fake.sym(), spec.N), stride, align=spec.vector * spec.width // 8)
+    return Scale(spec, config), (x, _scalar())
+
+
+def _vector(dtype, size):
+    width = {"int64": 8}.get(dtype) or fake.element_type(dtype).width // 8
+    if dtype == "int64":
+        return make_fake_tensor(Int64, (size,), (1,), memspace=cutlass.AddressSpace.gmem, assumed_align=width)
+    return fake.tensor(dtype, (size,), (1,), align=width)
+
+
+def _scalar():
+    return make_fake_tensor(Float32, (), (), memspace=cutlass.AddressSpace.gmem, assumed_align=4)

@@ -1,0 +1,57 @@
+"""What can be wrong with a call of a loss. Each error names the argument, what came and what is allowed."""
+import torch
+from torch import Tensor
+
+from .. import row_plan
+from ..reference_losses import Terms
+from ..runtime import check
+from .spec import MAX_V, REDUCTIONS, TARGETS
+
+
+def check_call(logits: Tensor, target: Tensor, terms: Terms) -> None:
+    """Everything that ``tkq.cross_entropy`` promises to refuse."""
+    check.dtype("logits", logits, tuple(row_plan.WIDTH))
+    if logits.dim() == 0 or logits.shape[-1] < 1:
+        raise ValueError(f"logits: got shape {tuple(logits.shape)}, allowed are (..., V) with V of 1 and more")
+    check.last_dim_contiguous("logits", logits)
+    check_classes(logits.shape[-1], logits.shape[:-1], target, terms)
+    check.same_device(logits=logits, target=target, weight=terms.weight)
+
+
+def check_classes(V: int, rows: tuple, target: Tensor, terms: Terms) -> None:
+    """The part that does not see logits: V classes, targets of shape `rows`."""
+    if V > MAX_V:
+        raise NotImplementedError(f"logits: got V = {V} classes, allowed are 1 to {MAX_V}")
+    check.tensor("target", target)
+    if target.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"target: dtype is {target.dtype}, allowed are {', '.join(TARGETS)}; probabilities are not "
+                        "supported")
+    check.shape("target", target, tuple(rows))
+    if terms.weight is not None:
+        check.dtype("weight", terms.weight, tuple(row_plan.WIDTH))
+        check.shape("weight", terms.weight, (V,))
+        check.last_dim_contiguous("weight", terms.weight)
+    check_numbers(terms)
+
+
+def check_numbers(terms: Terms) -> None:
+    """The options."""
+    if not isinstance(terms.ignore_index, int):
+        raise TypeError(f"ignore_index: got {type(terms.ignore_index).__name__}, expected an int")
+    if terms.reduction not in REDUCTIONS:
+        raise ValueError(f"reduction: got {terms.reduction!r}, allowed are {', '.join(REDUCTIONS)}")
+    for name in ("label_smoothing", "z_loss", "softcap"):
+        check.number(name, getattr(terms, name))
+    if not 0 <= terms.label_smoothing <= 1:
+        raise ValueError(f"label_smoothing: got {terms.label_smoothing}, allowed are 0 to 1")
+    if not terms.softcap >= 0:
+        raise ValueError(f"softcap: got {terms.softcap}, allowed are numbers above 0, and None")
+
+
+def check_targets(target: Tensor, V: int, ignore_index: int) -> None:
+    """IndexError where a target is neither a class nor ignore_index. Waits for the GPU."""
+    bad = ((target < 0) | (target >= V)) & (target != ignore_index)
+    if bad.any():
+        at = tuple(bad.nonzero()[0].tolist())
+        raise IndexError(f"target: {target[at].item()} at {at}, allowed are 0 to {V - 1} and ignore_index = "
+                         f"{ignore_index}")

@@ -1,0 +1,131 @@
+"""The losses of rows of logits, in one read; and, fused, the logits' gradient in the same pass."""
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int64, const_expr
+
+from .. import tile as tk
+from ..row_pass import Row
+from ..softmax.online import OnlineRow, exp, finite, log
+from .plan import TotalConfig
+from .rows import ClassRows, Kept, Options, Slope
+from .spec import TotalSpec
+from .total import Total
+
+
+class CrossEntropy(ClassRows, OnlineRow):
+    """One pass over a row of logits. The thread that has the target's column writes the row's loss, the row's first
+    thread what a backward needs (`Kept`). For a mean or a sum the losses lie behind that, and `Total` adds them up.
+    """
+
+    def __init__(self, spec, config):
+        super().__init__(tk.element_type(spec.x), spec.N, spec.vector, config, spec.exchanges, spec.shifted)
+        self.spec = spec
+        self.holds = config.load == "registers"
+        mean = spec.reduction == "mean"
+        total = TotalSpec(mean, True, *((spec.target, spec.weight) if mean else ()))
+        self.finish = None if spec.reduction == "none" else Total(total, TotalConfig())
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
+                 mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], ignore_index: Int64,
+                 smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
+        """mX: (M, N); mT: (M,); mW: (N,) or None; mLoss: (M,), or () where reduced; mSaved, mAll: see `Kept`; mD where
+        fused: (M, N), may be mX."""
+        tv_layout = self._layout()
+        o = Options(ignore_index, smoothing, z_loss, softcap)
+        losses, rows = mLoss, mX.shape[0]
+        if const_expr(self.finish is not None):
+            losses = cute.make_tensor(mSaved.iterator + (2 * rows + 2), cute.make_layout(rows))
+        self.kernel(mX, mT, mW, losses, mSaved, mAll, mD, o, tv_layout).launch(
+            **self._launch_shape(rows), stream=stream)
+        if const_expr(self.finish is not None):
+            of_mean = (mT, mW, Kept.of(mSaved, mAll, rows).all) if self.finish.spec.mean else (None, None, None)
+            self.finish(losses, *of_mean[:2], mLoss, of_mean[2], ignore_index, stream)
+
+    @cute.kernel
+    def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
+               mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], o: Options,
+               tv_layout: cute.Layout):
+        here, kept = self._place(mX, tv_layout), Kept.of(mSaved, mAll, mX.shape[0])
+        target = self.target(mT, mW, here.there, o)
+        row = self._row(mX, here)
+        self._landed()
+        owner, z = self.hit(mX, here, target, o)
+        mine = self.top(row, o)
+        self._forget()
+        below = finite(mine)
+        exponentials = self.exponentials(row, o, below)
+        total = self.total(exponentials)
+        if const_expr(self.cluster_n > 1):
+            tk.cluster_wait()
+        top, total = self.join(mine, total, row)
+        rest = log(total)
+        spread, weights = self.over_classes(row, here, mW, below, top + rest, o)
+        if const_expr(self.finish is not None):
+            cute.arch.griddepcontrol_launch_dependents()
+
+        first = here.col <= 0
+        loss = self.loss(target, top - z + rest, top + rest, spread, o)
+        writes = cutlass.select_(target.known, owner, first)
+        self.put(mLoss, kept, loss, (top, rest, weights), here, writes, first, mX.shape[0])
+        if const_expr(mD is not None):
+            slope = self.slope(target, top + rest, weights, kept.all[0], o)
+            probability = self.probabilities(row, exponentials, mine, top, total, o)
+            self._forget()
+            self.put_gradient(mD, mW, row, here, probability, target, slope, o)
+            self.put_hit(mD, owner, exp(z - top) * cute.arch.rcp_approx(total), z, here, target, slope, o)
+
+    def over_classes(self, row: Row, here, mW, below, lse, o):
+        """(sum(w * (lse - z)), sum(w)) of the row; nothing where there is no label smoothing."""
+        if not self.spec.smoothing:
+            return None, Float32(self.N)
+        distance, weights = [], []
+        for j in range(self.tile.blocks):
+            w = self.class_weights(mW, row, j)
+            distance.append(w * (self.values(row, j, o, neutral=below) - below))
+            weights.append(w)
+        weight = self.total(weights)
+        spread = weight * (lse - below) - self.total(distance)
+        second = row._replace(buffer=here.buffer[None, None, 1],
+                              mbar_ptr=None if here.mbar_ptr is None else here.mbar_ptr + 1)
+        return self.add_pairs(spread, weight, second)
+
+    def loss(self, target, nll, lse, spread, o):
+        """The row's loss: nll: lse - z[target]."""
+        loss = target.weight * nll
+        if self.spec.smoothing:
+            loss = loss * (1.0 - o.smoothing) + spread * (o.smoothing * (1.0 / self.N))
+        loss = loss + cutlass.select_(o.z_loss == 0.0, Float32(0), o.z_loss * lse * lse)  # lse may be infinite
+        return cutlass.select_(target.ignored, Float32(0), cutlass.select_(target.known, loss, Float32.nan))
+
+    @cute.jit
+    def put(self, mLoss: cute.Tensor, kept: Constexpr, loss, found: Constexpr, here: Constexpr, writes, first, rows):
+        """found: largest z, log(sum) and sum of class weights."""
+        if here.row < rows:
+            if writes:
+                mLoss[here.row] = loss
+            if first:
+                kept.rows[2 * here.row] = found[0]
+                kept.rows[2 * here.row + 1] = found[1]
+                if const_expr(self.spec.smoothing):
+                    if here.row == 0:
+                        kept.all[1] = found[2]
+
+    def probabilities(self, row, exponentials, mine, top, total, o):
+        """The function from j to vector j of the probabilities."""
+        if self.holds:
+            factor = exp(mine - top) * cute.arch.rcp_approx(total)
+            return lambda j: exponentials[j] * factor
+        inverse = cute.arch.rcp_approx(total)
+        return lambda j: exp(self.values(row, j, o) - top) * inverse
+
+    def put_gradient(self, mD, mW, row, here, probability, target, slope: Slope, o):
+        packed = [self.gradient(probability(j), self.values(row, j, o), row, j, mW, target, slope, o)
+                  for j in range(self.tile.blocks)]
+        if not self.holds:
+            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
+        for j in range(self.tile.blocks):
+            self._store(mD, here.row, here.col, here.inside, j, packed[j])

@@ -1,0 +1,209 @@
+"""From torch tensors to cross entropy's launches, for its own functions and those of the linear layer."""
+import torch
+from torch import Tensor
+
+from .. import reduction_plan as geometry
+from .. import row_plan, runtime
+from ..reference_losses import Terms
+from ..runtime import arch, debug, dtypes
+from .checks import check_call, check_targets
+from .plan import TotalConfig, plan, scale
+from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
+
+# Launchers by what a call looks like.
+_launchers: dict = {}
+
+
+def forward(logits: Tensor, target: Tensor, terms: Terms) -> tuple:
+    """(loss, what a backward needs: see rows.Kept)."""
+    try:
+        return _forward(logits, target, terms)
+    except Exception:
+        # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
+        # are found only when something is wrong.
+        check_call(logits, target, terms)
+        raise
+
+
+def _forward(logits, target, terms):
+    x, index = rows(logits), flat(target)
+    if target.dim() != logits.dim() - 1 or (logits.dim() != 2 and target.shape != logits.shape[:-1]):
+        raise ValueError("target")
+    if not 0 <= terms.label_smoothing <= 1 or not terms.softcap >= 0:
+        raise ValueError("label_smoothing, softcap")
+    M, each = x.shape[0], terms.reduction == "none"
+    if debug.enabled():
+        check_call(logits, target, terms)
+        check_targets(target, x.shape[1], terms.ignore_index)
+    loss = torch.empty(target.shape if each else (), dtype=torch.float32, device=x.device)
+    saved = torch.empty(saved_size(M, terms.reduction), dtype=torch.float32, device=x.device)
+    if M:
+        run = launcher("forward", x, index, terms, terms.reduction)
+        run(x, index, terms.weight, loss.view(-1) if each and loss.dim() != 1 else loss, saved, None, None,
+            terms.ignore_index, terms.label_smoothing, terms.z_loss, terms.softcap)
+    else:
+        check_call(logits, target, terms)  # nothing is launched that would
+        loss.fill_(0.0 if terms.reduction == "sum" else torch.nan)
+    return loss, saved
+
+
+def saved_size(M: int, reduction: str) -> int:
+    """Numbers that a forward keeps: Kept, and the losses where they are reduced."""
+    return 2 * M + 2 if reduction == "none" else 3 * M + 2
+
+
+def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms: Terms,
+             inplace: bool = False) -> Tensor:
+    """The logits' gradient, written over them or into a new tensor."""
+    x, index = rows(logits), flat(target)
+    if inplace:
+        result, to = logits if x.data_ptr() == logits.data_ptr() else x.view(logits.shape), x
+    else:
+        result = torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype, device=x.device)
+        to = rows(result)
+    if x.shape[0]:
+        dloss = dloss if dloss.dim() < 2 and (terms.reduction != "none" or dloss.dim()) else dloss.reshape(-1)
+        run = launcher("backward", x, index, terms, terms.reduction, to)
+        run(x, index, terms.weight, dloss, saved, None, to, terms.ignore_index, terms.label_smoothing, terms.z_loss,
+            terms.softcap)
+    return result
+
+
+def gradient_stride(logits: Tensor) -> tuple:
+    """Strides of a new gradient: its rows are as far apart as the logits' where those have a little room behind, so
+    that both can be read and written by the same accesses; else contiguous."""
+    V = logits.shape[-1]
+    step = logits.stride(-2) if logits.dim() > 1 and V < logits.stride(-2) <= V + V // 8 else V
+    strides = [1]
+    for n in reversed(logits.shape[:-1]):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def rows(logits: Tensor) -> Tensor:
+    """Logits as (M, V)."""
+    if logits.dim() == 2:
+        return logits
+    if logits.dim() == 0 or (logits.stride(-1) != 1 and logits.shape[-1] > 1):
+        raise ValueError("logits")
+    return logits.reshape(-1, logits.shape[-1])
+
+
+def flat(target: Tensor) -> Tensor:
+    """Targets as (M,), contiguous."""
+    return target if target.dim() == 1 and target.stride(0) == 1 else target.reshape(-1).contiguous()
+
+
+def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str, gradient=None, part: bool = False):
+    """The compiled kernel for logits (M, V), their targets and, but for a forward, their gradient."""
+    given = (x,) if gradient is None or gradient is x else (x, gradient)
+    weight = terms.weight
+    key = (kind, part, reduction, x.dtype, x.shape[1], x.device, target.dtype, weight is not None and weight.dtype,
+           terms.label_smoothing != 0, terms.softcap != 0, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
+    run = _launchers.get(key)
+    if run is None:
+        run = _launchers[key] = _compiled(kind, x, target, terms, reduction, given, part)
+    if x.shape[0] > MAX_ROWS:
+        raise NotImplementedError(f"logits: got {x.shape[0]} rows, allowed are at most {MAX_ROWS}")
+    return run
+
+
+def _compiled(kind, x, target, terms, reduction, given, part):
+    if part is False:
+        check_call(x, target, terms)
+    arch.require_hopper(x.device)
+    size = x.element_size()
+    vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in given])
+    weight = None if terms.weight is None else dtypes.name_of(terms.weight.dtype)
+    return runtime.function(recipe(CrossEntropySpec(
+        kind, x.shape[1], dtypes.name_of(x.dtype), dtypes.name_of(target.dtype), weight, reduction,
+        terms.label_smoothing != 0, terms.softcap != 0, vector, shifted, part)))
+
+
+def recipe(spec: CrossEntropySpec, config=None):
+    """The recipe of a spec, with its planned config or another one."""
+    return runtime.Recipe("tkq.losses.build:build", (spec, config or plan(spec)))
+
+
+def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
+    """(loss, its gradient for logits) of a mean or sum, in one pass over the logits."""
+    x, index = rows(logits), flat(target)
+    M, like = x.shape[0], dict(dtype=torch.float32, device=x.device)
+    if debug.enabled():
+        check_targets(target, x.shape[1], terms.ignore_index)
+    gradient = logits if inplace else torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype,
+                                                          device=x.device)
+    loss, losses, kept = torch.empty((), **like), torch.empty(M, **like), torch.empty(2 * M, **like)
+    if not M:
+        return loss.fill_(0.0 if terms.reduction == "sum" else torch.nan), gradient
+    all = torch.ones(2, **like) if terms.reduction == "sum" else torch.empty(2, **like)
+    if terms.reduction == "mean":
+        total(None, index, terms, None, all)
+    to = x if inplace else rows(gradient)
+    part_forward(x, index, terms, losses, kept, all, to)
+    total(losses, index, terms, loss, all)
+    if inplace and x.data_ptr() != logits.data_ptr():  # logits that had to be copied to be rows
+        logits.copy_(x.view(logits.shape))
+    return loss, gradient
+
+
+# ---- parts of the rows ----------------------------------------------------------------------------------------------
+
+
+def total(losses, target: Tensor, terms: Terms, loss, all) -> None:
+    """loss () = the sum of losses (M,), divided where the reduction is a mean; all[0] = 1 / what it is divided by.
+    losses and loss None: only that. all None: not that, and the reduction is a sum."""
+    mean = terms.reduction == "mean"
+    key = ("total", mean, losses is None, target.dtype, terms.weight is not None and terms.weight.dtype, target.device)
+    run = _launchers.get(key)
+    if run is None:
+        arch.require_hopper(target.device)
+        weight = None if terms.weight is None else dtypes.name_of(terms.weight.dtype)
+        spec = TotalSpec(mean, losses is not None, *((dtypes.name_of(target.dtype), weight) if mean else ()))
+        run = _launchers[key] = runtime.function(total_recipe(spec))
+    run(losses, target if mean else None, terms.weight if mean else None, loss, all if mean else None,
+        terms.ignore_index)
+
+
+def total_recipe(spec: TotalSpec, config=None):
+    """The recipe of a reduction over rows."""
+    return runtime.Recipe("tkq.losses.build:total", (spec, config or TotalConfig()))
+
+
+def scale_(x: Tensor, factor: Tensor) -> Tensor:
+    """x (M, N) *= factor (), in place; no more than a look at the factor where that is 1."""
+    key = ("scale", x.dtype, x.shape[1], x.device, x.data_ptr() & 15, x.stride(0) & 7)
+    run = _launchers.get(key)
+    if run is None:
+        arch.require_hopper(x.device)
+        size = x.element_size()
+        vector = geometry.vector(x.shape[1], 8 * size)
+        while (x.data_ptr() | x.stride(0) * size) % (vector * size):
+            vector //= 2
+        spec = ScaleSpec(x.shape[1], dtypes.name_of(x.dtype), vector)
+        run = _launchers[key] = runtime.function(scale_recipe(spec))
+    if x.shape[0]:
+        run(x, factor)
+    return x
+
+
+def scale_recipe(spec: ScaleSpec):
+    """The recipe of a multiplication in place."""
+    return runtime.Recipe("tkq.losses.build:scale", (spec, scale(spec)))
+
+
+def part_forward(x, target, terms, losses, kept, all, gradient=None) -> None:
+    """The losses of some rows (m, V) into losses (m,), what a backward needs of them into kept (2 m,), and, times
+    all[0], their gradient, which may be x."""
+    kind = "forward" if gradient is None else "fused"
+    run = launcher(kind, x, target, terms, "none", gradient, True)
+    run(x, target, terms.weight, losses, kept, all, gradient, terms.ignore_index, terms.label_smoothing, terms.z_loss,
+        terms.softcap)
+
+
+def part_backward(x, target, terms, dloss, kept, all) -> None:
+    """The gradient of some rows, over them. dloss: (m,), or () where the loss was reduced."""
+    run = launcher("backward", x, target, terms, terms.reduction, x, True)
+    run(x, target, terms.weight, dloss, kept, all, x, terms.ignore_index, terms.label_smoothing, terms.z_loss,
+        terms.softcap)

@@ -1,0 +1,161 @@
+"""tkq.cross_entropy: what PyTorch sees of it."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .. import reference_losses as reference
+from ..reference_losses import Terms
+from ..runtime import check, debug, ops
+from . import launch
+from .checks import check_call, check_targets
+
+
+def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = None, ignore_index: int = -100,
+                  reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
+                  softcap: Optional[float] = None, inplace_backward: bool = False) -> Tensor:
+    """Cross entropy between logits and classes; differentiable in logits. As torch.nn.functional.cross_entropy, where
+    that has the option, but classes always lie in the last dimension.
+
+    Of a row x with target t and class weights w (1 where none are given):
+        z = softcap * tanh(x / softcap), or x without a softcap; lse = log(sum(exp(z)))
+        loss = (1 - label_smoothing) * w[t] * (lse - z[t]) + label_smoothing / V * sum(w * (lse - z)) + z_loss * lse^2
+    "mean" is the sum of the rows' losses over the sum of w[t] of the rows that are not ignored.
+    Computed in float32 from one read of the logits; rows are added up in a fixed order.
+
+    Args:
+        logits: (..., V), bf16, fp16 or fp32, V from 1 to 524288, odd ones too; last dimension contiguous. Rows may be
+            any distance apart: a view x[:, :V] is read in place. Leading dimensions that no single row stride describes
+            are copied first.
+        target: (...), int32 or int64: classes, or ignore_index. A row with any other number has the loss NaN, and a
+            gradient of NaN; inside ``tkq.runtime.debug.checks()`` it is an IndexError (which waits for the GPU).
+        weight: (V,), contiguous, bf16, fp16 or fp32. Not differentiable.
+        ignore_index: rows with this target have the loss 0, the gradient 0 and no part in the mean.
+        reduction: "none", "mean" or "sum". The mean of no rows, or of ignored ones only, is NaN.
+        label_smoothing: from 0 to 1 (Szegedy et al., 2015).
+        z_loss: what the square of lse is multiplied by, before the reduction (Chowdhery et al., PaLM, 2022).
+        softcap: above 0 (Gemma 2, 2024). With it, z is good to softcap * 2^-22.
+        inplace_backward: in eager mode the backward writes the gradient over the logits, which saves that much memory.
+            Nothing else may need the logits then; where autograd does, it says so. torch.compile decides for itself.
+
+    Returns:
+        float32: () or, for reduction "none", of target's shape.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not allowed; a number that is none.
+        ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, no classes, a
+            reduction, label_smoothing or softcap that is not allowed.
+        NotImplementedError: V > 524288; a gradient of weight asked for.
+        IndexError: see target.
+        RuntimeError: a GPU other than Hopper.
+
+    CPU tensors take ``tkq.reference_losses.cross_entropy``.
+    """
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    if ops.direct(logits, target, weight):
+        return (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)[0]
+    check.refuse_gradient("cross_entropy", weight=weight)
+    if ops.recording(logits, target, weight):
+        return _Function.apply(logits, target, *terms, inplace_backward)[0]
+    check_call(logits, target, terms)  # here too: the dispatcher's own words name no argument
+    return _op(logits, target, *terms, inplace_backward)[0]
+
+
+def cap(softcap) -> float:
+    """The public functions' softcap as the kernels have it: 0 for none."""
+    if softcap is None:
+        return 0.0
+    check.number("softcap", softcap)
+    if not softcap > 0:
+        raise ValueError(f"softcap: got {softcap}, allowed are numbers above 0, and None")
+    return softcap
+
+
+def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = None,
+                               ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
+                               z_loss: float = 0.0, softcap: Optional[float] = None, inplace: bool = False) -> tuple:
+    """(loss, its gradient for logits), in one read and one write of rows that stay on the chip: two thirds of what
+    ``cross_entropy`` and its backward move. For code that goes on with ``logits.backward(gradient)``: autograd records
+    nothing here.
+
+    reduction: "mean" or "sum". inplace: the gradient is written over the logits. Otherwise as ``tkq.cross_entropy``.
+    """
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    check_call(logits, target, terms)
+    if reduction == "none":
+        raise ValueError("reduction: got 'none', allowed are mean and sum")
+    with torch.no_grad():
+        if logits.is_cuda:
+            return launch.both(logits, target, terms, inplace)
+        loss, _ = _on_cpu(logits, target, terms)
+        gradient = reference.cross_entropy_backward(logits, target, torch.ones(()), terms)
+        return loss, logits.copy_(gradient) if inplace else gradient
+
+
+# ---- the CPU, what the dispatcher sees, gradients -------------------------------------------------------------------
+
+
+def _on_cpu(logits, target, terms):
+    check_call(logits, target, terms)
+    if debug.enabled():
+        check_targets(target, logits.shape[-1], terms.ignore_index)
+    rows = logits.numel() // logits.shape[-1]
+    return reference.cross_entropy(logits, target, terms).float(), torch.zeros(launch.saved_size(rows, terms.reduction))
+
+
+def _cuda(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,
+          label_smoothing: float, z_loss: float, softcap: float, inplace: bool) -> tuple[Tensor, Tensor]:
+    return launch.forward(logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
+
+
+def _cpu(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, inplace):
+    return _on_cpu(logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
+
+
+def _fake(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, inplace):
+    rows = logits.numel() // logits.shape[-1]
+    return (logits.new_empty(target.shape if reduction == "none" else (), dtype=torch.float32),
+            logits.new_empty(launch.saved_size(rows, reduction), dtype=torch.float32))
+
+
+def _forward(logits, target, *rest):
+    return (_cuda if logits.is_cuda else _cpu)(logits, target, *rest)
+
+
+def _setup(ctx, inputs, output):
+    logits, target, weight, *ctx.terms, ctx.inplace = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(logits, target, weight, output[1])
+
+
+def _backward(ctx, dloss, _):
+    logits, target, weight, saved = ctx.saved_tensors
+    if not ops.direct(logits, target, weight, dloss, saved):
+        dlogits = _op_backward(logits, target, dloss, saved, weight, *ctx.terms)
+    elif logits.is_cuda:
+        dlogits = launch.backward(logits, target, dloss, saved, Terms(weight, *ctx.terms), ctx.inplace)
+        if ctx.inplace:
+            torch.autograd.graph.increment_version(logits)  # whoever else saved them learns of it
+    else:
+        dlogits = _cpu_backward(logits, target, dloss, saved, weight, *ctx.terms)
+    return dlogits, *[None] * 8
+
+
+def _cuda_backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, weight: Optional[Tensor],
+                   ignore_index: int, reduction: str, label_smoothing: float, z_loss: float, softcap: float) -> Tensor:
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    return launch.backward(logits, target, dloss, saved, terms)
+
+
+def _cpu_backward(logits, target, dloss, saved, weight, *terms):
+    gradient = reference.cross_entropy_backward(logits, target, dloss, Terms(weight, *terms))
+    return torch.empty_strided(logits.shape, launch.gradient_stride(logits), dtype=logits.dtype).copy_(gradient)
+
+
+def _fake_backward(logits, target, dloss, saved, weight, *terms):
+    return logits.new_empty_strided(logits.shape, launch.gradient_stride(logits))
+
+
+_op = ops.torch_op("cross_entropy", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
+_op_backward = ops.torch_op("cross_entropy_backward", cuda=_cuda_backward, cpu=_cpu_backward, fake=_fake_backward)
+_Function = ops.eager_function("CrossEntropy", forward=_forward, setup=_setup, backward=_backward)

@@ -1,0 +1,137 @@
+"""Which threads, blocks and memory path a loss takes. Pure: no torch, no DSL; bench/tune_losses.py times it."""
+from dataclasses import dataclass
+
+from .. import row_plan
+from ..row_plan import RowConfig
+from ..softmax import plan as softmax
+from .spec import CrossEntropySpec, ScaleSpec
+
+WORDS = 64  # registers of a thread for its part of a row, as it lies in memory
+
+# (largest row in bytes, threads to a row, threads, blocks of a cluster), for 16-byte accesses.
+# The forward only reads: four accesses a thread, all under way before any is used, are 64 KB to a processor at half of
+# its threads, and longer rows go over more threads, so that each warp has as much in flight.
+_FORWARD = (
+    (128, 8, 128, 1),
+    (512, 16, 128, 1),
+    (3072, 32, 128, 1),
+    (6144, 64, 128, 1),
+    (12288, 128, 128, 1),
+    (24576, 256, 256, 1),
+    (49152, 512, 512, 1),
+    (98304, 512, 512, 2),
+    (196608, 512, 512, 4),
+    (393216, 512, 512, 8),
+    (1 << 21, 512, 512, 16),
+)
+# The backward exchanges nothing: its "cluster" is into how many blocks a row is cut.
+_BACKWARD = (
+    (128, 8, 128),
+    (256, 16, 128),
+    (1536, 32, 128),
+    (3072, 64, 128),
+    (6144, 128, 128),
+    (12288, 256, 256),
+)
+_BACKWARD_BYTES = 8192  # of a row in one block, where it is longer: 256 threads of two accesses
+
+
+def backward(spec: CrossEntropySpec) -> RowConfig:
+    """So many blocks to a row that each thread has two accesses; narrow ones: eight."""
+    row = spec.N * spec.width // 8
+    if spec.vector * spec.width < row_plan.ACCESS_BITS:
+        row = row * row_plan.ACCESS_BITS // (4 * spec.vector * spec.width)
+    for limit, row_threads, threads in _BACKWARD:
+        if row <= limit:
+            return RowConfig(row_threads, threads)
+    return RowConfig(256, 256, -(-row // _BACKWARD_BYTES))
+
+
+def check(spec: CrossEntropySpec, config: RowConfig) -> None:
+    """Raises ValueError where a config cannot serve the spec."""
+    if spec.kind == "backward":
+        if config.load != "registers":
+            raise ValueError(f"load: got {config.load!r}, the backward has its rows in registers")
+        config = RowConfig(config.threads_per_row, config.threads)
+        if row_plan.tile(spec, config).threads != config.threads:
+            raise ValueError(f"threads: {config}")
+        return
+    if spec.kind == "forward" and config.load != "registers":
+        raise ValueError(f"load: got {config.load!r}, the forward reads its rows once, into registers")
+    row_plan.check(spec, config, spec.exchanges, WORDS)
+
+
+def plan(spec: CrossEntropySpec) -> RowConfig:
+    """The config that a spec runs with."""
+    if spec.kind == "backward":
+        return backward(spec)
+    if spec.vector * spec.width < row_plan.ACCESS_BITS:
+        return row_plan.narrow(spec, most_cluster=16)
+    if spec.kind == "fused":  # reads, holds and writes rows as softmax does
+        return softmax.forward(spec)
+    return next(RowConfig(*shape) for limit, *shape in _FORWARD if spec.N * spec.width // 8 <= limit)
+
+
+def variants(spec: CrossEntropySpec) -> list[RowConfig]:
+    """The configs worth timing for a spec with 16-byte accesses, the planned one first."""
+    found = [plan(spec)]
+    clusters = (1, 2, 4, 8, 16)
+    if spec.kind == "backward":
+        row = spec.N * spec.width // 8
+        clusters = sorted({-(-row // (threads * 16 * n)) for threads in (128, 256, 512) for n in (1, 2, 4)})
+    for cluster in clusters:
+        for row_threads in (32, 64, 128, 256, 512):
+            for threads in (128, 256) if row_threads < 128 else (row_threads,):
+                loads = ("registers", "shared") if spec.kind == "fused" else ("registers",)
+                found += [c for load in loads if _worth(spec, c := RowConfig(row_threads, threads, cluster, load))]
+    return list(dict.fromkeys(found))
+
+
+def _worth(spec, config):
+    try:
+        check(spec, config)
+    except ValueError:
+        return False
+    t = row_plan.tile(spec, config)
+    return t.cluster == config.cluster and 4 <= t.per_thread * spec.width // 32 <= 32
+
+
+@dataclass(frozen=True)
+class TotalConfig:
+    """The sum over all rows: one cluster. pdl: it is put on the device while the kernel before it still runs, and
+    waits there."""
+
+    threads: int = 512
+    cluster: int = 8
+    pdl: bool = True
+
+
+# ---- the linear layer's chunks ---------------------------------------------------------------------------------------
+
+CHUNK_BYTES = 1 << 29  # of logits in memory at a time, at most
+CHUNK_ROWS = 512  # at least: fewer rows would make more passes over the weight and its gradient than they save memory
+CHUNK_PART = 4  # of all rows, at most one in so many
+
+
+def chunk_rows(M: int, V: int, size: int) -> int:
+    """Rows of logits, V of `size` bytes each, that are in memory together.
+
+    Each chunk reads the weight twice and adds to its gradient once, so chunks are large: a quarter of the rows as long
+    as that is no more than 512 MB. 8192 rows of 128256 classes in bf16 go in four of 2048 rows, 525 MB.
+    """
+    fits = max(256, CHUNK_BYTES // (padded(V, size) * size) // 256 * 256)
+    return min(fits, max(CHUNK_ROWS, -(-M // CHUNK_PART // 256) * 256))
+
+
+def padded(V: int, size: int) -> int:
+    """A row of logits in a chunk's memory: a whole number of 16-byte units."""
+    unit = 16 // size
+    return -(-V // unit) * unit
+
+
+def scale(spec: ScaleSpec) -> RowConfig:
+    """Eight accesses a thread: most blocks find that there is nothing to do, so there should not be many."""
+    threads = 8
+    while threads < 256 and threads * 8 * spec.vector < spec.N:
+        threads *= 2
+    return RowConfig(threads, 256, -(-spec.N // (threads * 8 * spec.vector)))

@@ -1,0 +1,184 @@
+"""What the forward and the backward of cross entropy have in common: targets, softcap, class weights, the gradient.
+
+For the logits x of a row, z = softcap * tanh(x / softcap) where there is a softcap, else x; p = softmax(z), t the
+target, w the class weights, e the label smoothing, N classes:
+    loss = (1 - e) * w[t] * (lse - z[t]) + e / N * sum(w * (lse - z)) + z_loss * lse^2
+    dloss / dz = p * ((1 - e) * w[t] + e / N * sum(w) + 2 * z_loss * lse) - e / N * w - (1 - e) * w[t] * (class is t)
+"""
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32, const_expr
+
+from ..softmax.online import exp
+from ..utils import domain_offset_i64
+
+NOWHERE = -(1 << 30)  # no column is this one, nor near it
+
+
+@dataclass(frozen=True)
+class Options:
+    """The run-time numbers of a call. Rows whose target is ignore_index count for nothing."""
+
+    ignore_index: Int64
+    smoothing: Float32
+    z_loss: Float32
+    softcap: Float32
+
+
+class Target(NamedTuple):
+    """A row's target. index: its class, NOWHERE if it is none. weight: the class's, 1 without class weights."""
+
+    index: Int32
+    ignored: Boolean
+    known: Boolean
+    weight: Float32
+
+
+class Slope(NamedTuple):
+    """A row's gradient is p * all - each * (class weight) - one * (class is the target)."""
+
+    all: Float32
+    each: Float32
+    one: Float32
+
+
+class Kept(NamedTuple):
+    """What a forward keeps for a backward, fp32.
+
+    rows: of row m, [2 m] the largest z and [2 m + 1] log(sum(exp(z - largest))); their sum is its lse.
+    all: [0] 1 / the sum of the targets' weights (reduction mean; where fused, what the gradients are multiplied by),
+        [1] the sum of the class weights (label smoothing with class weights).
+    """
+
+    rows: cute.Tensor
+    all: cute.Tensor
+
+    @staticmethod
+    def of(saved, part: Optional[cute.Tensor], rows):
+        """saved: `rows`, then `all` where that is not given as a tensor of its own."""
+        if part is None:
+            part = cute.make_tensor(saved.iterator + 2 * rows, cute.make_layout(2))
+        return Kept(saved, part)
+
+
+class ClassRows:
+    """Mixed into a RowPass with a CrossEntropySpec in `spec`."""
+
+    # ---- logits -----------------------------------------------------------------------------------------------------
+
+    def value(self, x, o: Options):
+        """z of a vector of logits."""
+        if not self.spec.softcap:
+            return x
+        z = cute.make_rmem_tensor(self.tile.vector, Float32)
+        z.store(x)
+        for i in range(self.tile.vector):
+            z[i] = self.capped(z[i], o)
+        return z.load()
+
+    def capped(self, x, o: Options):
+        """z of one logit. 1 - 2 / (exp(2u) + 1) is tanh(u) within 2**-22, of 1 and not of itself."""
+        if not self.spec.softcap:
+            return x
+        e = exp(x * (cute.arch.rcp_approx(o.softcap) * 2.0))
+        return o.softcap - cute.arch.rcp_approx(e + 1.0) * (o.softcap * 2.0)
+
+    def through_cap(self, d, z, o: Options):
+        """The gradient of a logit, or a vector of them, from that of z."""
+        if not self.spec.softcap:
+            return d
+        t = z * cute.arch.rcp_approx(o.softcap)
+        return d * (1.0 - t * t)
+
+    # ---- targets ----------------------------------------------------------------------------------------------------
+
+    def target(self, mT, mW: Optional[cute.Tensor], row, o: Options) -> Target:
+        """Of a row that there is."""
+        given = Int64(mT[row])
+        known = (given >= 0) & (given < self.N)
+        weight = Float32(1)
+        if mW is not None:
+            weight = mW[cutlass.select_(known, Int32(given), Int32(0))].to(Float32)
+        return Target(cutlass.select_(known, Int32(given), Int32(NOWHERE)), given == o.ignore_index, known, weight)
+
+    @cute.jit
+    def hit(self, mX: cute.Tensor, here: Constexpr, target: Constexpr, o: Constexpr):
+        """(has this thread the target's column, z there). It reads that logit a second time, from L2: less work than
+        to look for it among what the thread holds. Nobody else writes there."""
+        mine, z = Boolean(False), Float32(0)
+        for j in cutlass.range_constexpr(self.tile.blocks):
+            mine = mine | (Uint32(target.index - self._first(here, j)) < self.vector)
+        if mine:
+            z = element(mX, (here.there, target.index)).to(Float32)
+        return mine, self.capped(z, o)
+
+    # ---- class weights ----------------------------------------------------------------------------------------------
+
+    def class_weights(self, mW, row, j):
+        """Of vector j's classes, 0 outside the row. One by one: a row's vectors begin anywhere in mW."""
+        w = cute.make_rmem_tensor(self.vector, Float32)
+        if mW is None:
+            w.fill(1.0)
+            return self._masked(w.load(), row, j, 0.0)
+        w.fill(0.0)
+        self._class_weights(w, mW, self._first(row, j), self._whole(j))
+        return w.load()
+
+    @cute.jit
+    def _class_weights(self, w: cute.Tensor, mW: cute.Tensor, first, whole: Constexpr):
+        for i in cutlass.range_constexpr(self.vector):
+            if const_expr(whole):
+                w[i] = mW[first + i].to(Float32)
+            else:
+                if Uint32(first + i) < self.N:
+                    w[i] = mW[first + i].to(Float32)
+
+    def _first(self, row, j):
+        """The column that vector j begins with."""
+        return row.col + j * (self.tile.vector * self.tile.threads_per_row)
+
+    # ---- the gradient -----------------------------------------------------------------------------------------------
+
+    def slope(self, target: Target, lse, weights, scale, o: Options) -> Slope:
+        """scale: of the row's loss in what is differentiated. weights: the sum of the class weights."""
+        one, each = target.weight, Float32(0)
+        if self.spec.smoothing:
+            each = o.smoothing * (1.0 / self.N)
+            one = one * (1.0 - o.smoothing)
+        of_lse = cutlass.select_(o.z_loss == 0.0, Float32(0), 2.0 * o.z_loss * lse)  # lse may be infinite
+        total = one + each * weights + of_lse if self.spec.smoothing else one + of_lse
+        total = cutlass.select_(target.known, total, Float32.nan)
+        return Slope(scale * total, scale * each, scale * one)
+
+    def gradient(self, p, z, row, j, mW, target: Target, slope: Slope, o: Options):
+        """Vector j of the logits' gradient, packed, as if the target were elsewhere; zeros where the row is ignored."""
+        d = p * slope.all
+        if self.spec.smoothing:
+            d = d - self.class_weights(mW, row, j) * slope.each
+        packed = self._packed(self.through_cap(d, z, o))
+        self._clear(packed, target.ignored)
+        return packed
+
+    @cute.jit
+    def _clear(self, packed: cute.Tensor, ignored):
+        if ignored:
+            packed.fill(0)
+
+    @cute.jit
+    def put_hit(self, mD: cute.Tensor, mine, p, z, here: Constexpr, target: Constexpr, slope: Constexpr, o: Constexpr):
+        """The gradient at the target, over what its own thread has just written there."""
+        if mine & (here.row < mD.shape[0]):
+            if not target.ignored:
+                d = p * slope.all - slope.one
+                if const_expr(self.spec.smoothing):
+                    d = d - slope.each * target.weight
+                to = domain_offset_i64((here.row, target.index), mD)
+                to[0, 0] = self.through_cap(d, z, o).to(self.dtype)
+
+
+def element(m, coord):
+    """m[coord], its address computed in 64 bits."""
+    return domain_offset_i64(coord, m)[tuple(0 for _ in coord)]

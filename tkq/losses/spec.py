@@ -1,0 +1,104 @@
+"""What a loss was asked for. Frozen, of plain values: its repr is the compile key."""
+from dataclasses import dataclass
+from typing import ClassVar, Optional
+
+from .. import reduction_plan as geometry
+from ..row_plan import ACCESS_BITS, WIDTH
+
+MAX_V = 1 << 19  # columns of a forward: 16 blocks of 512 threads hold a row of them; a backward takes any number
+MAX_ROWS = 1 << 28
+TARGETS = ("int32", "int64")
+REDUCTIONS = ("none", "mean", "sum")
+KINDS = ("forward", "fused", "backward")
+
+
+@dataclass(frozen=True)
+class CrossEntropySpec:
+    """kind: "forward" (losses), "fused" (losses, and the logits' gradient in the same pass; reduction none) or
+    "backward". N: classes. x: element type of the logits and their gradient. target: int32 or int64.
+    weight: type of the class weights, or None. smoothing, softcap: are there label smoothing, a softcap?
+
+    part: the rows are some of many, so that what belongs to all of them lies apart: see `rows.Kept`. A fused one is.
+
+    vector: elements of one access. shifted: rows begin anywhere in 16 bytes, logits and gradient alike; accesses are
+    whole units of 16 bytes all the same. Where not, vector divides N and every row starts at a multiple of it.
+    """
+
+    kind: str
+    N: int
+    x: str
+    target: str = "int64"
+    weight: Optional[str] = None
+    reduction: str = "none"
+    smoothing: bool = False
+    softcap: bool = False
+    vector: int = 1
+    shifted: bool = False
+    part: bool = False
+
+    def __post_init__(self):
+        if self.part and self.kind == "forward" and self.reduction != "none":
+            raise ValueError(f"reduction: got {self.reduction} of a part of the rows, allowed is none")
+        if self.kind == "fused" and not self.part:
+            raise ValueError("part: got False, a fused one takes what its gradients are multiplied by from there")
+        allowed = {"kind": KINDS, "reduction": REDUCTIONS if self.kind != "fused" else ("none",)}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed are {', '.join(values)}")
+        types = {"x": tuple(WIDTH), "target": TARGETS, "weight": (*WIDTH, None)}
+        for name, values in types.items():
+            if getattr(self, name) not in values:
+                raise TypeError(f"{name}: got dtype {getattr(self, name)}, allowed are {', '.join(map(str, values))}")
+        if self.N < 1 or (self.kind != "backward" and self.N > MAX_V):
+            raise NotImplementedError(f"logits: got {self.N} classes, allowed are 1 to {MAX_V}")
+        whole = ACCESS_BITS // self.width
+        widest = whole if self.shifted else geometry.vector(self.N, self.width)
+        if self.vector < 1 or widest % self.vector or (self.shifted and self.vector != whole):
+            raise ValueError(f"vector: got {self.vector} for N = {self.N} in {self.x}, shifted {self.shifted}; "
+                             f"allowed are the divisors of {widest}")
+
+    @property
+    def width(self) -> int:
+        """Bits of a logit."""
+        return WIDTH[self.x]
+
+    @property
+    def exchanges(self) -> int:
+        """How often the warps of a row exchange two numbers."""
+        if self.kind == "backward":
+            return 0
+        return 2 if self.smoothing else 1
+
+
+@dataclass(frozen=True)
+class TotalSpec:
+    """The reduction over rows: their losses to one, the rows' weights to one over their sum.
+
+    mean: divide by the sum of the weights of the targets (1 each, where weight is None); without it, nothing is asked
+    of the targets. losses: False: only that inverse, before there are losses.
+    """
+
+    mean: bool
+    losses: bool = True
+    target: str = "int64"
+    weight: Optional[str] = None
+
+    def __post_init__(self):
+        if not (self.mean or self.losses):
+            raise ValueError("losses: got False without mean: nothing to compute")
+
+
+@dataclass(frozen=True)
+class ScaleSpec:
+    """x (M, N) times one number, in place. vector: elements of an access, divides N and row strides."""
+
+    N: int
+    x: str
+    vector: int
+
+    shifted: ClassVar[bool] = False
+
+    @property
+    def width(self) -> int:
+        """Bits of an element."""
+        return WIDTH[self.x]

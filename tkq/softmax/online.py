@@ -1,0 +1,95 @@
+"""The largest value of a row and the sum of exp(value - largest), of a row that lies on the chip, in one exchange.
+
+Each warp takes its own largest value and sums its exponentials below that; the warps' pairs are joined as Milakov and
+Gimelshein join parts of a row ("Online normalizer calculation for softmax", 2018). So every exponential is computed
+once.
+"""
+import functools
+import operator
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int64
+
+from .. import tile as tk
+from ..row_pass import Row, RowPass
+from ..utils import WARP, collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
+
+INF = Float32.inf
+
+
+def exp(x):
+    """e**x by MUFU.EX2, of a number or a vector: about 2 ulp near 0, and |x| rounding errors of x beyond."""
+    return cute.math.exp2(x * tk.LOG2E, fastmath=True)
+
+
+def log(x):
+    """The natural logarithm, within 1 ulp: once a row, and MUFU.LG2 alone would push all of them the same way."""
+    return cute.math.log(x)
+
+
+def finite(top):
+    """What is subtracted from a part of the row whose largest value is `top`: 0 where all of it is -inf, so that its
+    exponentials are 0 and not exp(-inf + inf)."""
+    return cutlass.select_(top == -INF, Float32(0), top)
+
+
+class OnlineRow(RowPass):
+    """A RowPass with that reduction. A subclass may change what a value is (`value`)."""
+
+    def __init__(self, dtype, N, vector, config, stage=1, shifted=False):
+        super().__init__(dtype, N, vector, config, stage, Int64, shifted)  # a warp's two numbers travel together
+
+    def value(self, x, knobs):
+        """The value of a vector of elements, fp32. knobs: run-time numbers."""
+        return x
+
+    def values(self, row: Row, j, knobs, neutral=-INF):
+        """Vector j's; `neutral` outside the row."""
+        return self._masked(self.value(row.block(j), knobs), row, j, neutral)
+
+    def top(self, row: Row, knobs):
+        """The largest value of this warp's part of the row."""
+        tops = [self.values(row, j, knobs).reduce(cute.ReductionOp.MAX, -INF, 0) for j in range(self.tile.blocks)]
+        return warp_reduce(_largest(tops), cute.arch.fmax, self._lanes())
+
+    def exponentials(self, row: Row, knobs, below):
+        """exp(value - below) for each vector."""
+        return [exp(self.values(row, j, knobs) - below) for j in range(self.tile.blocks)]
+
+    def total(self, vectors):
+        """The sum of all elements of vectors, over this warp's part of the row."""
+        return warp_reduce(sum(vectors[1:], vectors[0]).reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add,
+                           self._lanes())
+
+    def join(self, top, total, row: Row):
+        """(largest value, sum of exponentials below it) of the row, from those of its warps."""
+        if cute.size(row.buffer, mode=[1]) == 1:
+            return top, total
+        pairs, lanes = self._exchange(top, total, row, -INF)
+        top = warp_reduce(_largest([other for other, _ in pairs]), cute.arch.fmax, lanes)
+        below = finite(top)
+        totals = [part * exp(other - below) for other, part in pairs]
+        return top, warp_reduce(sum(totals[1:], totals[0]), operator.add, lanes)
+
+    def add_pairs(self, a, b, row: Row):
+        """The sums of two numbers over the warps of the row."""
+        if cute.size(row.buffer, mode=[1]) == 1:
+            return a, b
+        pairs, lanes = self._exchange(a, b, row, 0.0)
+        return tuple(warp_reduce(sum(x[1:], x[0]), operator.add, lanes) for x in zip(*pairs))
+
+    def _exchange(self, a, b, row: Row, neutral):
+        """(the warps' pairs that this lane has, over how many lanes they go): the first number is `neutral`, the second
+        0, where a lane has none."""
+        publish(pack_f32x2(a, b), row.buffer, row.mbar_ptr)
+        parts = collect(row.buffer, pack_f32x2(Float32(neutral), Float32(0)))
+        pairs = [unpack_f32x2(parts[i]) for i in range(cute.size(parts))]
+        return pairs, lanes_used(cute.size(row.buffer, mode=[1]))
+
+    def _lanes(self):
+        return min(self.tile.threads_per_row, WARP)
+
+
+def _largest(values):
+    return functools.reduce(cute.arch.fmax, values)

@@ -1,0 +1,196 @@
+"""tkq.softmax and tkq.log_softmax: from torch tensors to a launch."""
+import torch
+from torch import Tensor
+
+from .. import reference_losses as reference
+from .. import row_plan, runtime
+from ..runtime import arch, check, dtypes, ops
+from .plan import plan
+from .spec import MAX_N, SoftmaxSpec
+
+_MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
+
+# Launchers by what a call looks like. An entry says that such a call was checked, so a hit needs no check of its own.
+_launchers: dict = {}
+
+
+def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
+    """exp(scale * x) / sum(exp(scale * x)) over a dimension; differentiable in x.
+
+    Computed in float32, below the largest value, and rounded once.
+
+    Args:
+        x: any shape with N from 1 to 262144 along dim; bf16, fp16 or fp32. In the last dimension, rows may be any
+            distance apart and begin anywhere: a view x[:, 3:N] is read in place. Rows that are not contiguous, and
+            leading dimensions that no single row stride describes, are copied first.
+        dim: another one than the last is moved there: that costs a copy, unless it is contiguous in memory, and the
+            result is a view with the dimensions moved back.
+        scale: a finite number; multiplies x before.
+
+    Returns:
+        A tensor of x's shape and type, contiguous for the last dimension. A row that is -inf throughout, or has a NaN
+        or +inf, is NaN throughout, as torch.softmax has it.
+
+    Raises:
+        TypeError: not a tensor, a dtype that is not allowed, a dim or scale that is not a number.
+        ValueError: no dimension, or none of it.
+        IndexError: a dim that x does not have.
+        NotImplementedError: N > 262144.
+        RuntimeError: a GPU other than Hopper.
+
+    CPU tensors take ``tkq.reference_losses.softmax``.
+    """
+    return _softmax(x, dim, scale, False)
+
+
+def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
+    """scale * x - log(sum(exp(scale * x))) over a dimension; differentiable in x. Otherwise as ``tkq.softmax``."""
+    return _softmax(x, dim, scale, True)
+
+
+def _softmax(x, dim, scale, log):
+    if dim != -1:
+        return _along(x, dim, scale, log)
+    if ops.direct(x):
+        return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
+    if ops.recording(x):
+        return _Function.apply(x, scale, log)
+    _check(x, scale)  # here too: the dispatcher's own words name no argument
+    return _op(x, scale, log)
+
+
+def _along(x, dim, scale, log):
+    _check_tensor(x)
+    if not isinstance(dim, int):
+        raise TypeError(f"dim: got {type(dim).__name__}, expected an int")
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(f"dim: got {dim} for x of {x.dim()} dimensions, allowed are {-x.dim()} to {x.dim() - 1}")
+    if dim == x.dim() - 1:
+        return _softmax(x, -1, scale, log)
+    return _softmax(x.movedim(dim, -1), -1, scale, log).movedim(-1, dim)
+
+
+# ---- launches -------------------------------------------------------------------------------------------------------
+
+
+def _launch(x: Tensor, scale: float, log: bool, out=None) -> Tensor:
+    """Run the kernel. out: a contiguous tensor like x to write to, for whoever owns the memory."""
+    rows = _rows(x)
+    if out is None:
+        out = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _run(rows, (rows, out if rows is x else out.view(rows.shape)), scale, log, False)
+    return out
+
+
+def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool, out=None) -> Tensor:
+    """The gradient of x. out: as in ``_launch``."""
+    if dy.shape != y.shape or dy.dtype != y.dtype or dy.device != y.device:
+        raise ValueError(f"dy: is {tuple(dy.shape)} {dy.dtype} on {dy.device}, expected {tuple(y.shape)} {y.dtype} on "
+                         f"{y.device}, as y")
+    rows, grads = _rows(y), _rows(dy)
+    if out is None:
+        out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    _run(rows, (rows, grads, out if rows is y else out.view(rows.shape)), scale, log, True)
+    return out
+
+
+def _rows(x):
+    """x as (M, N), its last dimension contiguous."""
+    if type(x) is Tensor and x.dim() == 2 and x.stride(1) == 1:
+        return x
+    _check_tensor(x)
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        x = x.contiguous()
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _run(x, tensors, scale, log, backward):
+    key = (log, backward, x.dtype, x.shape[1], x.device, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in tensors])
+    run = _launchers.get(key)
+    if run is None:
+        run = _launchers[key] = _launcher(x, tensors, scale, log, backward)
+    rows = x.shape[0]
+    if 0 < rows <= _MAX_ROWS:
+        run(*tensors, scale)
+    elif rows:
+        for parts in zip(*[t.split(_MAX_ROWS) for t in tensors], strict=True):
+            run(*parts, scale)
+
+
+def _launcher(x, tensors, scale, log, backward):
+    _check(x, scale)
+    arch.require_hopper(x.device)
+    size = x.element_size()
+    vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in tensors])
+    return runtime.function(recipe(SoftmaxSpec(x.shape[1], dtypes.name_of(x.dtype), vector, log, backward, shifted)))
+
+
+def recipe(spec: SoftmaxSpec, config=None):
+    """The recipe of a spec, with its planned config or another one."""
+    return runtime.Recipe("tkq.softmax.build:build", (spec, config or plan(spec)))
+
+
+# ---- checks, the CPU, what the dispatcher sees ----------------------------------------------------------------------
+
+
+def _check(x, scale):
+    """Raises what the public functions promise."""
+    _check_tensor(x)
+    check.number("scale", scale)
+
+
+def _check_tensor(x):
+    check.dtype("x", x, tuple(row_plan.WIDTH))
+    if x.dim() == 0 or x.shape[-1] < 1:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
+    if x.shape[-1] > MAX_N:
+        raise NotImplementedError(f"x: got N = {x.shape[-1]} columns, allowed are 1 to {MAX_N}")
+
+
+def _on_cpu(x: Tensor, scale: float, log: bool) -> Tensor:
+    _check(x, scale)
+    return reference.softmax(x, scale, log).contiguous()
+
+
+def _on_cpu_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
+    return reference.softmax_backward(y, dy, scale, log).contiguous()
+
+
+def _cuda(x: Tensor, scale: float, log: bool) -> Tensor:
+    return _launch(x, scale, log)
+
+
+def _cuda_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
+    return _launch_backward(y, dy, scale, log)
+
+
+def _fake(x: Tensor, scale: float, log: bool) -> Tensor:
+    _check(x, scale)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _fake_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
+    return torch.empty(y.shape, dtype=y.dtype, device=y.device)
+
+
+def _setup(ctx, inputs, output):
+    _, ctx.scale, ctx.log = inputs
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx, dy):
+    y, = ctx.saved_tensors
+    if ops.direct(y, dy):
+        dx = (_launch_backward if y.is_cuda else _on_cpu_backward)(y, dy, ctx.scale, ctx.log)
+    else:
+        dx = _op_backward(y, dy, ctx.scale, ctx.log)
+    return dx, None, None
+
+
+def _forward(x, scale, log):
+    return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
+
+
+_op = ops.torch_op("softmax", cuda=_cuda, cpu=_on_cpu, fake=_fake, setup=_setup, backward=_backward)
+_op_backward = ops.torch_op("softmax_backward", cuda=_cuda_backward, cpu=_on_cpu_backward, fake=_fake_backward)
+_Function = ops.eager_function("Softmax", forward=_forward, setup=_setup, backward=_backward)
