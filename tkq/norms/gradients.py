@@ -6,15 +6,11 @@ from torch import Tensor
 
 from .. import reference_norms
 from ..runtime import ops
-from .heads_plan import MAX_D
 
 
 def remember(ctx, kind, offset, x, weight, bias, residual, total, rstd, mean) -> None:
     """Keep what `gradients` needs: what was normalised (x or the sum), weight, rstd and mean; and types, None where
     there is no such input."""
-    if weight is not None and weight.dim() == 2 and x.shape[-1] > MAX_D:
-        raise NotImplementedError(f"{kind}: a gradient with a weight for each head: x: got heads of {x.shape[-1]} "
-                                  f"columns, allowed are 1 to {MAX_D}")
     ctx.save_for_backward(x if residual is None else total, weight, rstd, mean)
     ctx.facts = (kind, offset, x.dtype, bias is not None and bias.dtype, residual is not None and residual.dtype)
 

@@ -101,6 +101,8 @@ def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
     if x.is_cuda:
         return launch.norm(call, x, weight, bias, residual)
     checks.norm(call.kind, x, weight, bias, residual, call.out, call.total)
+    if call.stats:
+        checks.gradient_of_heads(call.kind, x, weight)
     y, h, rstd, mean = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
                                             weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
