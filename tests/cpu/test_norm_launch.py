@@ -117,6 +117,15 @@ def test_narrower_accesses_are_found_and_remembered(kernels):
     assert [len(k.calls) for k in kernels] == [2, 2, 2]
 
 
+def test_a_refused_call_allocates_its_result_once(kernels, monkeypatch):
+    wide, made = torch.zeros(6, 72).bfloat16(), []
+    launch.plain("rmsnorm", wide[:, :64], W, None, 1e-5)
+    plain = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: made.append(plain(*args, **options)) or made[-1])
+    y = launch.plain("rmsnorm", wide[:, 1:65], W, None, 1e-5)
+    assert len(made) == 1 and y is made[0] and kernels[1].calls[0][3] is y
+
+
 def test_what_is_refused_is_named_and_leaves_nothing_behind(kernels):
     launch.plain("rmsnorm", X, W, None, 1e-5)
     for _ in range(2):

@@ -57,13 +57,13 @@ def recipe(spec: NormSpec, config=None):
 def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
           out: Optional[Tensor] = None) -> Tensor:
     """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
+    y = out
     try:
         shape = x.shape
         run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype]
         rows = x if len(shape) == 2 else _one_stride(x, weight)
         if 0 < rows.shape[0] <= _MAX_ROWS:
-            y = out
             if y is None:
                 y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
             run(rows, weight, bias, y if rows is x else y.view(rows.shape), eps)
@@ -71,7 +71,7 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     except Exception:  # nothing is known, or it was refused
         pass
     call = Call(kind, eps)
-    return (norm(call, x, weight, bias, None) if out is None else _carefully(call, x, weight, bias, None, out))[0]
+    return (norm(call, x, weight, bias, None) if y is None else _carefully(call, x, weight, bias, None, y))[0]
 
 
 def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
