@@ -111,7 +111,8 @@ def test_gradient_is_fine_where_it_is_off():
 
 
 def test_opcheck():
-    torch.library.opcheck(torch.ops.tkq.flash_attn.default, (*qkv(), True, None))
+    for return_lse in (True, False):
+        torch.library.opcheck(torch.ops.tkq.flash_attn.default, (*qkv(), True, None, return_lse))
 
 
 def test_traces_under_compile():

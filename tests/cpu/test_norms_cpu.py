@@ -133,8 +133,7 @@ def test_keys_differ_where_the_kernel_does():
         ("rmsnorm", x, None, None), ("layernorm", x, None, None), ("rmsnorm", x, w, None), ("rmsnorm", x, None, w),
         ("rmsnorm", x, w.half(), None), ("rmsnorm", x.half(), None, None), ("rmsnorm", x[:, :32], None, None),
         ("rmsnorm", torch.zeros(4, 68).bfloat16()[:, :64], None, None),
-        ("rmsnorm", torch.zeros(4, 72).bfloat16()[:, 1:65], None, None), ("rmsnorm", x, torch.zeros(65)[1:], None),
-        ("rmsnorm", x.t(), None, None), ("rmsnorm", x, torch.zeros(128)[::2], None)]
+        ("rmsnorm", torch.zeros(4, 72).bfloat16()[:, 1:65], None, None), ("rmsnorm", x, torch.zeros(65)[1:], None)]
     assert len({ops._key(*call) for call in different}) == len(different)
     assert ops._key("rmsnorm", x, w, None) == ops._key("rmsnorm", torch.zeros(9, 64).bfloat16(), torch.ones(64), None)
 

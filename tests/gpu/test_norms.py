@@ -297,3 +297,15 @@ def test_an_eager_call_is_one_launch(kind):
         torch.cuda.synchronize()
     kernels = [e for e in record.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     assert len(kernels) == 1, [e.name for e in kernels]
+
+
+@pytest.mark.parametrize("bad, words", [
+    (lambda x, w: (x, w[:128]), "weight"), (lambda x, w: (x, w.expand(2, 256).t().flatten()[::2]), "weight"),
+    (lambda x, w: (x, w.cpu()), "weight"), (lambda x, w: (x.repeat(1, 2)[:, ::2], w), "contiguous"),
+    (lambda x, w: (x, w[None]), "weight")])
+def test_what_is_wrong_is_named_after_a_good_call_too(bad, words):
+    """The look-up of a kernel does not see it: the compiled function does."""
+    x, w = make((8, 256), "bf16", "bf16")[:2]
+    tkq.rmsnorm(x, w)
+    with pytest.raises((TypeError, ValueError), match=words):
+        tkq.rmsnorm(*bad(x, w))

@@ -1,4 +1,6 @@
 """Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024) on the tile layer."""
+from typing import Optional
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +15,7 @@ from tkq.runtime import fake
 
 
 class AttentionForward:
-    """o = softmax(scale * q @ k.T) @ v, and the log-sum-exp of each row.
+    """o = softmax(scale * q @ k.T) @ v, and the log-sum-exp of each row where it is asked for.
 
     A task is 64 rows of Q for each consumer warpgroup of a block; its K and V pass by in blocks, the last ones (those
     with a mask) first.
@@ -42,9 +44,9 @@ class AttentionForward:
     # ---- host ----------------------------------------------------------------------------------
 
     @cute.jit
-    def __call__(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, lse: cute.Tensor,
+    def __call__(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, lse: Optional[cute.Tensor],
                  counter: cute.Tensor, scale: Float32, processors: Int32, stream: cuda.CUstream):
-        """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32, counter (1,) int32 that is 0."""
+        """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32 or None, counter (1,) int32 that is 0."""
         c, cluster = self.config, self.config.cluster
         # (batch, row, head, col) to (row, col, head, batch)
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0])) for x in (q, k, v, o)]
@@ -310,12 +312,13 @@ class AttentionForward:
 
     @cute.jit
     def finish(self, g, s, c):
-        """Divide by the norm; write O and the log-sum-exp of the last task."""
+        """Divide by the norm; write O, and perhaps the log-sum-exp, of the last task."""
         t, lse = c.last, tk.rv()
         self.statistics(g, c, lse)
         tk.mul_row(c.o, c.o, c.last_norm)
         row_tile = t[TILE] * self.config.consumers + c.wg
-        tk.store_rows(g.lse[t[BATCH], t[HEAD], None], lse, row_tile * 64, g.rows_q)
+        if const_expr(self.spec.lse):
+            tk.store_rows(g.lse[t[BATCH], t[HEAD], None], lse, row_tile * 64, g.rows_q)
         barrier, panel = 8 + c.wg, self.o_tile.cols
         for p in cutlass.range_constexpr(self.config.o_panels):
             tk.store_wait()  # the store before has left the tile
@@ -346,7 +349,7 @@ def build(spec: AttentionSpec, config: AttentionConfig):
         strides = (*(fake.sym64(divisibility=8) for _ in range(3)), 1)
         return fake.tensor(spec.dtype, (B, seqlen, heads, spec.head_dim), strides, align=16)
 
-    lse = fake.tensor("fp32", (B, H, Sq), align=4)
+    lse = fake.tensor("fp32", (B, H, Sq), align=4) if spec.lse else None
     counter = fake.tensor("int32", (1,), align=4)
     return AttentionForward(spec, config), (
         operand(Sq, H), operand(Sk, Hk), operand(Sk, Hk), operand(Sq, H), lse, counter, Float32(1.0), Int32(1))

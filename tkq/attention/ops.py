@@ -10,7 +10,7 @@ from tkq.attention.plan import length_class, plan
 from tkq.attention.spec import DTYPES, AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
-# (dtype, head_dim, causal, length, device, config) -> (kernel, processors); as many as there are kinds of call
+# (dtype, head_dim, causal, lse?, length, device, config) -> (kernel, processors); as many as there are kinds of call
 _launchers: dict = {}
 
 
@@ -43,11 +43,12 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     ``tkq.reference.flash_attn``.
     """
     if ops.direct(q, k, v):
-        o, lse = (_cuda if q.is_cuda else _cpu)(q, k, v, causal, softmax_scale)
+        o, lse = (_cuda if q.is_cuda else _cpu)(q, k, v, causal, softmax_scale, return_lse)
     else:
         check.refuse_gradient("flash_attn", q=q, k=k, v=v)
         _check(q, k, v, softmax_scale)  # here too: the dispatcher's own words name no argument
-        o, lse = _op(q, k, v, causal, softmax_scale)
+        o, lse = _op(q, k, v, causal, softmax_scale, return_lse)
+        lse = lse if return_lse else None
     return (o, lse) if return_lse else o
 
 
@@ -88,9 +89,9 @@ def _check_layout(name, x):
                          "call .clone()")
 
 
-def _cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+def _cuda(q, k, v, causal, softmax_scale, return_lse):
     try:
-        return _forward(q, k, v, causal, softmax_scale)
+        return _forward(q, k, v, causal, softmax_scale, return_lse)
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
@@ -100,56 +101,75 @@ def _cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional
         raise
 
 
-def _forward(q, k, v, causal, softmax_scale):
+def _forward(q, k, v, causal, softmax_scale, return_lse):
+    """(o, lse or None)"""
     batch, rows, heads, _ = q.shape
     _, keys, kv_heads, _ = k.shape
     if not (batch and rows and heads and keys):
-        return _empty(q, k, v, softmax_scale)
+        return _empty(q, k, v, softmax_scale, return_lse)
     if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf):
         raise ValueError  # _check says which
     o = torch.empty_like(q) if q.is_contiguous() else q.new_empty(q.shape)
-    # Sizes one by one, with a device: torch parses this faster than new_empty.
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
+    # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a device:
+    # torch parses this faster than new_empty.
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
     run(q, k, v, o, lse, causal, softmax_scale)
     return o, lse
 
 
-def _empty(q, k, v, softmax_scale):
+def _empty(q, k, v, softmax_scale, return_lse):
     """No queries, or no keys to see: nothing to launch."""
     _check(q, k, v, softmax_scale)
-    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -math.inf, dtype=torch.float32)
-    return q.new_zeros(q.shape), lse
+    shape = q.shape[0], q.shape[2], q.shape[1]
+    return q.new_zeros(q.shape), q.new_full(shape, -math.inf, dtype=torch.float32) if return_lse else None
 
 
-def run(q, k, v, o, lse, causal=False, softmax_scale=None, config=None):
+def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None):
     """Launch the kernel into o (B, Sq, H, D) and lse (B, H, Sq), with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
     head_dim, index, length = q.shape[3], q.get_device(), length_class(k.shape[1])
-    key = (q.dtype, head_dim, causal, length, index, config)
+    key = (q.dtype, head_dim, causal, lse is None, length, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        launcher = _launchers[key] = _launcher(q, causal, length, config)
+        launcher = _launchers[key] = _launcher(q, causal, lse is not None, length, config)
     kernel, processors = launcher
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     kernel(q, k, v, o, lse, counters.counter(index), scale, processors)
 
 
-def _launcher(q, causal, length, config):
+def _launcher(q, causal, lse, length, config):
     arch.require_hopper(q.device)
-    spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], bool(causal))
+    spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], bool(causal), lse)
     recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))
     return function(recipe), arch.processors(q.device)
 
 
-def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+def _cpu(q, k, v, causal, softmax_scale, return_lse):
     _check(q, k, v, softmax_scale)
-    return reference.flash_attn(q, k, v, causal, softmax_scale)
+    o, lse = reference.flash_attn(q, k, v, causal, softmax_scale)
+    return o, lse if return_lse else None
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+# The op returns two tensors always: an empty lse where none is asked for.
+
+
+def _op_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float],
+             return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _cuda(q, k, v, causal, softmax_scale, return_lse)
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _op_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float],
+            return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _cpu(q, k, v, causal, softmax_scale, return_lse)
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _op_fake(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float],
+             return_lse: bool) -> tuple[Tensor, Tensor]:
     batch, rows, heads, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((batch, heads, rows), dtype=torch.float32)
+    return q.new_empty(q.shape), q.new_empty((batch, heads, rows) if return_lse else (0,), dtype=torch.float32)
 
 
-_op = ops.torch_op("flash_attn", cuda=_cuda, cpu=_cpu, fake=_fake)
+_op = ops.torch_op("flash_attn", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)

@@ -1,9 +1,10 @@
 """From what was asked for to how the kernel is built: pure Python, tested without a GPU.
 
 The choices come from measurements on an H100 (bench/tune_attention.py repeats them)."""
+import itertools
 from dataclasses import dataclass
 
-from tkq.attention.spec import DTYPES, HEAD_DIMS, AttentionSpec
+from tkq.attention.spec import HEAD_DIMS, AttentionSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 2048  # semaphores, tasks and the tiles' alignment
@@ -90,18 +91,17 @@ _D64_SHORT = AttentionConfig()
 
 
 def shipped():
-    """Every kernel that ``plan`` can choose, with what its machine code must show."""
+    """Every configuration that ``plan`` can choose, each dtype and with and without lse, and what its machine code must
+    show."""
     from tkq.runtime.recipe import Recipe, Shipped
     from tkq.testing.expectation import Expectation
 
     expectation = Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))
     out = {}
-    for dtype in DTYPES:
-        for head_dim in HEAD_DIMS:
-            for causal in (False, True):
-                for length in LENGTHS:
-                    spec = AttentionSpec(dtype, head_dim, causal)
-                    recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, length)))
-                    name = "_".join(("flash_attn", dtype, f"d{head_dim}", *["causal"] * causal, length))
-                    out.setdefault(recipe, Shipped(name, recipe, expectation, quick=dtype == "bf16"))
+    for dtype, lse in (("bf16", False), ("bf16", True), ("fp16", True)):
+        for head_dim, causal, length in itertools.product(HEAD_DIMS, (False, True), LENGTHS):
+            spec = AttentionSpec(dtype, head_dim, causal, lse)
+            recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, length)))
+            name = "_".join(("flash_attn", dtype, f"d{head_dim}", *["causal"] * causal, length, *["lse"] * lse))
+            out.setdefault(recipe, Shipped(name, recipe, expectation, quick=dtype == "bf16" and not lse))
     return list(out.values())

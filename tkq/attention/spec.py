@@ -7,7 +7,8 @@ HEAD_DIMS = (64, 128)
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """dtype: of q, k, v and o. head_dim: of q, k and v. causal: query i sees key j if j <= i + Sk - Sq.
+    """dtype: of q, k, v and o. head_dim: of q, k and v. causal: query i sees key j if j <= i + Sk - Sq. lse: the
+    log-sum-exp is written too.
 
     Raises:
         NotImplementedError: a combination that no kernel takes, by name.
@@ -16,6 +17,7 @@ class AttentionSpec:
     dtype: str = "bf16"
     head_dim: int = 128
     causal: bool = False
+    lse: bool = True
 
     def __post_init__(self):
         if self.dtype not in DTYPES:

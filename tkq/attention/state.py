@@ -1,5 +1,6 @@
 """What the roles of the attention kernel see: what came in, what is shared, and a consumer's registers."""
 from dataclasses import dataclass
+from typing import Optional
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -16,7 +17,7 @@ class Globals:
     k: tk.gl
     v: tk.gl
     o: tk.gl
-    lse: cute.Tensor  # (batch, head, row)
+    lse: Optional[cute.Tensor]  # (batch, head, row)
     schedule: tk.Schedule
     rows_q: Int32
     rows_k: Int32

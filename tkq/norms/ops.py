@@ -12,7 +12,7 @@ from .spec import MAX_N, WIDTH, NormSpec
 _REFERENCE = {"rmsnorm": reference.rmsnorm, "layernorm": reference.layernorm}
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-# Launchers by what a call looks like. An entry says that such a call was checked, so a hit needs no check of its own.
+# Launchers by what decides the kernel. On a hit the compiled function checks every shape, stride, address and device.
 _launchers: dict = {}
 
 
@@ -77,6 +77,7 @@ def _launch(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tenso
             out: Optional[Tensor] = None) -> Tensor:
     """Run the kernel. out: a contiguous tensor like x to write to, for whoever owns the memory."""
     rows = x if x.dim() == 2 else _rows(kind, x)
+    M = rows.shape[0]
     key = _key(kind, rows, weight, bias)
     run = _launchers.get(key)
     if run is None:
@@ -84,11 +85,15 @@ def _launch(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tenso
     if out is None:
         out = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     to = out if rows is x else out.view(rows.shape)
-    if 0 < rows.shape[0] <= _MAX_ROWS:
-        run(rows, weight, bias, to, eps)
-    else:
-        for x_part, out_part in zip(rows.split(_MAX_ROWS), to.split(_MAX_ROWS), strict=True) if rows.shape[0] else ():
-            run(x_part, weight, bias, out_part, eps)
+    try:
+        if 0 < M <= _MAX_ROWS:
+            run(rows, weight, bias, to, eps)
+        else:
+            for part, out_part in zip(rows.split(_MAX_ROWS), to.split(_MAX_ROWS), strict=True) if M else ():
+                run(part, weight, bias, out_part, eps)
+    except Exception:
+        _check(kind, x, weight, bias)  # says what is wrong in a user's words
+        raise
     return out
 
 
@@ -99,11 +104,10 @@ def _rows(kind, x):
 
 
 def _key(kind, x, weight, bias):
-    """Everything that the checks, the spec and the alignment depend on."""
-    row, column = x.stride()
-    w = weight is not None and (weight.dtype, weight.shape, weight.stride(), weight.device, weight.data_ptr() & 15)
-    b = bias is not None and (bias.dtype, bias.shape, bias.stride(), bias.device, bias.data_ptr() & 15)
-    return kind, x.dtype, x.shape[1], row & 7, column, x.device, x.data_ptr() & 15, w, b
+    """What decides the kernel, by the quickest ways torch has to say it. The rest the kernel checks itself."""
+    return (kind, x.dtype, x.shape[1], x.stride(0) & 7, x.get_device(), x.data_ptr() & 15,
+            weight is not None and (weight.dtype, weight.data_ptr() & 15),
+            bias is not None and (bias.dtype, bias.data_ptr() & 15))
 
 
 def _launcher(kind, x, weight, bias):

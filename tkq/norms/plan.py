@@ -92,18 +92,27 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (1048576, 512, 512, 16),
 ))
 # where they are more, their way from L2 is what counts: they stay out of the registers, or two rows share one load
+_LATE = (*((limit, Config(*shape, early=False)) for limit, *shape in _SHORT), (49152, Config(512, 512, early=False)))
 _HEAVY = (
-    *((limit, Config(*shape, early=False)) for limit, *shape in _SHORT),
-    (49152, Config(512, 512, early=False)),
+    *_LATE,
     (65536, Config(512, 512, load="shared", early=False)),
     (262144, Config(256, 256, 8, load="shared", early=False, rows_each=2)),
     (1048576, Config(512, 512, 16, early=False)),
+)
+# twice x's bytes (layernorm with a float32 weight and no bias): many small blocks share a row, x waits in their shared
+# memory and the weight in registers. 65536: 3040 GB/s so, 2827 as _HEAVY; 131072: 3021 and 2780; 262144: 2724 and 2541.
+_MEDIUM = (
+    *_LATE,
+    (98304, Config(256, 256, 4, load="shared")),
+    (196608, Config(128, 128, 8, load="shared")),
+    (262144, Config(128, 128, 16, load="shared")),
+    (1048576, Config(256, 256, 16, load="shared")),
 )
 
 
 def _vectored(spec: NormSpec) -> Config:
     vectors = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype)
-    table = _LIGHT if vectors <= spec.width else _HEAVY
+    table = _LIGHT if vectors <= spec.width else _MEDIUM if vectors <= 2 * spec.width else _HEAVY
     return next(config for limit, config in table if spec.N * spec.width // 8 <= limit)
 
 

@@ -2,8 +2,11 @@
 import torch
 import tvm_ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import peek_interpreter_stack as transforms
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 _PLAIN = (Tensor, Parameter)
@@ -36,11 +39,7 @@ def eager_function(name: str, *, forward, setup, backward):
 def _plain_eager() -> bool:
     """No compiler traces, no dispatch mode watches (FakeTensorMode, FlopCounterMode), no functorch transform is under
     way and no forward-mode level is open."""
-    if torch.compiler.is_compiling():
-        return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    return forward_ad._current_level < 0
+    return not (is_compiling() or dispatch_modes() or transforms() is not None or forward_ad._current_level >= 0)
 
 
 def direct(*tensors) -> bool:
