@@ -21,8 +21,7 @@ _PUBLIC = {
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "norms", "reduction_base", "reference", "row_kernel", "rows", "runtime", "testing", "tile",
-            "utils")
+_MODULES = ("attention", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
 
 __all__ = [*_PUBLIC, "__version__"]
 
