@@ -168,4 +168,4 @@ def test_the_compiler_counts_as_the_plan_does(kind, N, choices):
 
 def test_shipped_names_are_unique_and_some_are_quick():
     kernels = shipped()
-    assert len({k.name for k in kernels}) == len(kernels) and 4 <= sum(k.quick for k in kernels) <= 8
+    assert len({k.name for k in kernels}) == len(kernels) and 2 <= sum(k.quick for k in kernels) <= 4
