@@ -25,8 +25,8 @@ _PUBLIC = {
     "swiglu": "tkq.pointwise.gated_ops",
     "ReductionBase": "tkq.reduction_base",
 }
-_MODULES = ("attention", "norms", "pointwise", "reduction_base", "reference", "reference_pointwise", "runtime", "testing",
-            "tile", "utils")
+_MODULES = ("attention", "norms", "pointwise", "reduction_base", "reference", "reference_pointwise", "runtime",
+            "testing", "tile", "utils")
 
 __all__ = [*_PUBLIC, "__version__"]
 

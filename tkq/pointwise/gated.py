@@ -29,19 +29,31 @@ class Gated:
                  mO: Optional[cute.Tensor], mDU: Optional[cute.Tensor], stream: cuda.CUstream):
         """Forward: mX gate, mU up, mO the result. Backward: mDY too; mO dgate and mDU dup, None where not wanted.
         All are (M, N) or (L, M, N); packed, mX (and in the backward mO) has 2 N columns, and mU and mDU are None."""
-        N = mX.shape[-1] if const_expr(self.spec.packing == "apart") else mX.shape[-1] // 2
-        per_row, rows = N // self.spec.vector, mX.shape[-2]
-        total = per_row * (rows * mX.shape[0] if const_expr(self.spec.rank == 3) else rows)
-        threads = self.config.threads
-        dividers = cute.fast_divmod_create_divisor_v2(per_row), cute.fast_divmod_create_divisor_v2(rows)
-        self.kernel(mX, mU, mDY, mO, mDU, total, N, *dividers).launch(
-            grid=[cute.ceil_div(total, threads * self.config.vectors), 1, 1], block=[threads, 1, 1], stream=stream)
+        work = self._work(mX)
+        config = self.config
+        self.kernel(mX, mU, mDY, mO, mDU, *work).launch(
+            grid=[cute.ceil_div(work[0], config.threads * config.vectors), 1, 1], block=[config.threads, 1, 1],
+            stream=stream)
+
+    def _work(self, mX):
+        """(vectors in all, N, dividers by the vectors of a row and by the rows)"""
+        N, rows = mX.shape[-1] if self.spec.packing == "apart" else mX.shape[-1] // 2, mX.shape[-2]
+        per_row = N // self.spec.vector
+        total = per_row * (rows * mX.shape[0] if self.spec.rank == 3 else rows)
+        return total, N, cute.fast_divmod_create_divisor_v2(per_row), cute.fast_divmod_create_divisor_v2(rows)
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mU: Optional[cute.Tensor], mDY: Optional[cute.Tensor],
                mO: Optional[cute.Tensor], mDU: Optional[cute.Tensor], total: Int32, N: Int32,
                per_row: cute.FastDivmodDivisorV2, rows: cute.FastDivmodDivisorV2):
         block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
+        self.thread(block, thread, mX, mU, mDY, mO, mDU, total, N, per_row, rows)
+
+    @cute.jit
+    def thread(self, block: Int32, thread: Int32, mX: cute.Tensor, mU: Optional[cute.Tensor],
+               mDY: Optional[cute.Tensor], mO: Optional[cute.Tensor], mDU: Optional[cute.Tensor], total: Int32,
+               N: Int32, per_row: cute.FastDivmodDivisorV2, rows: cute.FastDivmodDivisorV2):
+        """What one thread does: the tests run it on a CPU, one after the other."""
         mine = [plan.vector_of(self.config, block, thread, j) for j in range(self.config.vectors)]
         places, held = [], []
         for j in cutlass.range_constexpr(self.config.vectors):

@@ -39,6 +39,8 @@ class Rope:
     is copied.
     """
 
+    memory = cute.AddressSpace.gmem
+
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.columns = plan.columns(spec)
@@ -51,16 +53,18 @@ class Rope:
         """mX, mO: (B, S, H, D), or (total, H, D) where lengths vary; mX2, mO2: a second pair or None.
         mCos, mSin: (rows, rotary_dim / 2). mPositions: offsets (B,) or ids (B, S) or (total,), or None.
         mStarts: cu_seqlens (B + 1,) or None. offset: of all positions. sign: 1, or -1 to turn back."""
-        threads, each = self.config.threads, self.config.heads_each
+        work = self._work(mX, mX2)
+        self.kernel(mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign, *work).launch(
+            grid=[cute.ceil_div(work[0], self.config.threads), 1, 1], block=[self.config.threads, 1, 1], stream=stream)
+
+    def _work(self, mX, mX2):
+        """(units, groups of the first tensor, of the second, dividers by all groups and by the length)"""
+        each, length = self.config.heads_each, mX.shape[-3]
         groups = cute.ceil_div(mX.shape[-2], each)
-        more = cute.ceil_div(mX2.shape[-2], each) if const_expr(mX2 is not None) else Int32(0)
-        length = mX.shape[-3]
-        tokens = length if const_expr(self.spec.varlen) else mX.shape[0] * length
-        units = tokens * (groups + more) * self.columns.chunks
-        dividers = (cute.fast_divmod_create_divisor_v2(groups + more), cute.fast_divmod_create_divisor_v2(length))
-        self.kernel(mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign, units, groups, more,
-                    *dividers).launch(
-            grid=[cute.ceil_div(units, threads), 1, 1], block=[threads, 1, 1], stream=stream)
+        more = Int32(0) if mX2 is None else cute.ceil_div(mX2.shape[-2], each)
+        tokens = length if self.spec.varlen else mX.shape[0] * length
+        return (tokens * (groups + more) * self.columns.chunks, groups, more,
+                cute.fast_divmod_create_divisor_v2(groups + more), cute.fast_divmod_create_divisor_v2(length))
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mO: cute.Tensor, mX2: Optional[cute.Tensor], mO2: Optional[cute.Tensor],
@@ -68,6 +72,15 @@ class Rope:
                offset: Int32, sign: Float32, units: Int32, groups: Int32, more: Int32,
                all_groups: cute.FastDivmodDivisorV2, length: cute.FastDivmodDivisorV2):
         unit = cute.arch.block_idx()[0] * self.config.threads + cute.arch.thread_idx()[0]
+        self.thread(unit, mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign, units, groups, more,
+                    all_groups, length)
+
+    @cute.jit
+    def thread(self, unit: Int32, mX: cute.Tensor, mO: cute.Tensor, mX2: Optional[cute.Tensor],
+               mO2: Optional[cute.Tensor], mCos: cute.Tensor, mSin: cute.Tensor, mPositions: Optional[cute.Tensor],
+               mStarts: Optional[cute.Tensor], offset: Int32, sign: Float32, units: Int32, groups: Int32, more: Int32,
+               all_groups: cute.FastDivmodDivisorV2, length: cute.FastDivmodDivisorV2):
+        """One unit. Knows no block and no thread: the tests run it on a CPU, one after the other."""
         at = cutlass.min(unit, units - 1)
         token, group, chunk = (Int32(i) for i in plan.unit_of(at, self.columns.chunks, all_groups))
         batch, place = (Int32(i) for i in divmod(token, length))
@@ -130,7 +143,7 @@ class Rope:
         v, bytes_ = self.spec.vector, self.dtype.width // 8
         begin = address + Int64(head) * step
         places = [begin, begin + Int64(gap) * bytes_] if self.columns.two else [begin]
-        pointers = [cute.make_ptr(self.dtype, p, cute.AddressSpace.gmem, assumed_align=v * bytes_) for p in places]
+        pointers = [cute.make_ptr(self.dtype, p, self.memory, assumed_align=v * bytes_) for p in places]
         return [cute.make_tensor(p, cute.make_layout(v)) for p in pointers]
 
     def _load(self, heads, j, gap):
