@@ -47,23 +47,27 @@ def check_gated(kind, gate, up, dy, packing, config=None):
 
 
 @pytest.mark.parametrize("kind", ["swiglu", "geglu", "geglu_tanh"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_gated(kind, dtype):
-    for shape in ((5, 104), (2, 3, 104)):
-        check_gated(kind, *(torch.randn(shape).to(DTYPES[dtype]) for _ in range(3)), "apart")
+@pytest.mark.parametrize("dtype, shape", [("bf16", (2, 3, 104)), ("fp32", (5, 104))])
+def test_gated(kind, dtype, shape):
+    check_gated(kind, *(torch.randn(shape).to(DTYPES[dtype]) for _ in range(3)), "apart")
 
 
 @pytest.mark.parametrize("N, room, first", [(1, 1, 0), (7, 7, 0), (63, 63, 0), (64, 72, 8), (64, 66, 2), (60, 64, 0),
                                             (65, 70, 3)])
 def test_gated_at_any_address(N, room, first):
-    for shape in ((37, N), (3, 8, N)):
-        check_gated("swiglu", *(within(shape, room, first, torch.bfloat16) for _ in range(3)), "apart")
+    check_gated("swiglu", *(within((37, N), room, first, torch.bfloat16) for _ in range(3)), "apart")
+
+
+def test_gated_of_three_dimensions():
+    N, room, first = 60, 64, 0
+    check_gated("swiglu", *(within((3, 8, N), room, first, torch.bfloat16) for _ in range(3)), "apart")
+    check_gated("swiglu", *(torch.randn(3, 8, 63).bfloat16() for _ in range(3)), "apart")  # rows are joined
     swapped = [within((4, 5, N), room, first, torch.bfloat16).transpose(0, 1) for _ in range(3)]
     check_gated("swiglu", *swapped, "apart")
 
 
 @pytest.mark.parametrize("packing", ["split", "interleaved"])
-@pytest.mark.parametrize("N, room, first", [(1, 2, 0), (33, 66, 0), (64, 136, 8), (64, 132, 4), (64, 131, 1)])
+@pytest.mark.parametrize("N, room, first", [(33, 66, 0), (64, 136, 8), (64, 131, 1)])
 def test_gated_in_one_tensor(packing, N, room, first):
     x, dy = within((19, 2 * N), room, first, torch.bfloat16), torch.randn(19, N).bfloat16()
     check_gated("swiglu", x, None, dy, packing)
@@ -107,7 +111,7 @@ def check_rope(x, R, x2=None, table="fp32", config=None, **more):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype, table", [("bf16", "fp32"), ("fp32", "fp32"), ("fp16", "bf16")])
+@pytest.mark.parametrize("dtype, table", [("bf16", "fp32"), ("fp32", "bf16")])
 def test_rope(interleaved, dtype, table):
     for heads in (1, 5, 9) if dtype == "bf16" else (5,):
         check_rope(torch.randn(2, 7, heads, 32).to(DTYPES[dtype]), 32, table=table, interleaved=interleaved, offset=3)

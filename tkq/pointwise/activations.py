@@ -14,7 +14,7 @@ DENSITY = 1 / math.sqrt(2 * math.pi)  # of the normal distribution at 0
 TANH_SCALE, TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # gelu(x, "tanh"): Hendrycks and Gimpel, 2016
 
 
-# exp2 and the reciprocal are the hardware's approximations, good to 2^-22 and 2^-23. The tests that run the kernels on a
+# exp2 and the reciprocal are the hardware's approximations, good to 2^-22 and 2^-23. Tests that run the kernels on a
 # CPU put others in the place of these three.
 def _exp2(x):
     return cute.math.exp2(x, fastmath=True)
