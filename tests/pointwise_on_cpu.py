@@ -8,30 +8,28 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from tkq.pointwise import access, activations, build, gated_ops, rope_launch
-from tkq.pointwise.gated import Gated
-from tkq.pointwise.rope import Rope
+from tkq.pointwise import access, activations, build, gated, gated_ops, rope, rope_launch
 from tkq.runtime import fake
 
 
-class GatedOnCpu(Gated):
+class GatedOnCpu(gated.Gated):
     @cute.jit
     def __call__(self, mX, mU, mDY, mO, mDU):
-        work = self._work(mX)
-        for block in cutlass.range(cute.ceil_div(work[0], self.config.threads * self.config.vectors)):
+        given, work = gated.Given(mX, mU, mDY, mO, mDU), self._work(mX)
+        for block in cutlass.range(cute.ceil_div(work.vectors, self.config.threads * self.config.vectors)):
             for thread in cutlass.range(self.config.threads):
-                self.thread(Int32(block), Int32(thread), mX, mU, mDY, mO, mDU, *work)
+                self.thread(Int32(block), Int32(thread), given, work)
 
 
-class RopeOnCpu(Rope):
+class RopeOnCpu(rope.Rope):
     memory = cute.AddressSpace.generic
 
     @cute.jit
     def __call__(self, mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset: Int32, sign: Float32):
-        work = self._work(mX, mX2)
-        threads = self.config.threads
-        for unit in cutlass.range(cute.ceil_div(work[0], threads) * threads):  # as many threads as a grid has
-            self.thread(Int32(unit), mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign, *work)
+        given = rope.Given(mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign)
+        work, threads = self._work(given), self.config.threads
+        for unit in cutlass.range(cute.ceil_div(work.units, threads) * threads):  # as many threads as a grid has
+            self.thread(Int32(unit), given, work)
 
 
 def _load(src, once=False):
