@@ -10,8 +10,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TORCH = {False: torch.softmax, True: torch.log_softmax}
 OPS = {False: tkq.softmax, True: tkq.log_softmax}
 LOGS = pytest.mark.parametrize("log", [False, True])
-# fp32: ex2.approx is good to 2 ulp and used twice, rcp.approx to 1; rounded to 16 bits nothing of it is left
+# fp32: ex2.approx is good to 2 ulp and used twice, rcp.approx to 1; rounded to 16 bits nothing of it is left. The log
+# of the sum goes into all of a row, in rows alike with the same rounding
 ULPS = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 4}
+BIAS = {torch.bfloat16: 0.25, torch.float16: 0.25, torch.float32: 1}
 
 
 def make(shape, dtype, scale=1.0, seed=0):
@@ -34,7 +36,7 @@ def forward(x, log=False, scale=1.0):
 def check_forward(x, log=False, scale=1.0, what=""):
     y = forward(x, log, scale)
     truth, peer = TORCH[log](x.double() * scale, -1), TORCH[log](x.float() * scale, -1).to(x.dtype)
-    assert_2x(y, truth, peer, ulps=ULPS[x.dtype], what=f"{what} forward", bias_ulps=0.25)
+    assert_2x(y, truth, peer, ulps=ULPS[x.dtype], what=f"{what} forward", bias_ulps=BIAS[x.dtype])
     if not log:
         relative(y, truth, what)
     return y
@@ -60,7 +62,7 @@ def check_backward(x, log=False, scale=1.0, dy=None, what=""):
         return scale * (g - y.exp() * total if log else y * (g - total))
 
     truth, peer = formula(y.double(), dy.double()), formula(y.float(), dy.float()).to(x.dtype)
-    assert_2x(dx, truth, peer, ulps=ULPS[x.dtype], what=f"{what} backward", bias_ulps=0.25)
+    assert_2x(dx, truth, peer, ulps=ULPS[x.dtype], what=f"{what} backward", bias_ulps=BIAS[x.dtype])
 
 
 def check(x, log=False, scale=1.0, what=""):
