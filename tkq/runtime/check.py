@@ -60,14 +60,20 @@ def same_device(**tensors) -> None:
             raise ValueError(f"{name}: is on {x.device}, but {first[0]} is on {first[1]}; all must be on one device")
 
 
+def refuse_tangent(op_name: str, **tensors) -> None:
+    """NotImplementedError where a tangent (forward mode) would be lost: no op has forward-mode gradients."""
+    if forward_ad._current_level < 0:
+        return
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{op_name}: {name} carries a tangent, and {op_name} has no forward-mode "
+                                      f"gradient; pass forward_ad.unpack_dual({name}).primal")
+
+
 def refuse_gradient(op_name: str, **tensors) -> None:
-    """NotImplementedError where autograd would record the call, or a tangent (forward mode) would be lost: the op has
-    no gradients yet."""
-    if forward_ad._current_level >= 0:
-        for name, x in tensors.items():
-            if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
-                raise NotImplementedError(f"{op_name}: {name} carries a tangent, and {op_name} has no forward-mode "
-                                          f"gradient; pass forward_ad.unpack_dual({name}).primal")
+    """NotImplementedError where autograd would record the call, or a tangent would be lost: the op has no gradients
+    yet."""
+    refuse_tangent(op_name, **tensors)
     if not torch.is_grad_enabled():
         return
     for name, x in tensors.items():

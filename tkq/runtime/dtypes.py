@@ -8,6 +8,7 @@ _NAMES = {
     torch.float8_e4m3fn: "e4m3",
     torch.float8_e5m2: "e5m2",
     torch.int32: "int32",
+    torch.int64: "int64",
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 

@@ -14,7 +14,7 @@ OPTIONS = "--enable-tvm-ffi"
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent.parent
 # The kernels and what they are made with. Not runtime/recipe.py and the like: they see no kernel.
-_KERNEL_SOURCES = ("reduction_*.py", "row_pass.py", "utils.py", "tile/**/*.py", "norms/**/*.py", "softmax/**/*.py",
+_KERNEL_SOURCES = ("reduction_*.py", "row_*.py", "utils.py", "tile/**/*.py", "norms/**/*.py", "softmax/**/*.py",
                    "losses/**/*.py", "attention/**/*.py", "gemm/**/*.py",
                    "runtime/build.py", "runtime/fake.py", "runtime/link.py", "runtime/shim.c")
 # Switches of the DSL that say where files go, what is printed, or the default architecture (ours is always explicit).
