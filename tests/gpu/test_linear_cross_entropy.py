@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from tests.gpu.loss_cases import DTYPES, EVERYTHING, as_type, class_weights
+from tests.loss_cases import DTYPES, EVERYTHING, as_type, class_weights
 from tests.poison import poisoned
 from tests.rule import assert_2x
 from tkq import reference_losses as reference

@@ -16,11 +16,12 @@ from ..row_pass import Row, RowPass
 from ..utils import WARP, collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
 
 INF = Float32.inf
+LOG2E = tk.LOG2E
 
 
 def exp(x):
     """e**x by MUFU.EX2, of a number or a vector: about 2 ulp near 0, and |x| rounding errors of x beyond."""
-    return cute.math.exp2(x * tk.LOG2E, fastmath=True)
+    return cute.math.exp2(x * LOG2E, fastmath=True)
 
 
 def reciprocal(x):

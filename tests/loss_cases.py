@@ -1,4 +1,4 @@
-"""What the GPU tests of cross entropy share: inputs, and the comparison by the 2x rule."""
+"""What the tests of cross entropy share, on the GPU and on the CPU: inputs, and the comparison by the 2x rule."""
 import torch
 
 from tests.poison import poisoned
@@ -11,18 +11,24 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 EVERYTHING = dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)
 
 
-def make(shape, dtype="bf16", size=1.0, seed=0):
+def make(shape, dtype="bf16", size=1.0, seed=0, device="cuda"):
     """Logits (M, V) and targets, every fifth row ignored."""
-    g = torch.Generator("cuda").manual_seed(seed)
-    logits = (torch.randn(shape, device="cuda", generator=g) * size).to(DTYPES[dtype])
-    target = torch.randint(shape[-1], shape[:-1], device="cuda", generator=g)
+    g = torch.Generator(device).manual_seed(seed)
+    logits = (torch.randn(shape, device=device, generator=g) * size).to(DTYPES[dtype])
+    target = torch.randint(shape[-1], shape[:-1], device=device, generator=g)
     target.view(-1)[1::5] = -100
     return logits, target
 
 
-def class_weights(V, dtype="fp32", seed=3):
-    g = torch.Generator("cuda").manual_seed(seed)
-    return (torch.rand(V, device="cuda", generator=g) + 0.1).to(DTYPES[dtype])
+def class_weights(V, dtype="fp32", seed=3, device="cuda"):
+    g = torch.Generator(device).manual_seed(seed)
+    return (torch.rand(V, device=device, generator=g) + 0.1).to(DTYPES[dtype])
+
+
+def incoming(target):
+    """A gradient for losses that are not reduced."""
+    g = torch.Generator(target.device).manual_seed(7)
+    return torch.randn(target.shape, device=target.device, generator=g)
 
 
 def as_type(terms, dtype):
@@ -43,8 +49,7 @@ def check(logits, target, terms=None, what="", ulps=2.0, **options):
     terms = Terms(**{"reduction": "none", **options}) if terms is None else terms
     each = terms.reduction == "none"
     shape = target.shape if each else ()
-    dloss = torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(7)) if each else (
-        torch.tensor(1.5, device="cuda"))
+    dloss = incoming(target) if each else torch.tensor(1.5, device=logits.device)
     with poisoned():
         loss, saved = launch.forward(logits, target, terms)
         gradient = launch.backward(logits, target, dloss, saved, terms)
@@ -64,7 +69,7 @@ def check_both(logits, target, what="", **options):
     """The fused pass beside the two apart, into other memory and over the logits."""
     terms = Terms(**{"reduction": "mean", **options})
     loss, saved = launch.forward(logits, target, terms)
-    gradient = launch.backward(logits, target, torch.ones((), device="cuda"), saved, terms)
+    gradient = launch.backward(logits, target, torch.ones((), device=logits.device), saved, terms)
     eps = torch.finfo(logits.dtype).eps
     limit = 2 * eps * gradient.float().abs().nan_to_num().max().item()
     for inplace in (False, True):
