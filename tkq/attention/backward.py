@@ -17,6 +17,7 @@ from tkq.attention.ranges import ceil_div, heads_in_section
 from tkq.runtime import fake
 
 NOBODY = 1 << 30  # the first column that sees a key, where none does
+DQ_BARRIER, KEYS_BARRIER = 1, 2  # named barriers; KEYS_BARRIER and the next are those of the warpgroups with keys
 
 class AttentionBackward:
     """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(scale * Q K' - lse) and
@@ -99,7 +100,7 @@ class AttentionBackward:
             k=al.tile(self.kv_tile, 2), v=al.tile(self.kv_tile, 2),
             q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
             ds=al.tile(self.ds_tile, 2 * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
-            kv_full=al.semaphores(2), q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, 8),
+            dq=self.dq_staging(al), kv_full=al.semaphores(2), q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, 8),
             do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, 8), ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=8))
 
         def initialise():
@@ -114,6 +115,12 @@ class AttentionBackward:
                    tk.Role(lambda _: self.queries(g, s), some),
                    tk.Role(lambda wg: self.keys(g, s, wg), many, warpgroups=2)))
 
+    def dq_staging(self, al):
+        """(4, thread, quads) fp32: a part of dQ as the threads have it."""
+        if self.config.dq_add != "bulk":
+            return None
+        return al.allocate_tensor(Float32, cute.make_layout((4, tk.WARPGROUP, self.config.dq_cols // 8)), 128)
+
     def extent(self, g):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
         return QueryExtent(g.rows_q, g.rows_k, self.config.tile, BLOCK, left, right)
@@ -122,7 +129,8 @@ class AttentionBackward:
     def task(self, g):
         """This block's."""
         i, masks = Int32(cute.arch.block_idx()[0]), const_expr(self.spec.left or self.spec.right)
-        head, block = place(i, g.blocks, g.all_kv_heads, g.section, masks)
+        longest_first = const_expr(masks and self.config.longest_first)
+        head, block = place(i, g.blocks, g.all_kv_heads, g.section, longest_first)
         r = query_range(self.extent(g), block * BLOCK)
         shift = Int32(0)
         if const_expr(self.config.stagger and not masks):
@@ -274,13 +282,14 @@ class AttentionBackward:
                     s.ds_pipe.wait(ring)
                     self.add_dq(g, s, dq, ring, number + nth_tile(t, n, t.shift))
                     ring.advance()
+            tk.store_wait(read=False)
 
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
         """The accumulator's tile ``number`` += dS K."""
         rows, cols = self.config.dq_parts(self.spec.head_dim)
         ds, part_bytes = 2 * ring.stage, 64 * self.config.dq_cols * 4
-        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes) + tk.thread_in_warpgroup() * 16
+        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
         for i in cutlass.range_constexpr(rows * cols):
             parts = dict(a_part=i // cols, b_part=i % cols)
             tk.mm_AtB(dq, s.ds[ds], s.k[0], **parts)
@@ -288,16 +297,38 @@ class AttentionBackward:
             tk.mma_wait(0)
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(ring)
-            x = dq.tensor
-            for j in cutlass.range_constexpr(self.config.dq_cols // 8):
-                tk.red_add4(address + (i * part_bytes + j * 2048), *[x[4 * j + e] for e in range(4)])
+            if const_expr(self.config.dq_add == "bulk"):
+                self.bulk_add_part(s, dq, address + i * part_bytes)
+            else:
+                self.add_part(dq, address + i * part_bytes)
+
+    def add_part(self, dq, address):
+        """From registers: 16 bytes of every thread side by side, then the next 16."""
+        x = dq.tensor
+        for j in range(self.config.dq_cols // 8):
+            tk.red_add4(address + (tk.thread_in_warpgroup() * 16 + j * 2048), *[x[4 * j + e] for e in range(4)])
+
+    @cute.jit
+    def bulk_add_part(self, s, dq, address):
+        """By way of shared memory, in the same order."""
+        first, quads = tk.thread_in_warpgroup() == 0, self.config.dq_cols // 8
+        tk.store_wait()  # the part before has left
+        tk.sync(DQ_BARRIER, tk.WARPGROUP)
+        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+        for j in cutlass.range_constexpr(quads):
+            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j])
+        tk.publish()
+        tk.sync(DQ_BARRIER, tk.WARPGROUP)
+        if first:
+            tk.bulk_add(address, s.dq.iterator.toint(), quads * 2048)
+            tk.bulk_commit()
 
     # ---- writing out ---------------------------------------------------------------------------
 
     @cute.jit
     def finish(self, g, s, t, c):
         """Write dK and dV, by way of the shared memory of K and V."""
-        barrier, at = 8 + c.wg, (t.batch, t.head, 2 * t.block + c.wg, 0)
+        barrier, at = KEYS_BARRIER + c.wg, (t.batch, t.head, 2 * t.block + c.wg, 0)
         tk.sync(barrier, tk.WARPGROUP)  # V has been read
         tk.store(s.v[c.wg], c.dv)
         self.send(g.dv, s.v[c.wg], at, barrier)

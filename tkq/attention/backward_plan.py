@@ -13,7 +13,9 @@ class BackwardConfig:
     """tile: query rows of a step. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in flight. dq_cols: columns of
     a product of dQ (of head_dim). registers: of a thread of the producer, the dQ warpgroup, the warpgroups with keys.
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
-    gradients and the dQ accumulator that are worked on together, in MB of L2."""
+    gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks,
+    the blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
+    shared memory."""
 
     tile: int = 64
     q_stages: int = 3
@@ -23,6 +25,8 @@ class BackwardConfig:
     registers: tuple = (24, 72, 208)
     stagger: bool = False
     section_mb: int = 24
+    longest_first: bool = True
+    dq_add: str = "red"
 
     def dq_parts(self, head_dim: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
@@ -36,7 +40,8 @@ class BackwardConfig:
         """Of a block."""
         tile = self.tile * head_dim * 2
         stats, ds = 8 * self.tile * self.q_stages, BLOCK * self.tile * 2 * self.ds_stages
-        return SEMAPHORE_BYTES + 2 * BLOCK * head_dim * 2 + (self.q_stages + self.do_stages) * tile + stats + ds
+        dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
+        return SEMAPHORE_BYTES + 2 * BLOCK * head_dim * 2 + (self.q_stages + self.do_stages) * tile + stats + ds + dq
 
     def check(self, head_dim: int) -> "BackwardConfig":
         """Itself; ValueError for a configuration that cannot run."""
