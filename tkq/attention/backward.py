@@ -100,7 +100,8 @@ class AttentionBackward:
             k=al.tile(self.kv_tile, 2), v=al.tile(self.kv_tile, 2),
             q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
             ds=al.tile(self.ds_tile, 2 * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
-            dq=self.dq_staging(al), kv_full=al.semaphores(2), q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, 8),
+            dq=self.dq_staging(al), kv_full=al.semaphores(2),
+            q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, 8),
             do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, 8), ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=8))
 
         def initialise():
