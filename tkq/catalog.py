@@ -7,7 +7,8 @@ import importlib
 
 from .runtime.recipe import Shipped
 
-_LISTS = ("tkq.norms.shipped", "tkq.attention.plan", "tkq.gemm.plan")  # modules with a function shipped()
+_LISTS = ("tkq.norms.shipped", "tkq.attention.plan", "tkq.attention.backward_plan",  # modules with a function shipped()
+          "tkq.gemm.plan")
 
 
 def shipped() -> list[Shipped]:

@@ -1,7 +1,8 @@
 """From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU."""
+import itertools
 from dataclasses import dataclass
 
-from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_spec import HEAD_DIMS, BackwardSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 2048  # semaphores and the tiles' alignment
@@ -60,3 +61,33 @@ def plan(spec: BackwardSpec) -> BackwardConfig:
 
 _D128 = BackwardConfig()
 _D64 = BackwardConfig(tile=128)
+
+
+def shipped():
+    """Every configuration that ``plan`` can choose, for the kinds of call that differ most, and what its machine code
+    must show."""
+    from tkq.runtime.recipe import Recipe, Shipped
+
+    kinds = {"": {}, "causal": {"right": True}, "window": {"left": True, "right": True},
+             "causal_dlse": {"right": True, "dlse": True}, "causal_no_dq": {"right": True, "dq": False}}
+    out = []
+    for (kind, options), dtype, head_dim in itertools.product(kinds.items(), ("bf16", "fp16"), HEAD_DIMS):
+        spec = BackwardSpec(dtype, head_dim, **options)
+        config = plan(spec)
+        recipe = Recipe("tkq.attention.backward:build", (spec, config))
+        name = "_".join(("flash_attn_backward", dtype, f"d{head_dim}", *filter(None, [kind])))
+        out.append(Shipped(name, recipe, _expectation(spec, config),
+                           quick=dtype == "bf16" and kind in ("", "causal")))
+    return out
+
+
+def _expectation(spec, config):
+    from tkq.testing.expectation import Expectation
+
+    few, some, many = config.registers
+    dq = ("REDG",) if spec.dq else ()
+    return Expectation(
+        tensor=24, instructions=("UTMALDG", "UTMASTG", "UBLKCP", "USETMAXREG", "STSM", *dq),
+        roles=((few, 1), (some, 1), (many, 2)),
+        others=(("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+                ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))
