@@ -263,6 +263,28 @@ def test_dk_and_dv_are_the_same_in_each_run(dim, causal):
         assert (again[0].float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_deterministic(dtype, dim, causal):
+    for rows, keys in (*FEW_SIZES, (50, 300), (129, 129)):
+        compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}", deterministic=True)
+    q, k, v, do = make(2, 700, 1111, 8, 2, dim, dtype)
+    o, lse = reference.flash_attn(q, k, v, causal)
+    first = attention_backward(do, q, k, v, o, lse, causal=causal, deterministic=True)
+    for _ in range(20):
+        again = attention_backward(do, q, k, v, o, lse, causal=causal, deterministic=True)
+        assert all(torch.equal(a, b) for a, b in zip(again, first))
+
+
+@pytest.mark.parametrize("dim", (64, 128))
+def test_deterministic_windows(dim):
+    for window_size in ((0, 0), (100, 0), (30, None), (256, 256)):
+        for rows, keys in ((700, 700), (300, 500), (500, 300)):
+            x = make(1, rows, keys, 2, 1, dim, torch.bfloat16)
+            compare(*x, False, window_size=window_size, what=f"{window_size} {rows} x {keys}", deterministic=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", (64, 128))
 def test_500_runs(dim):

@@ -7,6 +7,7 @@ from tkq.attention.backward_spec import HEAD_DIMS, BackwardSpec
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 2048  # semaphores and the tiles' alignment
 BLOCK = 128  # keys of a block: two warpgroups of 64
+ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,9 @@ class BackwardConfig:
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks,
     the blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    shared memory."""
+    shared memory.
+
+    Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 
     tile: int = 64
     q_stages: int = 3
@@ -28,14 +31,16 @@ class BackwardConfig:
     section_mb: int = 24
     longest_first: bool = True
     dq_add: str = "red"
+    kv: int = 128
+    kv_stages: int = 2
 
     def dq_parts(self, head_dim: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
         return self.tile // 64, head_dim // self.dq_cols
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
-        """Of a query head of ``rows`` rows: two statistics a row and, with dq, its fp32 accumulator; whole tiles."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.dq else 0))
+        """Of a query head of ``rows`` rows: two statistics a row and, where dQ is added up, its fp32; whole tiles."""
+        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.adds_dq else 0))
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block."""
@@ -49,6 +54,9 @@ class BackwardConfig:
         taken = self.shared_bytes(head_dim)
         if taken > SHARED_BYTES:
             raise ValueError(f"{self}: {taken} bytes of shared memory at head_dim {head_dim}, there are {SHARED_BYTES}")
+        taken = SEMAPHORE_BYTES + 4 * head_dim * (ROWS + self.kv * self.kv_stages)
+        if taken > SHARED_BYTES:
+            raise ValueError(f"{self}: {taken} bytes of shared memory for dQ alone, there are {SHARED_BYTES}")
         if self.tile % 64 or head_dim % self.dq_cols:
             raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide head_dim {head_dim}")
         return self
@@ -69,7 +77,9 @@ def shipped():
     from tkq.runtime.recipe import Recipe, Shipped
 
     kinds = {"": {}, "causal": {"right": True}, "window": {"left": True, "right": True},
-             "causal_dlse": {"right": True, "dlse": True}, "causal_no_dq": {"right": True, "dq": False}}
+             "causal_dlse": {"right": True, "dlse": True}, "causal_no_dq": {"right": True, "dq": False},
+             "deterministic": {"deterministic": True}, "causal_deterministic": {"right": True, "deterministic": True},
+             "window_deterministic": {"left": True, "right": True, "deterministic": True}}
     out = []
     for (kind, options), dtype, head_dim in itertools.product(kinds.items(), ("bf16", "fp16"), HEAD_DIMS):
         spec = BackwardSpec(dtype, head_dim, **options)
@@ -85,9 +95,10 @@ def _expectation(spec, config):
     from tkq.testing.expectation import Expectation
 
     few, some, many = config.registers
-    dq = ("REDG",) if spec.dq else ()
+    dq = ("REDG",) if spec.adds_dq else ()
     return Expectation(
         tensor=24, instructions=("UTMALDG", "UTMASTG", "UBLKCP", "USETMAXREG", "STSM", *dq),
         roles=((few, 1), (some, 1), (many, 2)),
-        others=(("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+        others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
+                ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))
