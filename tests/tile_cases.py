@@ -102,6 +102,12 @@ LCFS = [("single", 2, 3, 1), ("static", 2, 3, 1), ("dynamic", 2, 3, 1), ("static
 REMOTE = [(2, 1), (4, 2), (8, 4)]
 
 ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (32, "bf16"), (16, "fp16")]
+# dtype, cols
+NARROW = [("bf16", 64), ("fp16", 32), ("bf16", 176)]
+
+# (registers, warpgroups, warps) of each role
+ROLES = [((24, 1, 1), (72, 1, 4), (144, 2, 4)), ((40, 1, 2), (232, 2, 4))]
+
 FILLS = [(24, "fp32"), (64, "fp32"), (32, "bf16"), (16, "fp16")]
 
 
@@ -125,6 +131,8 @@ def _cases():
     yield from (("sync:build_turns", x, ("BAR",)) for x in ((1,), (2,), (3,)))
     yield from (("sync:build_ring", x, ()) for x in ((1, 0), (2, 0), (3, 5)))
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
+    yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
+    yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
     yield from (("schedule:build_deal", x, ("ATOMG",) if x[0] == "dynamic" else ()) for x in DEALS)
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)

@@ -48,6 +48,21 @@ KERNEL = {
     "cv_cols": (
         lambda x: tk.cv(12),
         ValueError, "cv: cols is 12"),
+    "narrow_dst": (
+        lambda x: tk.apply_narrow(tk.rt_fl(64), lambda y: y, tk.rt_fl(64)),
+        TypeError, "apply_narrow: dst is 64 x 64 fp32 in registers, allowed are register tiles of bf16 and fp16"),
+    "narrow_width": (
+        lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y, z: y, tk.rt_fl(64), tk.cv(32)),
+        ValueError, "apply_narrow: operand b is column vector of 32, dst is 64 x 64 bf16"),
+    "narrow_type": (
+        lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y: y, tk.rt_hf(64)),
+        TypeError, "apply_narrow: operand a is 64 x 64 fp16 in registers, .* allowed are fp32 and dst's type"),
+    "narrow_what": (
+        lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y: y, "rows"),
+        TypeError, "apply_narrow: operand a is 'rows'"),
+    "shared_cols_size": (
+        lambda x: tk.load_shared_cols(tk.cv(64), tk.SharedAllocator().vector(32)[None, 0]),
+        ValueError, "load_shared_cols: v is column vector of 64"),
     "columns_range": (
         lambda x: tk.columns(tk.rt_fl(64), 32, 40),
         ValueError, "columns: 32 and 40 of 64"),

@@ -171,13 +171,3 @@ def right_fill(t: RegTile, limit, value, diagonal=False, end=None):
 def left_fill(t: RegTile, limit, value, diagonal=False):
     """Columns < limit become ``value``, otherwise as ``right_fill``."""
     _fill_side(t, limit, value, int(diagonal), True, None)
-
-
-@cute.jit
-def lower_fill(t: RegTile, limit, value):
-    """Rows >= limit become ``value``. limit is a run-time int, also below 0 or beyond the tile. fp32 and 16 bits."""
-    view = t.rows_view
-    for r in cutlass.range_constexpr(2):
-        beyond = first_row() + 8 * r >= limit
-        for j in cutlass.range_constexpr(t.cols // 4):
-            view[r, j] = t.dtype(value) if beyond else view[r, j]
