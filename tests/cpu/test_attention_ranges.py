@@ -2,7 +2,17 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.ranges import Extent, KeyRange, ceil_div, heads_in_section, key_range, keys_of_row, place, work_rank
+from tkq.attention.ranges import (
+    Extent,
+    KeyRange,
+    ceil_div,
+    heads_in_section,
+    key_range,
+    keys_of_row,
+    limits_in_block,
+    place,
+    work_rank,
+)
 
 LIMITS = st.none() | st.integers(0, 3) | st.integers(0, 400)
 EXTENTS = st.builds(
@@ -65,6 +75,28 @@ def test_no_block_is_visited_or_masked_in_vain(e, tile):
                               for key in range(block * e.block, (block + 1) * e.block))
     masks = [r.first + r.blocks - 1 - i for i in range(r.blocks) if i < r.masked or i >= r.blocks - r.masked_left]
     assert all(needs(block) for block in masks if block != r.first + r.blocks - 1)
+
+
+@settings(deadline=None)
+@given(EXTENTS, st.integers(0, 43))
+def test_the_masks_of_a_visit_leave_what_a_row_sees(e, tile):
+    """As the kernel applies them: both sides in the first ``masked`` blocks, the left in the last ``masked_left``."""
+    rows = rows_of(e, tile)
+    r = key_range(e, rows[0])
+    for row in rows:
+        left = []
+        for i in range(r.blocks):
+            block = r.first + r.blocks - 1 - i
+            first, end, most = limits_in_block(e, rows[0], block)
+            columns = range(e.block)
+            if i < r.masked:
+                limit = most if end is None else end + row - rows[0]
+                limit = limit if e.right in (0, None) else min(limit, most)  # causal rows end before
+                columns = [c for c in columns if c < limit]
+            if e.left is not None and (i < r.masked or i >= r.blocks - r.masked_left):
+                columns = [c for c in columns if c >= first + row - rows[0]]
+            left += [block * e.block + c for c in columns]
+        assert sorted(left) == seen(e, row)
 
 
 def test_few_blocks_are_masked():

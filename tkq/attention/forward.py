@@ -1,5 +1,4 @@
 """Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024) on the tile layer."""
-from dataclasses import replace
 from typing import Optional
 
 import cuda.bindings.driver as cuda
@@ -9,10 +8,10 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.plan import AttentionConfig
-from tkq.attention.ranges import Extent, ceil_div, heads_in_section, key_range
+from tkq.attention.ranges import ceil_div, heads_in_section, key_range
 from tkq.attention.softmax import LEFT, RIGHT, Softmax
 from tkq.attention.spec import AttentionSpec
-from tkq.attention.state import Fields, Globals, Shared, State, field_names
+from tkq.attention.state import Fields, Globals, Shared, State, extent, field_names
 from tkq.attention.tasks import Dense, Task, Varlen
 from tkq.runtime import fake
 
@@ -146,13 +145,13 @@ class AttentionForward:
         while number < schedule.tasks:
             t = tasks.find(number)
             seen = self.seen(g, t)
-            k, v, last = self.part(g.k, t.rows_k), self.part(g.v, t.rows_k), seen.first + seen.blocks - 1
+            k, v, end = self.part(g.k, t.rows_k), self.part(g.v, t.rows_k), seen.first + seen.blocks
             kv_head = (t.batch_k, t.head // g.tasks.heads_per_kv)
-            self.load(s.k, k, s.k_pipe, k_ring, kv_head, last)
+            self.load(s.k, k, s.k_pipe, k_ring, kv_head, end - 1)
             self.load_q(g, s, q_ring, t, seen)
             for j in cutlass.range(1, seen.blocks, unroll=1):
-                self.load(s.k, k, s.k_pipe, k_ring, kv_head, last - j)
-                self.load(s.v, v, s.v_pipe, v_ring, kv_head, last + 1 - j)
+                self.load(s.k, k, s.k_pipe, k_ring, kv_head, end - 1 - j)
+                self.load(s.v, v, s.v_pipe, v_ring, kv_head, end - j)
             # Not earlier: fetching 1 or 3 blocks ahead gained nothing, and working the next task out before V's last
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
@@ -166,9 +165,9 @@ class AttentionForward:
 
     def seen(self, g, t: Task):
         """The key blocks of a task, the same for all blocks of a cluster."""
-        queries = self.config.tile_rows // self.spec.pack
-        extent = Extent(t.rows_q, t.rows_k, queries, self.config.kv, g.left, 0 if self.spec.causal else g.right)
-        return key_range(extent, t.tile * queries)
+        rows_k = cutlass.max(t.rows_k, 1) if self.spec.varlen else t.rows_k  # where there is no key, one block of none
+        e = extent(self.spec, self.config, g, t.rows_q, rows_k)
+        return key_range(e, t.tile * e.tile_rows)
 
     def part(self, x, rows):
         """x, where sequences lie one behind the other: the rows of one of them."""
