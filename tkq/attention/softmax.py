@@ -38,7 +38,7 @@ class Softmax:
         """The scores of keys that a row does not see become -inf."""
         spec, pack = self.spec, self.spec.pack
         block = c.task["blocks"] - 1 - i
-        if spec.left:
+        if const_expr(spec.left):
             block = block + c.task["first"]
         row = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
         first, end, most = limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
