@@ -28,8 +28,8 @@ class AttentionForward:
 
       pipe      stages    full (arrivals)                  empty (arrivals)
       K, V      stages    producer's bytes (1)             every warp of every consumer (4 x consumers x cluster)
-      Q, task   q_stages  producer's bytes (1), for each   the consumer's own warps (4), after its last S; or after O has
-                          consumer by itself               left, where O goes out through Q's tile (``o_over_q``)
+      Q, task   q_stages  producer's bytes (1), for each   the consumer's own warps (4), after its last S; where O goes
+                          consumer by itself               out through Q's tile (``o_over_q``), after that
 
     Consumers take turns to issue their products (``turns``), so that one's softmax runs under another's. The producer
     alone knows the schedule: what a task is travels beside its Q tile, under the same semaphore, and a task of no
@@ -54,8 +54,8 @@ class AttentionForward:
                  sinks: Optional[cute.Tensor], cu_q: Optional[cute.Tensor], cu_k: Optional[cute.Tensor],
                  used_q: Optional[cute.Tensor], used_k: Optional[cute.Tensor], counter: cute.Tensor, scale: Float32,
                  softcap: Float32, left: Int32, right: Int32, processors: Int32, stream: cuda.CUstream):
-        """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32 or None, sinks (H,) or None; varlen: q, o (total,
-        H, D), k, v (total, Hk, D), lse (H, total), cu_q, cu_k (B + 1,) int32, used_q, used_k (B,) int32 or None.
+        """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32 or None, sinks (H,) or None. varlen: q, o
+        (total, H, D), k, v (total, Hk, D), lse (H, total); cu_q, cu_k (B + 1,), used_q, used_k (B,) or None, int32.
 
         counter (1,) int32 that is 0. softcap, left, right: ignored where the spec has none."""
         spec, c = self.spec, self.config

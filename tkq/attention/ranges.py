@@ -56,7 +56,10 @@ class KeyRange:
 
 
 def key_range(e: Extent, first_row) -> KeyRange:
-    """The blocks that the rows ``first_row .. first_row + tile_rows`` see."""
+    """The blocks that the rows ``first_row .. first_row + tile_rows`` see.
+
+    rows_k is 1 or more: a sequence without keys is visited as if it had one, and the mask, which knows better, hides it.
+    """
     own = first_row + e.rows_k - e.rows_q  # the first row's own key
     end = ceil_div(e.rows_k, e.block)
     masked = 1  # the last block may be ragged
@@ -81,8 +84,8 @@ def keys_of_row(e: Extent, row):
 
 
 def limits_in_block(e: Extent, row, block):
-    """(first, end, most): of key block ``block`` row ``row`` sees the columns from ``first`` to ``end``, exclusive, and no
-    column from ``most`` on. first and end are one more for each row further; None where there is no limit."""
+    """(first, end, most): of key block ``block`` row ``row`` sees the columns from ``first`` to ``end``, exclusive, and
+    none from ``most`` on. first and end are one more for each row further; None where there is no limit."""
     start = block * e.block
     own = row + e.rows_k - e.rows_q
     first = None if e.left is None else own - e.left - start
@@ -92,9 +95,9 @@ def limits_in_block(e: Extent, row, block):
 def place(index, tiles, heads, section, longest_first):
     """Task ``index`` as (head of all batches, tile).
 
-    longest_first: heads are worked on in sections of ``section``, whose K and V fit in L2 together, and inside a section
-    the last tiles, which of a causal problem see the most keys, come first: dealt out dynamically, the blocks end
-    together. Otherwise head by head."""
+    longest_first: heads are worked on in sections of ``section``, whose K and V fit in L2 together, and inside a
+    section the last tiles, which of a causal problem see the most keys, come first: dealt out dynamically, the blocks
+    end together. Otherwise head by head."""
     if not longest_first:
         return index // tiles, index % tiles
     tasks = section * tiles
