@@ -80,6 +80,9 @@ TMA_COPIES = [("bf16", 2, 64, 64, None, False), ("fp16", 3, 24, 80, None, False)
               ("e4m3", 4, 128, 96, None, False), ("fp32", 3, 64, 64, 64, False), ("bf16", 2, 40, 128, 32, False)]
 TMA_COPIES += [("fp32", 2, 64, 64, None, True), ("bf16", 3, 64, 64, 32, True), ("fp16", 4, 8, 16, None, True)]
 
+# rows, cols, pack
+PIECES = [(64, 64, 1), (64, 128, 4), (16, 96, 8)]
+
 # dtype, rows, cols, cluster, stages
 MULTICASTS = [("bf16", 64, 64, 1, 2), ("bf16", 64, 64, 2, 2), ("bf16", 176, 128, 2, 3), ("e4m3", 128, 128, 2, 1),
               ("bf16", 64, 128, 4, 2), ("fp32", 32, 32, 4, 3)]
@@ -121,6 +124,7 @@ def _cases():
     yield from (("transfer:build_round_trip", x, _round_trip_sass(*x)) for x in ROUND_TRIPS)
     yield "transfer:build_stacked", (32,), ("UTMALDG", "UTMASTG")
     yield from (("memory:build_tma", x, ("UTMALDG", "UTMAREDG" if x[-1] else "UTMASTG")) for x in TMA_COPIES)
+    yield from (("memory:build_pieces", x, ("UTMALDG", "UTMASTG")) for x in PIECES)
     yield from (("memory:build_multicast", x, ("UTMALDG", "UTMASTG", "USETMAXREG")) for x in MULTICASTS)
     yield "memory:build_bulk", (1024,), ("UBLKCP", "UBLKRED", "REDG", "ATOMG")
     yield from (("memory:build_copy_async", (stages,), ("LDGSTS",)) for stages in (1, 3))

@@ -29,6 +29,10 @@ def _strided(x, stride, cols=8):
     return cute.make_tensor(x.iterator, cute.make_layout((8, cols), stride=(stride, 1)))
 
 
+def _heads(x):
+    return cute.make_tensor(x.iterator, cute.make_layout((8, 32, 6), stride=(256, 1, 32)))
+
+
 KERNEL = {
     "rt_cols": (
         lambda x: tk.rt(12),
@@ -314,6 +318,9 @@ HOST = {
     "gl_multicast_rows": (
         lambda x: tk.gl.load(x, tk.st(24, 32, Float32), 2),
         ValueError, "gl.load: multicast is 2 for a tile of 24 x 32"),
+    "gl_packed": (
+        lambda x: tk.gl.load(tk.packed(_heads(x), 3), tk.st(64, 32, Float32)),
+        ValueError, "gl.load: x's rows are 3 by .* between each other, the tile is 64 x 32"),
     "gl_columns": (
         lambda x: tk.gl.load(_view(x, 1, 0), tk.st(64, 32, Float32)),
         ValueError, r"gl.load: x's stride 1 \(columns\) is 64"),
