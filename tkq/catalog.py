@@ -7,6 +7,7 @@ import importlib
 
 from .runtime.recipe import Shipped
 
+
 # modules with a function shipped()
 _LISTS = (
     "tkq.norms.shipped",
@@ -16,6 +17,7 @@ _LISTS = (
     "tkq.softmax.shipped",
     "tkq.losses.shipped",
     "tkq.attention.shipped",
+    "tkq.attention.backward_plan",
 )
 
 

@@ -1,7 +1,8 @@
 """RowPass: one pass over rows that stay on the chip, on ReductionBase: who holds what, how it comes in and goes out.
 
-A thread holds `blocks` vectors of a row, of `rows_each` rows at once. It starts all its loads before it waits for any.
-What is done with them is a subclass's: the norms, softmax, cross entropy.
+A thread holds `blocks` vectors of one row. It starts all its loads before it waits for any. What is done with them is a
+subclass's: softmax, cross entropy. Its kernel hands each thread's `Here` to a method that does all the work, so that a
+test can call that for one thread after the other on a CPU.
 """
 from typing import NamedTuple, Optional
 
@@ -17,16 +18,46 @@ from .reduction_plan import tile as tile_of
 from .utils import domain_offset_i64
 
 
+class Here(NamedTuple):
+    """Who a thread is, its block's tile of rows and part of them; the block's memory, the buffers and mbarriers of its
+    exchanges (None where it has none)."""
+
+    thread: Int32
+    tile: Int32
+    part: Int32
+    smem: Optional[tk.SharedAllocator]
+    buffer: Optional[cute.Tensor]
+    mbar_ptr: Optional[cute.Pointer]
+
+
+class Place(NamedTuple):
+    """Where a thread works that holds one row: the row's number, `there` the same or the last one's, if it is past the
+    end; the thread's first column; which of its vectors are within the row."""
+
+    here: Here
+    row: Int32
+    there: Int32
+    col: Int32
+    inside: tuple
+
+
 class Row(NamedTuple):
-    """One thread's part of a row: (vector, blocks) in registers or shared memory; which vectors are within the row;
-    which block of the cluster this is; the row's exchange buffer and mbarrier; the thread's first column."""
+    """One thread's part of a row: (vector, blocks) in registers or shared memory; where it is; the next exchange."""
 
     data: cute.Tensor
-    inside: tuple
-    rank: Int32
-    buffer: cute.Tensor
-    mbar_ptr: Optional[cute.Pointer]
-    col: Optional[Int32] = None
+    place: Place
+    stage: int
+
+    @property
+    def buffer(self):
+        """Of the next exchange."""
+        return self.place.here.buffer[None, None, self.stage]
+
+    @property
+    def mbar_ptr(self):
+        """Of the next exchange; None in a single block."""
+        first = self.place.here.mbar_ptr
+        return None if first is None else first + self.stage
 
     def block(self, j):
         """Vector j, as fp32."""
@@ -38,38 +69,16 @@ class Row(NamedTuple):
         return part.load().to(Float32)
 
 
-class Place(NamedTuple):
-    """Where a thread works that holds one row: the row's number, `there` the same or the last one's, if it is past the
-    end; the thread's first column; the rest as in Row."""
-
-    row: Int32
-    there: Int32
-    col: Int32
-    inside: tuple
-    rank: Int32
-    thread: Int32
-    smem: tk.SharedAllocator
-    buffer: Optional[cute.Tensor]
-    mbar_ptr: Optional[cute.Pointer]
-
-    @property
-    def exchange(self):
-        """Buffer and mbarrier of the first exchange."""
-        return self.buffer[None, None, 0], self.mbar_ptr
-
-
 class RowPass(ReductionBase):
-    """dtype, N, vector: of the rows: element type, columns, elements of one access. config: threads_per_row, threads,
-    cluster, load ("registers" or "shared") and rows_each, as attributes. stage: exchanges; one for each row held where
-    not given.
+    """dtype, N, vector: of the rows: element type, columns, elements of one access. config: a RowConfig. stage:
+    exchanges.
 
     shifted: rows begin at any element. Accesses are whole vectors at multiples of their size all the same: a row's
-    first and last one reach over its ends, within 16 bytes of it, and what they bring from there is masked
-    (`_masked`). One row to a thread.
+    first and last one reach over its ends, within 16 bytes of it, and what they bring from there is masked (`_masked`).
     """
 
-    def __init__(self, dtype, N, vector, config, stage=None, reduction_dtype=Float32, shifted=False):
-        super().__init__(dtype, N, config.rows_each if stage is None else stage, reduction_dtype)
+    def __init__(self, dtype, N, vector, config, stage=1, reduction_dtype=Float32, shifted=False):
+        super().__init__(dtype, N, stage, reduction_dtype)
         self.vector, self.config, self.shifted = vector, config, shifted
 
     def _calculate_threads_per_row(self):
@@ -101,7 +110,7 @@ class RowPass(ReductionBase):
 
     def _launch_shape(self, rows):
         """grid, block and cluster for so many rows."""
-        return dict(grid=[cute.ceil_div(rows, self.tile.rows * self.config.rows_each), self.cluster_n, 1],
+        return dict(grid=[cute.ceil_div(rows, self.tile.rows), self.cluster_n, 1],
                     block=[self.tile.threads, 1, 1],
                     cluster=[1, self.cluster_n, 1] if self.cluster_n > 1 else None)
 
@@ -127,6 +136,10 @@ class RowPass(ReductionBase):
             first = cute.make_ptr(m.element_type, first.toint(), m.memspace, assumed_align=16)
         return cute.make_tensor(first, layout)
 
+    def _first(self, place, j):
+        """The column that vector j begins with."""
+        return place.col + j * (self.tile.vector * self.tile.threads_per_row)
+
     def _inside(self, col):
         """For each vector: does it lie within the row? True at compile time where no thread's can lie outside."""
         t = self.tile
@@ -148,9 +161,9 @@ class RowPass(ReductionBase):
         masked = cute.make_rmem_tensor(t.vector, Float32)
         masked.store(x)
         for i in range(t.vector):
-            inside = row.inside[j]
+            inside = row.place.inside[j]
             if self.shifted:
-                inside = Uint32(row.col + (j * t.vector * t.threads_per_row + i)) < self.N
+                inside = Uint32(self._first(row.place, j) + i) < self.N
             masked[i] = cutlass.select_(inside, masked[i], Float32(neutral))
         return masked.load()
 
@@ -159,56 +172,51 @@ class RowPass(ReductionBase):
         tile, part, _ = cute.arch.block_idx()
         return tile, part
 
-    def _rows(self, tidx):
-        """The rows of this thread. Those of one step of the block lie together."""
-        t = self.tile
-        first = self._block()[0] * (t.rows * self.config.rows_each)
-        within = tidx // t.threads_per_row if t.rows > 1 else 0
-        return [first + r * t.rows + within for r in range(self.config.rows_each)]
-
-    def _whole_grid(self):
-        """Does every thread of the grid have rows, whatever M is?"""
-        return self.tile.rows * self.config.rows_each == 1
-
-    def _there(self, row, rows):
-        """A row past the end is read as the last one, so that no load needs a test; it is not stored."""
-        return row if self._whole_grid() else cutlass.min(row, rows - 1)
-
-    def _place(self, m, tv_layout):
-        """For kernels whose threads hold one row: where this thread works on m, (M, N). Starts the cluster."""
+    def _here(self, tv_layout):
+        """First in a kernel. Starts the cluster."""
         thread, _, _ = cute.arch.thread_idx()
         smem, buffer, mbar_ptr = tk.SharedAllocator(), None, None
         if self.stage:
             buffer, mbar_ptr = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
             self._initialize_cluster(thread, mbar_ptr, self.tile.threads // 32)
-        _, rank = self._block()
-        row = self._rows(thread)[0]
-        there = self._there(row, m.shape[0])
-        col = self._column(thread, rank)
+        return Here(thread, *self._block(), smem, buffer, mbar_ptr)
+
+    def _place(self, here, m):
+        """Where this thread works on the rows of m, (M, N)."""
+        t = self.tile
+        row = here.tile * t.rows + here.thread // t.threads_per_row if t.rows > 1 else here.tile
+        # a row past the end is read as the last one, so that no load needs a test; it is not stored
+        there = cutlass.min(row, m.shape[0] - 1) if t.rows > 1 else row
+        col = self._column(here.thread, here.part)
         if self.shifted:
             col = col - self._shift(m, there)
-        return Place(row, there, col, self._inside(col), rank, thread, smem, buffer, mbar_ptr)
-
-    def _row(self, m, place):
-        """Start loading this thread's part of its row of m."""
-        held = self._load(place.smem, m, [place.row], place.col, place.inside, place.thread)[0]
-        buffer, mbar_ptr = place.exchange if self.stage else (None, None)
-        return Row(held, place.inside, place.rank, buffer, mbar_ptr, place.col)
+        return Place(here, row, there, col, self._inside(col))
 
     # ---- copies -------------------------------------------------------------------------------------
+
+    def _row(self, m, place):
+        """Start loading this thread's part of its row of m. Vectors outside the row are zero."""
+        t, atom, source = self.tile, self._load_atom(), self._view(m, (place.there, place.col))
+        if self.config.load == "shared":
+            layout = cute.make_layout((t.vector, t.blocks, t.threads), stride=(1, t.vector * t.threads, t.vector))
+            held = place.here.smem.allocate_tensor(self.dtype, layout, byte_alignment=16)[None, None, place.here.thread]
+        else:
+            held = cute.make_rmem_tensor((t.vector, t.blocks), self.dtype)
+        for j in range(t.blocks):
+            self._fetch(atom, source[None, j], held[None, j], place.inside[j])
+        if self.config.load == "shared":
+            cute.arch.cp_async_commit_group()
+        return Row(held, place, 0)
 
     def _streams(self):
         """Are x and the output marked as used once? It pays beside whole vectors in registers (bench/tune_norms.py)."""
         return self.config.load == "registers" and self.vector * self.dtype.width == 128
 
-    def _past_l1(self):
-        """Do copies to shared memory go past L1? Only those of 16 bytes can."""
-        return self.vector * self.dtype.width == 128
-
     def _load_atom(self):
         bits = self.vector * self.dtype.width
         if self.config.load == "shared":
-            op = cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL if self._past_l1() else LoadCacheMode.ALWAYS)
+            # only copies of 16 bytes can go past L1
+            op = cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL if bits == 128 else LoadCacheMode.ALWAYS)
             return cute.make_copy_atom(op, self.dtype, num_bits_per_copy=bits)
         hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self._streams() else {}
         return cute.make_copy_atom(CopyG2ROp(), self.dtype, num_bits_per_copy=bits, **hint)
@@ -217,23 +225,6 @@ class RowPass(ReductionBase):
         hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self._streams() else {}
         bits = self.vector * self.dtype.width
         return cute.make_copy_atom(CopyR2GOp(), self.dtype, num_bits_per_copy=bits, **hint)
-
-    def _load(self, smem, mX, rows, col, inside, tidx):
-        """Start loading this thread's part of each row; where they will be. Vectors outside the row are zero."""
-        t, atom, held = self.tile, self._load_atom(), []
-        for row in rows:
-            source = self._view(mX, (self._there(row, mX.shape[0]), col))
-            if self.config.load == "shared":
-                layout = cute.make_layout((t.vector, t.blocks, t.threads), stride=(1, t.vector * t.threads, t.vector))
-                x = smem.allocate_tensor(self.dtype, layout, byte_alignment=16)[None, None, tidx]
-            else:
-                x = cute.make_rmem_tensor((t.vector, t.blocks), self.dtype)
-            for j in range(t.blocks):
-                self._fetch(atom, source[None, j], x[None, j], inside[j])
-            held.append(x)
-        if self.config.load == "shared":
-            cute.arch.cp_async_commit_group()
-        return held
 
     def _landed(self):
         """Wait for what `_load` started; registers wait by themselves."""
@@ -250,14 +241,14 @@ class RowPass(ReductionBase):
         packed.store(y.to(self.dtype))
         return packed
 
-    def _store(self, mO, row, col, inside, j, packed):
-        """Vector j of a row."""
-        stored = inside[j] if self._whole_grid() else _both(inside[j], row < mO.shape[0])
-        to = self._view(mO, (row, col))[None, j]
+    def _store(self, m, place, j, packed):
+        """Vector j of this thread's row of m."""
+        stored = place.inside[j] if self.tile.rows == 1 else _both(place.inside[j], place.row < m.shape[0])
+        to = self._view(m, (place.row, place.col))[None, j]
         if self.shifted and not self._whole(j):
-            self._put_elements(packed, to, stored, col + j * (self.tile.vector * self.tile.threads_per_row))
+            self._put_elements(packed, to, stored, self._first(place, j))
         else:
-            self._put(self._store_atom(), packed, to, stored)
+            self._put(packed, to, stored)
 
     @cute.jit
     def _fetch(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, inside):
@@ -276,13 +267,12 @@ class RowPass(ReductionBase):
         cute.copy(atom, cute.logical_divide(src, part), cute.logical_divide(dst, part))
 
     @cute.jit
-    def _put(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, stored):
+    def _put(self, src: cute.Tensor, dst: cute.Tensor, stored):
         if const_expr(stored is True):
-            cute.copy(atom, src, dst)
+            self._copy(self._store_atom(), src, dst)
         else:
             if stored:
-                cute.copy(atom, src, dst)
-
+                self._copy(self._store_atom(), src, dst)
 
     @cute.jit
     def _put_elements(self, src: cute.Tensor, dst: cute.Tensor, stored, col):
@@ -291,7 +281,7 @@ class RowPass(ReductionBase):
             stored = Boolean(True)
         if stored:
             if col >= 0 and col + self.vector <= self.N:
-                cute.copy(self._store_atom(), src, dst)
+                self._copy(self._store_atom(), src, dst)
             else:
                 for i in cutlass.range_constexpr(self.vector):
                     if Uint32(col + i) < self.N:
@@ -299,6 +289,4 @@ class RowPass(ReductionBase):
 
 
 def _both(a, b):
-    if a is True or b is True:
-        return b if a is True else a
-    return a & b
+    return b if a is True else a & b

@@ -1,6 +1,5 @@
 """How a RowPass lies on the chip: threads, blocks, memory path, and what they cost. Pure: no torch, no DSL."""
 from dataclasses import dataclass
-from typing import ClassVar
 
 from . import reduction_plan as geometry
 
@@ -20,8 +19,6 @@ class RowConfig:
     threads: int
     cluster: int = 1
     load: str = "registers"
-
-    rows_each: ClassVar[int] = 1  # rows that a thread holds at once
 
 
 def span(N: int, vector: int, shifted: bool) -> int:

@@ -358,3 +358,14 @@ def test_linear_torch_compile(reduction):
     loss = torch.compile(f, backend="aot_eager", fullgraph=True)(x, w)
     for mine, wanted in zip(torch.autograd.grad(loss, (x, w)), torch.autograd.grad(f(x, w), (x, w))):
         assert torch.equal(mine, wanted)
+
+
+def test_forward_mode_is_refused():
+    logits, target, _ = case()
+    x, w, index, _ = layer()
+    with torch.autograd.forward_ad.dual_level():
+        for name, call in (("x", lambda d: tkq.softmax(d)), ("logits", lambda d: tkq.cross_entropy(d, target)),
+                           ("x", lambda d: tkq.linear_cross_entropy(x.detach() + d[:, :16].bfloat16(), w, index))):
+            dual = torch.autograd.forward_ad.make_dual(logits, torch.ones_like(logits))
+            with pytest.raises(NotImplementedError, match=f"{name} carries a tangent"):
+                call(dual)

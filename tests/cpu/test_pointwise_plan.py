@@ -1,5 +1,8 @@
 """The arithmetic of the pointwise kernels, on Python's integers: each element once, whole accesses, matching pairs."""
 import collections
+import pathlib
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 from tkq.pointwise import plan
 from tkq.pointwise.spec import KINDS, PACKINGS, WIDTH, GatedSpec, RopeSpec, widest_gated
 
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 DTYPES = st.sampled_from(list(WIDTH))
 
 
@@ -140,3 +144,14 @@ def test_rope_takes_as_many_heads_as_there_are(heads):
 def test_specs_that_no_kernel_serves(error, says, spec):
     with pytest.raises(error, match=says):
         spec()
+
+
+def test_calls_on_cpu_tensors_need_no_dsl():
+    program = """
+import sys, torch, tkq
+x, (cos, sin) = torch.ones(1, 2, 1, 4), tkq.rope_cos_sin(2, 4, device="cpu")
+tkq.rope_qk(tkq.rope(x, cos, sin), x, cos, sin), tkq.swiglu(x), tkq.geglu(x, x)
+print("cutlass" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False"], done.stderr

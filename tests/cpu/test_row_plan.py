@@ -111,11 +111,16 @@ def test_a_slab_reads_every_row_of_the_workspace(shape, units):
 
 
 def test_the_planned_sizes():
-    """What was measured on an H100: 8 warps, 32 elements a thread, clusters from more than 8192 columns on."""
-    for N, threads, cluster in ((1024, 32, 1), (4096, 128, 1), (8192, 256, 1), (16384, 256, 2), (65536, 256, 8)):
+    """What was measured on an H100: a table for two loads of 16 bits, and a ladder of 8 warps of 32 elements."""
+    for N, threads, cluster, warps, per_thread in (
+            (1024, 32, 1, 4, 32), (4096, 256, 1, 8, 16), (8192, 256, 2, 8, 16), (16384, 512, 1, 16, 32),
+            (32768, 512, 2, 16, 32), (65536, 256, 16, 8, 16), (131072, 256, 16, 8, 32)):
         p = plan(RowShape(N, (16, 16), (16,), (16,), 1))
+        assert (p.threads_per_row, p.cluster, p.warps, p.per_thread) == (threads, cluster, warps, per_thread)
+    for N, threads, cluster in ((1024, 32, 1), (4096, 128, 1), (8192, 256, 1), (16384, 256, 2), (65536, 256, 8)):
+        p = plan(RowShape(N, (16, 16, 16), (16,), (16,), 1))
         assert (p.threads_per_row, p.cluster, p.warps, p.per_thread) == (threads, cluster, 8, 32)
-        assert p.stages == 6 and p.vectors == "float" and not p.direct
+        assert p.vectors == "float" and not p.direct
     assert plan(RowShape(262144, (16, 16), (16,), (16,), 1)).cluster == 16
     assert plan(RowShape(262144, (32, 32), (32,), (32,), 1, vector=4)).direct, "no two rows fit beside each other"
     assert plan(RowShape(1001, (16, 16), vector=1, bulk=False)).direct
@@ -168,4 +173,4 @@ def test_the_compiler_counts_as_the_plan_does(kind, N, choices):
 
 def test_shipped_names_are_unique_and_some_are_quick():
     kernels = shipped()
-    assert len({k.name for k in kernels}) == len(kernels) and 4 <= sum(k.quick for k in kernels) <= 8
+    assert len({k.name for k in kernels}) == len(kernels) and 2 <= sum(k.quick for k in kernels) <= 4

@@ -6,6 +6,7 @@ import torch
 
 from tests import row_kernels as kernels
 from tests.rule import assert_2x
+from tkq.runtime import arch, clusters
 
 BF16, FP32 = torch.bfloat16, torch.float32
 NAN = float("nan")
@@ -138,3 +139,10 @@ def test_no_rows():
     assert not dbias.any()
     y, lse = softmax(randn(0, 64))
     assert y.shape == (0, 64) and lse.shape == (0,)
+
+
+def test_how_many_clusters_fit():
+    processors = arch.processors("cuda")
+    assert clusters.resident(torch.device("cuda"), 1, 384) == processors
+    fits = [clusters.resident(torch.device("cuda"), c, 384) * c for c in (2, 4, 8, 16)]
+    assert all(processors // 2 < blocks <= processors for blocks in fits), fits

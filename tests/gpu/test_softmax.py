@@ -10,8 +10,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TORCH = {False: torch.softmax, True: torch.log_softmax}
 OPS = {False: tkq.softmax, True: tkq.log_softmax}
 LOGS = pytest.mark.parametrize("log", [False, True])
-# fp32: ex2.approx is good to 2 ulp and used twice, rcp.approx to 1; rounded to 16 bits nothing of it is left
+# fp32: ex2.approx is good to 2 ulp and used twice, rcp.approx to 1; rounded to 16 bits nothing of it is left. The log
+# of the sum goes into all of a row, in rows alike with the same rounding
 ULPS = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 4}
+BIAS = {torch.bfloat16: 0.25, torch.float16: 0.25, torch.float32: 1}
 
 
 def make(shape, dtype, scale=1.0, seed=0):
@@ -34,7 +36,7 @@ def forward(x, log=False, scale=1.0):
 def check_forward(x, log=False, scale=1.0, what=""):
     y = forward(x, log, scale)
     truth, peer = TORCH[log](x.double() * scale, -1), TORCH[log](x.float() * scale, -1).to(x.dtype)
-    assert_2x(y, truth, peer, ulps=ULPS[x.dtype], what=f"{what} forward", bias_ulps=0.25)
+    assert_2x(y, truth, peer, ulps=ULPS[x.dtype], what=f"{what} forward", bias_ulps=BIAS[x.dtype])
     if not log:
         relative(y, truth, what)
     return y
@@ -60,7 +62,7 @@ def check_backward(x, log=False, scale=1.0, dy=None, what=""):
         return scale * (g - y.exp() * total if log else y * (g - total))
 
     truth, peer = formula(y.double(), dy.double()), formula(y.float(), dy.float()).to(x.dtype)
-    assert_2x(dx, truth, peer, ulps=ULPS[x.dtype], what=f"{what} backward", bias_ulps=0.25)
+    assert_2x(dx, truth, peer, ulps=ULPS[x.dtype], what=f"{what} backward", bias_ulps=BIAS[x.dtype])
 
 
 def check(x, log=False, scale=1.0, what=""):
@@ -196,8 +198,9 @@ def test_autograd_is_torchs(log):
         wanted, = torch.autograd.grad(TORCH[log](0.5 * x, dim), x, g)
         assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-6), shape
     x = make((5, 1000), "bf16").requires_grad_()
-    OPS[log](x).sum().backward()  # an expanded gradient
-    assert x.grad.abs().max() < 0.1
+    mine, = torch.autograd.grad(OPS[log](x).sum(), x)  # an expanded gradient
+    y = OPS[log](x).detach()
+    assert torch.equal(mine, ops._launch_backward(y, torch.ones_like(y), 1.0, log))
     mine, = torch.autograd.grad(OPS[log](x).t().contiguous().square().sum(), x)
     wanted, = torch.autograd.grad(TORCH[log](x, -1).square().sum(), x)
     assert torch.allclose(mine.float(), wanted.float(), rtol=0.02, atol=0.02 * wanted.abs().max().item())

@@ -7,6 +7,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.attention.backward_dq import BackwardQueries, heads_outside
+from tkq.attention.backward_math import gradients, limits, probabilities
 from tkq.attention.backward_plan import BLOCK, BackwardConfig
 from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_pre import BackwardPre
@@ -16,7 +18,7 @@ from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place
 from tkq.attention.ranges import ceil_div, heads_in_section
 from tkq.runtime import fake
 
-NOBODY = 1 << 30  # the first column that sees a key, where none does
+DQ_BARRIER, KEYS_BARRIER = 1, 2  # named barriers; KEYS_BARRIER and the next are those of the warpgroups with keys
 
 class AttentionBackward:
     """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(scale * Q K' - lse) and
@@ -77,14 +79,16 @@ class AttentionBackward:
             scale=scale, scale_log2=scale * tk.LOG2E)
         self.kernel(g).launch(grid=[blocks * all_kv_heads, 1, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.dq):
+        if const_expr(spec.adds_dq):
             BackwardPost(spec, c)(acc, dq, scale, stream)
+        elif const_expr(spec.dq):
+            BackwardQueries(spec, c)(do, q, k, v, dq, stats, scale, left, right, stream)
 
     def parts_of(self, workspace, tiles):
         """Of so many tiles: the statistics, and the accumulator where dQ is wanted."""
         of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.head_dim  # floats of a tile
         stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
-        if not self.spec.dq:
+        if not self.spec.adds_dq:
             return stats, None
         start = (workspace.iterator + Int64(tiles) * of_stats).align(16)
         return stats, cute.make_tensor(start, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
@@ -99,7 +103,8 @@ class AttentionBackward:
             k=al.tile(self.kv_tile, 2), v=al.tile(self.kv_tile, 2),
             q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
             ds=al.tile(self.ds_tile, 2 * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
-            kv_full=al.semaphores(2), q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, 8),
+            dq=self.dq_staging(al), kv_full=al.semaphores(2),
+            q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, 8),
             do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, 8), ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=8))
 
         def initialise():
@@ -114,6 +119,12 @@ class AttentionBackward:
                    tk.Role(lambda _: self.queries(g, s), some),
                    tk.Role(lambda wg: self.keys(g, s, wg), many, warpgroups=2)))
 
+    def dq_staging(self, al):
+        """(4, thread, quads) fp32: a part of dQ as the threads have it."""
+        if self.config.dq_add != "bulk":
+            return None
+        return al.allocate_tensor(Float32, cute.make_layout((4, tk.WARPGROUP, self.config.dq_cols // 8)), 128)
+
     def extent(self, g):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
         return QueryExtent(g.rows_q, g.rows_k, self.config.tile, BLOCK, left, right)
@@ -122,7 +133,8 @@ class AttentionBackward:
     def task(self, g):
         """This block's."""
         i, masks = Int32(cute.arch.block_idx()[0]), const_expr(self.spec.left or self.spec.right)
-        head, block = place(i, g.blocks, g.all_kv_heads, g.section, masks)
+        longest_first = const_expr(masks and self.config.longest_first)
+        head, block = place(i, g.blocks, g.all_kv_heads, g.section, longest_first)
         r = query_range(self.extent(g), block * BLOCK)
         shift = Int32(0)
         if const_expr(self.config.stagger and not masks):
@@ -198,13 +210,13 @@ class AttentionBackward:
         s.q_pipe.wait(c.q)
         tk.mm_ABt(c.s, s.k[c.wg], q)
         tk.mma_wait(0)
-        self.probabilities(g, s, t, c, m, masked)
+        probabilities(c.p, c.s, self.stats(s, c, 0), g.scale_log2, self.limits(g, t, c, m) if masked else ())
         s.do_pipe.wait(c.do)
         tk.mm_ABt(c.dp, s.v[c.wg], do)
         tk.mma_AB(c.dv, c.p, do)
         tk.mma_wait(1)  # dP
-        self.gradients(s, c)
-        if const_expr(self.spec.dq):
+        gradients(c.ds, c.p, c.dp, self.stats(s, c, 1))
+        if const_expr(self.spec.adds_dq):
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
             tk.publish()
@@ -218,53 +230,23 @@ class AttentionBackward:
         s.q_pipe.release(c.q)
         c.q.advance()
 
-    def probabilities(self, g, s, t, c, m, masked):
-        """p = exp2(scale_log2 * s - lse * log2(e)), 0 where a query does not see a key. s itself is written by the
-        tensor cores only: were it written here too, the assembler would serialise them."""
-        lse, limits = tk.cv(c.s.cols), self.limits(g, t, c, m) if masked else ()
-        tk.load_shared_cols(lse, self.stats(s, c, 0))
-
-        def p(x, lse, col=0, *limits):
-            x = cute.math.exp2(cute.math.fma(x, g.scale_log2, lse), fastmath=True)
-            for inside, limit in zip((lambda n: n <= col, lambda n: n > col), limits):
-                x = cutlass.select_(inside(limit), x, Float32(0.0))
-            return x
-
-        tk.apply_narrow(c.p, p, c.s, lse, tk.COLUMN, *limits)
-
     def limits(self, g, t, c, m):
-        """For each row, that is key, of this thread: the first column that sees it, and the one after the last."""
+        """Of ``probabilities``: which queries of tile m see which of this warpgroup's keys."""
         key = t.block * BLOCK + c.wg * 64
-        first, end = mask_limits(self.extent(g), key, m)
-
-        def per_row(limit):
-            x = cute.make_rmem_tensor((2,), Int32)
-            for r in range(2):
-                x[r] = limit(tk.first_row() + 8 * r)
-            return tk.RowVec(x)
-
-        def first_or_none(row):
-            col = Int32(0) if first is None else first + row - tk.first_col()
-            return cutlass.select_(key + row < g.rows_k, col, Int32(NOBODY))
-
-        limits = [per_row(first_or_none)]
-        return limits if end is None else [*limits, per_row(lambda row: end + row - tk.first_col())]
-
-    def gradients(self, s, c):
-        """ds = p * (dp + dlse - rowsum(o * do)), from p as dV has it: s is free by then."""
-        delta = tk.cv(c.dp.cols)
-        tk.load_shared_cols(delta, self.stats(s, c, 1))
-        tk.apply_narrow(c.ds, lambda p, dp, d: p * (dp + d), c.p, c.dp, delta)
+        return limits(*mask_limits(self.extent(g), key, m), rows=g.rows_k - key)
 
     def stats(self, s, c, which):
-        tile = self.config.tile
-        return cute.make_tensor(s.stats[None, c.q.stage].iterator + which * tile, cute.make_layout((tile,)))
+        """A row of the tile's statistics, as a value for each query."""
+        tile, v = self.config.tile, tk.cv(self.config.tile)
+        row = cute.make_tensor(s.stats[None, c.q.stage].iterator + which * tile, cute.make_layout((tile,)))
+        tk.load_shared_cols(v, row)
+        return v
 
     # ---- the dQ warpgroup --------------------------------------------------------------------------
 
     @cute.jit
     def queries(self, g, s):
-        if const_expr(self.spec.dq):
+        if const_expr(self.spec.adds_dq):
             dq, ring, t = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.task(g)
             tk.wait(s.kv_full[0], 0)
             cute.arch.griddepcontrol_wait()  # the accumulator is zero
@@ -274,13 +256,14 @@ class AttentionBackward:
                     s.ds_pipe.wait(ring)
                     self.add_dq(g, s, dq, ring, number + nth_tile(t, n, t.shift))
                     ring.advance()
+            tk.store_wait(read=False)
 
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
         """The accumulator's tile ``number`` += dS K."""
         rows, cols = self.config.dq_parts(self.spec.head_dim)
         ds, part_bytes = 2 * ring.stage, 64 * self.config.dq_cols * 4
-        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes) + tk.thread_in_warpgroup() * 16
+        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
         for i in cutlass.range_constexpr(rows * cols):
             parts = dict(a_part=i // cols, b_part=i % cols)
             tk.mm_AtB(dq, s.ds[ds], s.k[0], **parts)
@@ -288,21 +271,43 @@ class AttentionBackward:
             tk.mma_wait(0)
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(ring)
-            x = dq.tensor
-            for j in cutlass.range_constexpr(self.config.dq_cols // 8):
-                tk.red_add4(address + (i * part_bytes + j * 2048), *[x[4 * j + e] for e in range(4)])
+            if const_expr(self.config.dq_add == "bulk"):
+                self.bulk_add_part(s, dq, address + i * part_bytes)
+            else:
+                self.add_part(dq, address + i * part_bytes)
+
+    def add_part(self, dq, address):
+        """From registers: 16 bytes of every thread side by side, then the next 16."""
+        x = dq.tensor
+        for j in range(self.config.dq_cols // 8):
+            tk.red_add4(address + (tk.thread_in_warpgroup() * 16 + j * 2048), *[x[4 * j + e] for e in range(4)])
+
+    @cute.jit
+    def bulk_add_part(self, s, dq, address):
+        """By way of shared memory, in the same order."""
+        first, quads = tk.thread_in_warpgroup() == 0, self.config.dq_cols // 8
+        tk.store_wait()  # the part before has left
+        tk.sync(DQ_BARRIER, tk.WARPGROUP)
+        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+        for j in cutlass.range_constexpr(quads):
+            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j])
+        tk.publish()
+        tk.sync(DQ_BARRIER, tk.WARPGROUP)
+        if first:
+            tk.bulk_add(address, s.dq.iterator.toint(), quads * 2048)
+            tk.bulk_commit()
 
     # ---- writing out ---------------------------------------------------------------------------
 
     @cute.jit
     def finish(self, g, s, t, c):
         """Write dK and dV, by way of the shared memory of K and V."""
-        barrier, at = 8 + c.wg, (t.batch, t.head, 2 * t.block + c.wg, 0)
+        barrier, at = KEYS_BARRIER + c.wg, (t.batch, t.head, 2 * t.block + c.wg, 0)
         tk.sync(barrier, tk.WARPGROUP)  # V has been read
         tk.store(s.v[c.wg], c.dv)
         self.send(g.dv, s.v[c.wg], at, barrier)
         tk.mul(c.dk, c.dk, g.scale)
-        if const_expr(self.spec.dq):  # until the dQ warpgroup has read K for the last time, with the last dS
+        if const_expr(self.spec.adds_dq):  # until the dQ warpgroup has read K for the last time, with the last dS
             for _ in cutlass.range_constexpr(self.config.ds_stages - 1):
                 c.ds_ring.advance()
             s.ds_pipe.acquire_empty(c.ds_ring)
@@ -316,11 +321,6 @@ class AttentionBackward:
         tk.sync(barrier, tk.WARPGROUP)
         if tk.first_warp_of_group():
             tk.store_async(dst, tile, at)
-
-
-def heads_outside(x):
-    """(batch, row, head, col) as (row, col, head, batch)."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))
 
 
 def build(spec: BackwardSpec, config: BackwardConfig):

@@ -41,6 +41,7 @@ class Shared:
     do: tk.SharedTile
     ds: tk.SharedTile  # dS transposed: a stage is one tile of 64 keys from each warpgroup
     stats: cute.Tensor  # (2 x rows of a tile, stages of q)
+    dq: Optional[cute.Tensor]  # a part of dQ on its way out
     kv_full: tk.Semaphore
     q_pipe: tk.Pipe
     do_pipe: tk.Pipe

@@ -8,10 +8,10 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.plan import AttentionConfig
-from tkq.attention.ranges import Extent, ceil_div, heads_in_section, key_range
+from tkq.attention.ranges import ceil_div, heads_in_section, key_range
 from tkq.attention.softmax import LEFT, RIGHT, Softmax
 from tkq.attention.spec import AttentionSpec
-from tkq.attention.state import Fields, Globals, Shared, State, field_names
+from tkq.attention.state import Fields, Globals, Shared, State, extent, field_names
 from tkq.attention.tasks import Dense, Task, Varlen
 from tkq.runtime import fake
 
@@ -28,8 +28,8 @@ class AttentionForward:
 
       pipe      stages    full (arrivals)                  empty (arrivals)
       K, V      stages    producer's bytes (1)             every warp of every consumer (4 x consumers x cluster)
-      Q, task   q_stages  producer's bytes (1), for each   the consumer's own warps (4), after its last S; or after O has
-                          consumer by itself               left, where O goes out through Q's tile (``o_over_q``)
+      Q, task   q_stages  producer's bytes (1), for each   the consumer's own warps (4), after its last S; where O goes
+                          consumer by itself               out through Q's tile (``o_over_q``), after that
 
     Consumers take turns to issue their products (``turns``), so that one's softmax runs under another's. The producer
     alone knows the schedule: what a task is travels beside its Q tile, under the same semaphore, and a task of no
@@ -54,8 +54,8 @@ class AttentionForward:
                  sinks: Optional[cute.Tensor], cu_q: Optional[cute.Tensor], cu_k: Optional[cute.Tensor],
                  used_q: Optional[cute.Tensor], used_k: Optional[cute.Tensor], counter: cute.Tensor, scale: Float32,
                  softcap: Float32, left: Int32, right: Int32, processors: Int32, stream: cuda.CUstream):
-        """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32 or None, sinks (H,) or None; varlen: q, o (total,
-        H, D), k, v (total, Hk, D), lse (H, total), cu_q, cu_k (B + 1,) int32, used_q, used_k (B,) int32 or None.
+        """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32 or None, sinks (H,) or None. varlen: q, o
+        (total, H, D), k, v (total, Hk, D), lse (H, total); cu_q, cu_k (B + 1,), used_q, used_k (B,) or None, int32.
 
         counter (1,) int32 that is 0. softcap, left, right: ignored where the spec has none."""
         spec, c = self.spec, self.config
@@ -145,13 +145,13 @@ class AttentionForward:
         while number < schedule.tasks:
             t = tasks.find(number)
             seen = self.seen(g, t)
-            k, v, last = self.part(g.k, t.rows_k), self.part(g.v, t.rows_k), seen.first + seen.blocks - 1
+            k, v, end = self.part(g.k, t.rows_k), self.part(g.v, t.rows_k), seen.first + seen.blocks
             kv_head = (t.batch_k, t.head // g.tasks.heads_per_kv)
-            self.load(s.k, k, s.k_pipe, k_ring, kv_head, last)
+            self.load(s.k, k, s.k_pipe, k_ring, kv_head, end - 1)
             self.load_q(g, s, q_ring, t, seen)
             for j in cutlass.range(1, seen.blocks, unroll=1):
-                self.load(s.k, k, s.k_pipe, k_ring, kv_head, last - j)
-                self.load(s.v, v, s.v_pipe, v_ring, kv_head, last + 1 - j)
+                self.load(s.k, k, s.k_pipe, k_ring, kv_head, end - 1 - j)
+                self.load(s.v, v, s.v_pipe, v_ring, kv_head, end - j)
             # Not earlier: fetching 1 or 3 blocks ahead gained nothing, and working the next task out before V's last
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
@@ -165,9 +165,9 @@ class AttentionForward:
 
     def seen(self, g, t: Task):
         """The key blocks of a task, the same for all blocks of a cluster."""
-        queries = self.config.tile_rows // self.spec.pack
-        extent = Extent(t.rows_q, t.rows_k, queries, self.config.kv, g.left, 0 if self.spec.causal else g.right)
-        return key_range(extent, t.tile * queries)
+        rows_k = cutlass.max(t.rows_k, 1) if self.spec.varlen else t.rows_k  # where there is no key, one block of none
+        e = extent(self.spec, self.config, g, t.rows_q, rows_k)
+        return key_range(e, t.tile * e.tile_rows)
 
     def part(self, x, rows):
         """x, where sequences lie one behind the other: the rows of one of them."""

@@ -28,8 +28,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
             slices of a packed qkv tensor and expanded heads go in without a copy.
         causal: query i sees the keys up to i + Sk - Sq: the last query sees the last key. The same as a right of 0.
         softmax_scale: above 0; 1 / sqrt(D) where not given.
-        window_size: (left, right): query i sees the keys from i + Sk - Sq - left to i + Sk - Sq + right, inclusive. None
-            or -1: no limit on that side.
+        window_size: (left, right): query i sees the keys from i + Sk - Sq - left to i + Sk - Sq + right, inclusive.
+            None or -1: no limit on that side.
         softcap: above 0, scores become softcap * tanh(score / softcap), with a tanh good to 2 ** -11.
         sinks: (H,), float32 or q's dtype: for each head the logit of one more key, whose value is 0.
         deterministic: gradients are the same, bit for bit, in every run. What is computed here always is.
@@ -109,7 +109,8 @@ def nothing_seen(shape, sinks, device):
     return lse if sinks is None else lse.copy_(sinks.float()[:, None].expand(shape))
 
 
-def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, left=-1, right=-1, softcap=0.0, sinks=None):
+def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, left=-1, right=-1, softcap=0.0,
+        sinks=None):
     """Launch the kernel into o (B, Sq, H, Dv) and lse (B, H, Sq), with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
@@ -138,7 +139,8 @@ def launcher_of(device, spec, length, config=None):
     """(the compiled kernel, how many multiprocessors the device has)"""
     arch.require_hopper(device)
     spec = spec.kernel()
-    return function(Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))), arch.processors(device)
+    recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))
+    return function(recipe), arch.processors(device)
 
 
 def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):

@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
+from tkq.attention.ranges import Extent
 from tkq.attention.spec import AttentionSpec
 
 
@@ -45,6 +46,11 @@ class Globals:
     right: Optional[Int32]
     scale: Float32  # of the scores, times log2(e)
     cap: Optional[Float32]  # what Q @ K.T is multiplied by under the tanh
+
+
+def extent(spec, config, g: Globals, rows_q, rows_k) -> Extent:
+    """What ranges and masks of a sequence depend on."""
+    return Extent(rows_q, rows_k, config.tile_rows // spec.pack, config.kv, g.left, 0 if spec.causal else g.right)
 
 
 @dataclass(frozen=True)

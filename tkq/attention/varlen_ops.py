@@ -36,8 +36,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
             1] of q, and so of k and v. A sequence may have no queries, or no keys. They stay on the GPU: nothing waits
             for their values, and under a CUDA graph they may change between replays.
         max_seqlen_q, max_seqlen_k: about how long sequences get: what kernel is chosen. Results do not depend on them.
-        seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies behind
-            them in q, k and v is not looked at.
+        seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies
+            behind them in q, k and v is not looked at.
         causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
         return_lse: also return the log-sum-exp.
 
@@ -66,7 +66,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
 def _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, *options):
     """Everything that can be wrong with a call, but for the values of cu_seqlens and seqused."""
     check_operands("flash_attn_varlen", q, k, v, sinks, 3)
-    check_sequences("flash_attn_varlen", q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    check_sequences("flash_attn_varlen", q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
+                    max_seqlen_k)
     check_options("flash_attn_varlen", Options(*options))
 
 
@@ -99,8 +100,8 @@ def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, ma
     else:  # rows that are not in use are nobody's task
         o = q.new_zeros(shape)
         lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
-    run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse, causal, softmax_scale, None, left, right, softcap, sinks, seqused_q,
-        seqused_k, max_seqlen_q, max_seqlen_k)
+    run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse, causal, softmax_scale, None, left, right, softcap, sinks,
+        seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     return o, lse
 
 

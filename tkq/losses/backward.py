@@ -5,7 +5,7 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64, const_expr
+from cutlass import Constexpr, Float32, Int64
 
 from .. import tile as tk
 from ..row_pass import RowPass
@@ -47,23 +47,25 @@ class CrossEntropyBackward(ClassRows, ElementPass):
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mDLoss: cute.Tensor,
                mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: cute.Tensor, o: Options, tv_layout: cute.Layout):
-        here, kept = self._place(mX, tv_layout), Kept.of(mSaved, mAll, mX.shape[0])
-        target = self.target(mT, mW, here.there, o)
-        row = self._row(mX, here)
-        owner, at_target = self.hit(mX, here, target, o)
-        top, rest = kept.rows[2 * here.there], kept.rows[2 * here.there + 1]
-        scale = mDLoss[here.there] if const_expr(self.spec.reduction == "none") else mDLoss[()]
-        if const_expr(self.spec.reduction == "mean"):
+        self.work(self._here(tv_layout), mX, mT, mW, mDLoss, mSaved, mAll, mD, o)
+
+    def work(self, here, mX, mT, mW, mDLoss, mSaved, mAll, mD, o):
+        """One thread's."""
+        place, kept = self._place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
+        target = self.target(mT, mW, place.there, o)
+        row = self._row(mX, place)
+        owner, at_target = self.hit(mX, place, target, o)
+        top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]
+        scale = mDLoss[place.there] if self.spec.reduction == "none" else mDLoss[()]
+        if self.spec.reduction == "mean":
             scale = scale * kept.all[0]
-        weights = Float32(self.N)
-        if const_expr(self.spec.smoothing and mW is not None):
-            weights = kept.all[1]
+        weights = kept.all[1] if self.spec.smoothing and mW is not None else Float32(self.N)
         slope = self.slope(target, top + rest, weights, scale, o)
-        for j in cutlass.range_constexpr(self.tile.blocks):
+        for j in range(self.tile.blocks):
             z = self.value(row.block(j), o)
             packed = self.gradient(exp(z - top - rest), z, row, j, mW, target, slope, o)
-            self._store(mD, here.row, here.col, here.inside, j, packed)
-        self.put_hit(mD, owner, exp(at_target - top - rest), at_target, here, target, slope, o)
+            self._store(mD, place, j, packed)
+        self.put_hit(mD, owner, exp(at_target - top - rest), at_target, place, target, slope, o)
 
 
 class Scale(ElementPass):
@@ -77,8 +79,13 @@ class Scale(ElementPass):
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mFactor: cute.Tensor, tv_layout: cute.Layout):
-        here, factor = self._place(mX, tv_layout), mFactor[()]
+        self.work(self._here(tv_layout), mX, mFactor[()])
+
+    @cute.jit
+    def work(self, here: Constexpr, mX: cute.Tensor, factor):
+        """One thread's."""
         if factor != 1.0:
-            row = self._row(mX, here)
+            place = self._place(here, mX)
+            row = self._row(mX, place)
             for j in cutlass.range_constexpr(self.tile.blocks):
-                self._store(mX, here.row, here.col, here.inside, j, self._packed(row.block(j) * factor))
+                self._store(mX, place, j, self._packed(row.block(j) * factor))

@@ -1,8 +1,7 @@
 """From a spec and a config to something that can be compiled: the builders of this package's recipes."""
-import cutlass
 from cutlass import Float32, Int64
-from cutlass.cute.runtime import make_fake_tensor
 
+from .. import tile as tk
 from ..runtime import fake
 from .backward import CrossEntropyBackward, Scale
 from .forward import CrossEntropy
@@ -19,7 +18,7 @@ def build(spec, config):
 
     logits, target = matrix(), _vector(spec.target, rows)
     weight = None if spec.weight is None else _vector(spec.weight, spec.N)
-    loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else _scalar()
+    loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else fake.scalar("fp32")
     kept = _vector("fp32", fake.sym()), _vector("fp32", 2) if spec.part else None
     gradient = None if spec.kind == "forward" else matrix()
     kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
@@ -33,7 +32,7 @@ def total(spec, config):
     losses = _vector("fp32", rows) if spec.losses else None
     target = _vector(spec.target, rows) if spec.mean else None
     weight = _vector(spec.weight, fake.sym()) if spec.mean and spec.weight else None
-    return Total(spec, config), (losses, target, weight, _scalar() if spec.losses else None,
+    return Total(spec, config), (losses, target, weight, fake.scalar("fp32") if spec.losses else None,
                                  _vector("fp32", 2) if spec.mean else None, Int64(0))
 
 
@@ -41,15 +40,8 @@ def scale(spec, config):
     """(kernel, fake arguments): x (M, N) with any row stride, the factor ()."""
     stride = (fake.sym64(divisibility=spec.vector), 1)
     x = fake.tensor(spec.x, (fake.sym(), spec.N), stride, align=spec.vector * spec.width // 8)
-    return Scale(spec, config), (x, _scalar())
+    return Scale(spec, config), (x, fake.scalar("fp32"))
 
 
 def _vector(dtype, size):
-    width = {"int64": 8}.get(dtype) or fake.element_type(dtype).width // 8
-    if dtype == "int64":
-        return make_fake_tensor(Int64, (size,), (1,), memspace=cutlass.AddressSpace.gmem, assumed_align=width)
-    return fake.tensor(dtype, (size,), (1,), align=width)
-
-
-def _scalar():
-    return make_fake_tensor(Float32, (), (), memspace=cutlass.AddressSpace.gmem, assumed_align=4)
+    return fake.tensor(dtype, (size,), (1,), align=tk.element_type(dtype).width // 8)

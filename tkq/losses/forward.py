@@ -8,7 +8,7 @@ from cutlass import Constexpr, Float32, Int64, const_expr
 
 from .. import tile as tk
 from ..row_pass import Row
-from ..softmax.online import OnlineRow, exp, finite, log
+from ..softmax.online import OnlineRow, exp, finite, log, reciprocal
 from .plan import TotalConfig
 from .rows import ClassRows, Kept, Options, Slope
 from .spec import TotalSpec
@@ -49,36 +49,39 @@ class CrossEntropy(ClassRows, OnlineRow):
     def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
                mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], o: Options,
                tv_layout: cute.Layout):
-        here, kept = self._place(mX, tv_layout), Kept.of(mSaved, mAll, mX.shape[0])
-        target = self.target(mT, mW, here.there, o)
-        row = self._row(mX, here)
+        self.work(self._here(tv_layout), mX, mT, mW, mLoss, mSaved, mAll, mD, o)
+
+    def work(self, here, mX, mT, mW, mLoss, mSaved, mAll, mD, o):
+        """One thread's."""
+        place, kept = self._place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
+        target = self.target(mT, mW, place.there, o)
+        row = self._row(mX, place)
         self._landed()
-        owner, z = self.hit(mX, here, target, o)
+        owner, z = self.hit(mX, place, target, o)
         mine = self.top(row, o)
         self._forget()
         below = finite(mine)
         exponentials = self.exponentials(row, o, below)
         total = self.total(exponentials)
-        if const_expr(self.cluster_n > 1):
+        if self.cluster_n > 1:
             tk.cluster_wait()
         top, total = self.join(mine, total, row)
         rest = log(total)
-        spread, weights = self.over_classes(row, here, mW, below, top + rest, o)
-        if const_expr(self.finish is not None):
+        spread, weights = self.over_classes(row, mW, below, top + rest, o)
+        if self.finish is not None:
             cute.arch.griddepcontrol_launch_dependents()
-
-        first = here.col <= 0
+        first = place.col <= 0
         loss = self.loss(target, top - z + rest, top + rest, spread, o)
         writes = cutlass.select_(target.known, owner, first)
-        self.put(mLoss, kept, loss, (top, rest, weights), here, writes, first, mX.shape[0])
-        if const_expr(mD is not None):
+        self.put(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])
+        if mD is not None:
             slope = self.slope(target, top + rest, weights, kept.all[0], o)
             probability = self.probabilities(row, exponentials, mine, top, total, o)
             self._forget()
-            self.put_gradient(mD, mW, row, here, probability, target, slope, o)
-            self.put_hit(mD, owner, exp(z - top) * cute.arch.rcp_approx(total), z, here, target, slope, o)
+            self.put_gradient(mD, mW, row, probability, target, slope, o)
+            self.put_hit(mD, owner, exp(z - top) * reciprocal(total), z, place, target, slope, o)
 
-    def over_classes(self, row: Row, here, mW, below, lse, o):
+    def over_classes(self, row: Row, mW, below, lse, o):
         """(sum(w * (lse - z)), sum(w)) of the row; nothing where there is no label smoothing."""
         if not self.spec.smoothing:
             return None, Float32(self.N)
@@ -89,9 +92,7 @@ class CrossEntropy(ClassRows, OnlineRow):
             weights.append(w)
         weight = self.total(weights)
         spread = weight * (lse - below) - self.total(distance)
-        second = row._replace(buffer=here.buffer[None, None, 1],
-                              mbar_ptr=None if here.mbar_ptr is None else here.mbar_ptr + 1)
-        return self.add_pairs(spread, weight, second)
+        return self.add_pairs(spread, weight, row._replace(stage=1))
 
     def loss(self, target, nll, lse, spread, o):
         """The row's loss: nll: lse - z[target]."""
@@ -102,30 +103,29 @@ class CrossEntropy(ClassRows, OnlineRow):
         return cutlass.select_(target.ignored, Float32(0), cutlass.select_(target.known, loss, Float32.nan))
 
     @cute.jit
-    def put(self, mLoss: cute.Tensor, kept: Constexpr, loss, found: Constexpr, here: Constexpr, writes, first, rows):
+    def put(self, mLoss: cute.Tensor, kept: Constexpr, loss, found: Constexpr, place: Constexpr, writes, first, rows):
         """found: largest z, log(sum) and sum of class weights."""
-        if here.row < rows:
+        if place.row < rows:
             if writes:
-                mLoss[here.row] = loss
+                mLoss[place.row] = loss
             if first:
-                kept.rows[2 * here.row] = found[0]
-                kept.rows[2 * here.row + 1] = found[1]
+                kept.rows[2 * place.row] = found[0]
+                kept.rows[2 * place.row + 1] = found[1]
                 if const_expr(self.spec.smoothing):
-                    if here.row == 0:
+                    if place.row == 0:
                         kept.all[1] = found[2]
 
     def probabilities(self, row, exponentials, mine, top, total, o):
         """The function from j to vector j of the probabilities."""
         if self.holds:
-            factor = exp(mine - top) * cute.arch.rcp_approx(total)
+            factor = exp(mine - top) * reciprocal(total)
             return lambda j: exponentials[j] * factor
-        inverse = cute.arch.rcp_approx(total)
+        inverse = reciprocal(total)
         return lambda j: exp(self.values(row, j, o) - top) * inverse
 
-    def put_gradient(self, mD, mW, row, here, probability, target, slope: Slope, o):
+    def put_gradient(self, mD, mW, row, probability, target, slope: Slope, o):
         packed = [self.gradient(probability(j), self.values(row, j, o), row, j, mW, target, slope, o)
                   for j in range(self.tile.blocks)]
-        if not self.holds:
-            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
+        self._forget()  # or the compiler moves each store up to where its result is computed
         for j in range(self.tile.blocks):
-            self._store(mD, here.row, here.col, here.inside, j, packed[j])
+            self._store(mD, row.place, j, packed[j])

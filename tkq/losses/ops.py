@@ -57,6 +57,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     check.refuse_gradient("cross_entropy", weight=weight)
     if ops.recording(logits, target, weight):
         return _Function.apply(logits, target, *terms, inplace_backward)[0]
+    check.refuse_tangent("cross_entropy", logits=logits)
     check_call(logits, target, terms)  # here too: the dispatcher's own words name no argument
     return _op(logits, target, *terms, inplace_backward)[0]
 

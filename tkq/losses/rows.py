@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Float32, Int32, Int64, Uint32, const_expr
 
-from ..softmax.online import exp
+from ..softmax.online import exp, reciprocal
 from ..utils import domain_offset_i64
 
 NOWHERE = -(1 << 30)  # no column is this one, nor near it
@@ -83,14 +83,14 @@ class ClassRows:
         """z of one logit. 1 - 2 / (exp(2u) + 1) is tanh(u) within 2**-22, of 1 and not of itself."""
         if not self.spec.softcap:
             return x
-        e = exp(x * (cute.arch.rcp_approx(o.softcap) * 2.0))
-        return o.softcap - cute.arch.rcp_approx(e + 1.0) * (o.softcap * 2.0)
+        e = exp(x * (reciprocal(o.softcap) * 2.0))
+        return o.softcap - reciprocal(e + 1.0) * (o.softcap * 2.0)
 
     def through_cap(self, d, z, o: Options):
         """The gradient of a logit, or a vector of them, from that of z."""
         if not self.spec.softcap:
             return d
-        t = z * cute.arch.rcp_approx(o.softcap)
+        t = z * reciprocal(o.softcap)
         return d * (1.0 - t * t)
 
     # ---- targets ----------------------------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ class ClassRows:
         return Target(cutlass.select_(known, Int32(given), Int32(NOWHERE)), given == o.ignore_index, known, weight)
 
     @cute.jit
-    def hit(self, mX: cute.Tensor, here: Constexpr, target: Constexpr, o: Constexpr):
+    def hit(self, mX: cute.Tensor, place: Constexpr, target: Constexpr, o: Constexpr):
         """(has this thread the target's column, z there). It reads that logit a second time, from L2: less work than
         to look for it among what the thread holds. Nobody else writes there."""
         mine, z = Boolean(False), Float32(0)
         for j in cutlass.range_constexpr(self.tile.blocks):
-            mine = mine | (Uint32(target.index - self._first(here, j)) < self.vector)
+            mine = mine | (Uint32(target.index - self._first(place, j)) < self.vector)
         if mine:
-            z = element(mX, (here.there, target.index)).to(Float32)
+            z = element(mX, (place.there, target.index)).to(Float32)
         return mine, self.capped(z, o)
 
     # ---- class weights ----------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class ClassRows:
             w.fill(1.0)
             return self._masked(w.load(), row, j, 0.0)
         w.fill(0.0)
-        self._class_weights(w, mW, self._first(row, j), self._whole(j))
+        self._class_weights(w, mW, self._first(row.place, j), self._whole(j))
         return w.load()
 
     @cute.jit
@@ -135,10 +135,6 @@ class ClassRows:
             else:
                 if Uint32(first + i) < self.N:
                     w[i] = mW[first + i].to(Float32)
-
-    def _first(self, row, j):
-        """The column that vector j begins with."""
-        return row.col + j * (self.tile.vector * self.tile.threads_per_row)
 
     # ---- the gradient -----------------------------------------------------------------------------------------------
 
@@ -168,14 +164,15 @@ class ClassRows:
             packed.fill(0)
 
     @cute.jit
-    def put_hit(self, mD: cute.Tensor, mine, p, z, here: Constexpr, target: Constexpr, slope: Constexpr, o: Constexpr):
+    def put_hit(self, mD: cute.Tensor, mine, p, z, place: Constexpr, target: Constexpr, slope: Constexpr,
+                o: Constexpr):
         """The gradient at the target, over what its own thread has just written there."""
-        if mine & (here.row < mD.shape[0]):
+        if mine & (place.row < mD.shape[0]):
             if not target.ignored:
                 d = p * slope.all - slope.one
                 if const_expr(self.spec.smoothing):
                     d = d - slope.each * target.weight
-                to = domain_offset_i64((here.row, target.index), mD)
+                to = domain_offset_i64((place.row, target.index), mD)
                 to[0, 0] = self.through_cap(d, z, o).to(self.dtype)
 
 

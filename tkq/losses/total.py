@@ -65,10 +65,14 @@ class Total(ReductionBase):
         lanes = lanes_used(cute.size(buffer, mode=[1]))
         total, weight = (warp_reduce(sum(x[1:], x[0]), operator.add, lanes) for x in zip(*pairs))
         if rank == 0 and thread == 0:
-            if const_expr(mInverse is not None):
-                mInverse[0] = 1.0 / weight
-            if const_expr(mLoss is not None):
-                mLoss[()] = total / weight if const_expr(self.spec.mean) else total
+            self.put(mLoss, mInverse, total, weight)
+
+    def put(self, mLoss, mInverse, total, weight):
+        """By one thread."""
+        if mInverse is not None:
+            mInverse[0] = 1.0 / weight
+        if mLoss is not None:
+            mLoss[()] = total / weight if self.spec.mean else total
 
     @cute.jit
     def mine(self, mLosses: Optional[cute.Tensor], mT: Optional[cute.Tensor], mW: Optional[cute.Tensor], ignore_index,

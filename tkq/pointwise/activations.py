@@ -14,13 +14,23 @@ DENSITY = 1 / math.sqrt(2 * math.pi)  # of the normal distribution at 0
 TANH_SCALE, TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # gelu(x, "tanh"): Hendrycks and Gimpel, 2016
 
 
+# exp2 and the reciprocal are the hardware's approximations, good to 2^-22 and 2^-23. Tests that run the kernels on a
+# CPU put others in the place of these three.
 def _exp2(x):
     return cute.math.exp2(x, fastmath=True)
 
 
+def _reciprocal(x):
+    return cute.arch.rcp_approx(x)
+
+
+def _erf(x):
+    return cute.math.erf(x)
+
+
 def sigmoid(x):
     """1 / (1 + exp(-x)); 0 where that is below 2^-126."""
-    return cute.arch.rcp_approx(Float32(1.0) + _exp2(x * Float32(-LOG2_E)))
+    return _reciprocal(Float32(1.0) + _exp2(x * Float32(-LOG2_E)))
 
 
 def silu(x):
@@ -35,7 +45,7 @@ def silu_and_slope(x):
 
 def _phi(x):
     """The normal distribution function. 1 + erf cancels below x = -5, as in torch: what is lost is below 1e-7 |x|."""
-    return Float32(0.5) + Float32(0.5) * cute.math.erf(x * Float32(math.sqrt(0.5)))
+    return Float32(0.5) + Float32(0.5) * _erf(x * Float32(math.sqrt(0.5)))
 
 
 def gelu(x):

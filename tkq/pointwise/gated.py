@@ -1,5 +1,5 @@
 """act(gate) * up and its gradients: one pass over memory."""
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -9,6 +9,25 @@ from cutlass import Int32, const_expr
 from .. import tile as tk
 from . import access, plan
 from .activations import VALUE, VALUE_AND_SLOPE
+
+
+class Given(NamedTuple):
+    """What came in: see `Gated.__call__`."""
+
+    mX: cute.Tensor
+    mU: Optional[cute.Tensor]
+    mDY: Optional[cute.Tensor]
+    mO: Optional[cute.Tensor]
+    mDU: Optional[cute.Tensor]
+
+
+class Work(NamedTuple):
+    """Vectors in all; columns of the result; dividers by the vectors of a row and by the rows (of three dimensions)."""
+
+    vectors: Int32
+    N: Int32
+    per_row: cute.FastDivmodDivisorV2
+    rows: cute.FastDivmodDivisorV2
 
 
 class Gated:
@@ -29,37 +48,42 @@ class Gated:
                  mO: Optional[cute.Tensor], mDU: Optional[cute.Tensor], stream: cuda.CUstream):
         """Forward: mX gate, mU up, mO the result. Backward: mDY too; mO dgate and mDU dup, None where not wanted.
         All are (M, N) or (L, M, N); packed, mX (and in the backward mO) has 2 N columns, and mU and mDU are None."""
-        N = mX.shape[-1] if const_expr(self.spec.packing == "apart") else mX.shape[-1] // 2
-        per_row, rows = N // self.spec.vector, mX.shape[-2]
-        total = per_row * (rows * mX.shape[0] if const_expr(self.spec.rank == 3) else rows)
-        threads = self.config.threads
-        dividers = cute.fast_divmod_create_divisor_v2(per_row), cute.fast_divmod_create_divisor_v2(rows)
-        self.kernel(mX, mU, mDY, mO, mDU, total, N, *dividers).launch(
-            grid=[cute.ceil_div(total, threads * self.config.vectors), 1, 1], block=[threads, 1, 1], stream=stream)
+        given, config = Given(mX, mU, mDY, mO, mDU), self.config
+        work = self._work(mX)
+        self.kernel(given, work).launch(grid=[cute.ceil_div(work.vectors, config.threads * config.vectors), 1, 1],
+                                        block=[config.threads, 1, 1], stream=stream)
+
+    def _work(self, mX):
+        N, rows = mX.shape[-1] if self.spec.packing == "apart" else mX.shape[-1] // 2, mX.shape[-2]
+        per_row = N // self.spec.vector
+        vectors = per_row * (rows * mX.shape[0] if self.spec.rank == 3 else rows)
+        return Work(vectors, N, cute.fast_divmod_create_divisor_v2(per_row), cute.fast_divmod_create_divisor_v2(rows))
 
     @cute.kernel
-    def kernel(self, mX: cute.Tensor, mU: Optional[cute.Tensor], mDY: Optional[cute.Tensor],
-               mO: Optional[cute.Tensor], mDU: Optional[cute.Tensor], total: Int32, N: Int32,
-               per_row: cute.FastDivmodDivisorV2, rows: cute.FastDivmodDivisorV2):
-        block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
+    def kernel(self, g: Given, work: Work):
+        self.thread(cute.arch.block_idx()[0], cute.arch.thread_idx()[0], g, work)
+
+    @cute.jit
+    def thread(self, block: Int32, thread: Int32, g: Given, work: Work):
+        """What one thread does: the tests run it on a CPU, one after the other."""
         mine = [plan.vector_of(self.config, block, thread, j) for j in range(self.config.vectors)]
         places, held = [], []
         for j in cutlass.range_constexpr(self.config.vectors):
-            row, vector = divmod(cutlass.min(mine[j], total - 1), per_row)
-            row = (row,) if const_expr(self.spec.rank == 2) else divmod(row, rows)
+            row, vector = divmod(cutlass.min(mine[j], work.vectors - 1), work.per_row)
+            row = (row,) if const_expr(self.spec.rank == 2) else divmod(row, work.rows)
             at = [Int32(i) for i in row], Int32(vector) * self.spec.vector
             places.append(at)
-            held.append((*self._load_pair(mX, mU, at, N), self._load(mDY, at)))
+            held.append((*self._load_pair(g, at, work.N), self._load(g.mDY, at)))
         for j in cutlass.range_constexpr(self.config.vectors):
-            if mine[j] < total:  # all the work, not only the store: or the compiler moves loads down past work
-                self._finish(held[j], mO, mDU, places[j], N)
+            if mine[j] < work.vectors:  # all the work, not only the store: or the compiler moves loads down past work
+                self._finish(held[j], g, places[j], work.N)
 
-    def _finish(self, held, mO, mDU, at, N):
+    def _finish(self, held, g, at, N):
         gate, up, dy = held
         if self.spec.backward:
-            self._store_pair(*self._gradients(gate, up, dy), mO, mDU, at, N)
+            self._store_pair(*self._gradients(gate, up, dy), g, at, N)
         else:
-            self._store(self._value(gate, up), mO, at)
+            self._store(self._value(gate, up), g.mO, at)
 
     # ---- arithmetic: register tensors in, lists of fp32 out -------------------------------------------
 
@@ -93,27 +117,27 @@ class Gated:
         row, col = at
         return access.load(access.run_at(m, (*row, times * col + shift), times * self.spec.vector), once=True)
 
-    def _load_pair(self, mX, mU, at, N):
+    def _load_pair(self, g, at, N):
         """(gate, up) of a vector; (both by turns, None) where they interleave."""
         if self.spec.packing == "interleaved":
-            return self._load(mX, at, times=2), None
+            return self._load(g.mX, at, times=2), None
         if self.spec.packing == "split":
-            return self._load(mX, at), self._load(mX, at, shift=N)
-        return self._load(mX, at), self._load(mU, at)
+            return self._load(g.mX, at), self._load(g.mX, at, shift=N)
+        return self._load(g.mX, at), self._load(g.mU, at)
 
     def _store(self, values, m, at, shift=0, times=1):
         row, col = at
         run = access.run_at(m, (*row, times * col + shift), times * self.spec.vector)
         access.store(access.packed(values, self.dtype), run)
 
-    def _store_pair(self, dgate, dup, mO, mDU, at, N):
+    def _store_pair(self, dgate, dup, g, at, N):
         if self.spec.packing == "interleaved":
-            self._store([value for pair in zip(dgate, dup, strict=True) for value in pair], mO, at, times=2)
+            self._store([value for pair in zip(dgate, dup, strict=True) for value in pair], g.mO, at, times=2)
         elif self.spec.packing == "split":
-            self._store(dgate, mO, at)
-            self._store(dup, mO, at, shift=N)
+            self._store(dgate, g.mO, at)
+            self._store(dup, g.mO, at, shift=N)
         else:
             if dgate is not None:
-                self._store(dgate, mO, at)
+                self._store(dgate, g.mO, at)
             if dup is not None:
-                self._store(dup, mDU, at)
+                self._store(dup, g.mDU, at)

@@ -11,6 +11,31 @@ from ..utils import domain_offset_i64
 from . import access, plan
 
 
+class Given(NamedTuple):
+    """What came in: see `Rope.__call__`."""
+
+    mX: cute.Tensor
+    mO: cute.Tensor
+    mX2: Optional[cute.Tensor]
+    mO2: Optional[cute.Tensor]
+    mCos: cute.Tensor
+    mSin: cute.Tensor
+    mPositions: Optional[cute.Tensor]
+    mStarts: Optional[cute.Tensor]
+    offset: Int32
+    sign: Float32
+
+
+class Work(NamedTuple):
+    """Units in all; groups of heads of the first tensor and of the second; dividers by all groups and by the length."""
+
+    units: Int32
+    groups: Int32
+    more: Int32
+    all_groups: cute.FastDivmodDivisorV2
+    length: cute.FastDivmodDivisorV2
+
+
 class Heads(NamedTuple):
     """What a thread works on in one token: addresses of its first column in head 0 of x and of the result, bytes from
     head to head, how many heads there are, the thread's first one and how far it is to its next."""
@@ -39,6 +64,8 @@ class Rope:
     is copied.
     """
 
+    memory = cute.AddressSpace.gmem
+
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
         self.columns = plan.columns(spec)
@@ -51,42 +78,46 @@ class Rope:
         """mX, mO: (B, S, H, D), or (total, H, D) where lengths vary; mX2, mO2: a second pair or None.
         mCos, mSin: (rows, rotary_dim / 2). mPositions: offsets (B,) or ids (B, S) or (total,), or None.
         mStarts: cu_seqlens (B + 1,) or None. offset: of all positions. sign: 1, or -1 to turn back."""
-        threads, each = self.config.threads, self.config.heads_each
-        groups = cute.ceil_div(mX.shape[-2], each)
-        more = cute.ceil_div(mX2.shape[-2], each) if const_expr(mX2 is not None) else Int32(0)
-        length = mX.shape[-3]
-        tokens = length if const_expr(self.spec.varlen) else mX.shape[0] * length
-        units = tokens * (groups + more) * self.columns.chunks
-        dividers = (cute.fast_divmod_create_divisor_v2(groups + more), cute.fast_divmod_create_divisor_v2(length))
-        self.kernel(mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign, units, groups, more,
-                    *dividers).launch(
-            grid=[cute.ceil_div(units, threads), 1, 1], block=[threads, 1, 1], stream=stream)
+        given = Given(mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign)
+        work = self._work(given)
+        self.kernel(given, work).launch(grid=[cute.ceil_div(work.units, self.config.threads), 1, 1],
+                                        block=[self.config.threads, 1, 1], stream=stream)
+
+    def _work(self, g):
+        each, length = self.config.heads_each, g.mX.shape[-3]
+        groups = cute.ceil_div(g.mX.shape[-2], each)
+        more = Int32(0) if g.mX2 is None else cute.ceil_div(g.mX2.shape[-2], each)
+        tokens = length if self.spec.varlen else g.mX.shape[0] * length
+        return Work(tokens * (groups + more) * self.columns.chunks, groups, more,
+                    cute.fast_divmod_create_divisor_v2(groups + more), cute.fast_divmod_create_divisor_v2(length))
 
     @cute.kernel
-    def kernel(self, mX: cute.Tensor, mO: cute.Tensor, mX2: Optional[cute.Tensor], mO2: Optional[cute.Tensor],
-               mCos: cute.Tensor, mSin: cute.Tensor, mPositions: Optional[cute.Tensor], mStarts: Optional[cute.Tensor],
-               offset: Int32, sign: Float32, units: Int32, groups: Int32, more: Int32,
-               all_groups: cute.FastDivmodDivisorV2, length: cute.FastDivmodDivisorV2):
-        unit = cute.arch.block_idx()[0] * self.config.threads + cute.arch.thread_idx()[0]
-        at = cutlass.min(unit, units - 1)
-        token, group, chunk = (Int32(i) for i in plan.unit_of(at, self.columns.chunks, all_groups))
-        batch, place = (Int32(i) for i in divmod(token, length))
+    def kernel(self, g: Given, work: Work):
+        self.thread(cute.arch.block_idx()[0] * self.config.threads + cute.arch.thread_idx()[0], g, work)
+
+    @cute.jit
+    def thread(self, unit: Int32, g: Given, work: Work):
+        """One unit. Knows no block and no thread: the tests run it on a CPU, one after the other."""
+        at = cutlass.min(unit, work.units - 1)
+        token, group, chunk = (Int32(i) for i in plan.unit_of(at, self.columns.chunks, work.all_groups))
+        batch, place = (Int32(i) for i in divmod(token, work.length))
         turns, first, gap = plan.place_of(self.spec, chunk, cutlass.select_)
         where = (token, 0, first) if const_expr(self.spec.varlen) else (batch, place, 0, first)
-        heads = self._heads(mX, mO, where, group, groups)
-        if const_expr(mX2 is not None):
-            heads = _either(group < groups, heads, self._heads(mX2, mO2, where, group - groups, more))
+        heads = self._heads(g.mX, g.mO, where, group, work.groups)
+        if const_expr(g.mX2 is not None):
+            second = self._heads(g.mX2, g.mO2, where, group - work.groups, work.more)
+            heads = _either(group < work.groups, heads, second)
         held = [self._load(heads, j, gap) for j in range(self.config.heads_each)]
 
-        row, in_sequence = self._position(mPositions, mStarts, token, batch, place, offset)
+        row, in_sequence = self._position(g, token, batch, place)
         if const_expr(turns is not True):
             chunk = cutlass.select_(turns, chunk, 0)  # where nothing turns, any row's first columns will do
-        cos, sin = self._angle(mCos, mSin, row, chunk)
+        cos, sin = self._angle(g, row, chunk)
         turns = _both(turns, in_sequence)
         for j in cutlass.range_constexpr(self.config.heads_each):
             head = heads.first + j * heads.pitch
-            if (unit < units) & (head < heads.count):
-                self._store(heads, head, gap, self._turn(held[j], cos, [sign * s for s in sin], turns))
+            if (unit < work.units) & (head < heads.count):
+                self._store(heads, head, gap, self._turn(held[j], cos, sin, turns))
 
     # ---- which heads and position ----------------------------------------------------------
 
@@ -97,31 +128,32 @@ class Rope:
         return Heads(address[0], step[0], address[1], step[1], mX.shape[-2], first, groups)
 
     @cute.jit
-    def _position(self, mPositions: Optional[cute.Tensor], mStarts: Optional[cute.Tensor], token, batch, place, offset):
+    def _position(self, g: Given, token, batch, place):
         """(row of the table, does the token belong to a sequence?)"""
         inside = True
-        if const_expr(mStarts is not None):
-            batch, place, inside = _sequence(mStarts, token)
-        row = place + offset
+        if const_expr(g.mStarts is not None):
+            batch, place, inside = _sequence(g.mStarts, token)
+        row = place + g.offset
         if const_expr(self.spec.positions == "token"):
             row = token
         elif const_expr(self.spec.positions == "offsets"):
-            row = row + mPositions[batch]
+            row = row + g.mPositions[batch]
         elif const_expr(self.spec.positions == "ids"):
-            row = mPositions[token] if const_expr(self.spec.varlen) else mPositions[batch, place]
+            row = g.mPositions[token] if const_expr(self.spec.varlen) else g.mPositions[batch, place]
         return row, inside
 
     @cute.jit
-    def _angle(self, mCos: cute.Tensor, mSin: cute.Tensor, row, chunk):
-        """cos and sin of a chunk, as fp32; NaN where the row is not in the table and the caller could not know."""
+    def _angle(self, g: Given, row, chunk):
+        """cos and signed sin of a chunk, as fp32; NaN where the row is not in the table and the caller could not know.
+        """
         n = const_expr(plan.table_vector(self.spec))
         known = const_expr(plan.rows_are_known(self.spec))
-        valid = (row >= 0) & (row < mCos.shape[0])
+        valid = (row >= 0) & (row < g.mCos.shape[0])
         at = Int32(row) if const_expr(known) else Int32(cutlass.select_(valid, row, type(row)(0)))
-        cos, sin = (access.wide(access.load(access.run_at(m, (at, chunk * n), n))) for m in (mCos, mSin))
+        cos, sin = (access.wide(access.load(access.run_at(m, (at, chunk * n), n))) for m in (g.mCos, g.mSin))
         if const_expr(not known):
             cos = [cutlass.select_(valid, c, Float32(float("nan"))) for c in cos]
-        return cos, sin
+        return cos, [g.sign * s for s in sin]
 
     # ---- the elements of a thread ---------------------------------------------------------------------
 
@@ -130,7 +162,7 @@ class Rope:
         v, bytes_ = self.spec.vector, self.dtype.width // 8
         begin = address + Int64(head) * step
         places = [begin, begin + Int64(gap) * bytes_] if self.columns.two else [begin]
-        pointers = [cute.make_ptr(self.dtype, p, cute.AddressSpace.gmem, assumed_align=v * bytes_) for p in places]
+        pointers = [cute.make_ptr(self.dtype, p, self.memory, assumed_align=v * bytes_) for p in places]
         return [cute.make_tensor(p, cute.make_layout(v)) for p in pointers]
 
     def _load(self, heads, j, gap):

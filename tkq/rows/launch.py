@@ -7,7 +7,7 @@ import torch
 
 from .. import runtime
 from ..runtime import arch, check, clusters, counters, dtypes
-from .plan import RowPlan, plan, smem_bytes
+from .plan import RowPlan, plan
 from .spec import MAX_ROWS, WIDTH, RowSpec, Stream
 
 _MATRICES, _VECTORS, _ROWS = ("loads", "stores"), ("vectors", "columns"), ("scalars", "results")
@@ -38,7 +38,7 @@ def launcher(spec: RowSpec, device, chosen: RowPlan | None = None) -> Launcher:
     """Compiled, or from the disk cache."""
     arch.require_hopper(device)
     p = chosen or plan(spec.shape)
-    units = clusters.resident(device, p.cluster, p.block, smem_bytes(spec.shape, p))
+    units = clusters.resident(device, p.cluster, p.block)
     return Launcher(runtime.function(recipe_of(spec, p)), p, units, arch._index(device))
 
 

@@ -217,8 +217,10 @@ def plan(shape: RowShape, **choices) -> RowPlan:
         ValueError: choices that do not fit the shape or the hardware.
     """
     geometry = {key: choices.pop(key) for key in ("cluster", "per_thread", "warps", "stages") if key in choices}
-    found = _chosen(shape, **geometry) if geometry else _planned(shape)
-    found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
+    found = None if geometry else _measured(shape)
+    if not found:
+        found = _chosen(shape, **geometry) if geometry else _planned(shape)
+        found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
     found = replace(found, **choices)
     check(shape, found)
     return found
@@ -246,6 +248,36 @@ def check(shape: RowShape, p: RowPlan) -> None:
 # is taken, at best one where the vectors stay in registers
 _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8, 1), (16, 32, 8, 1), (16, 64, 8, 1),
            (16, 32, 16, 1))
+
+
+# For two loads of 16 bits, as a norm's backward has them: (most columns, blocks of a cluster, elements of a thread,
+# warps, flags). Of torch.add's bytes a second on an H100, at 1024, 4096, 8192, .. 131072 columns (bench/tune_rows.py),
+# with in brackets what the ladder gives: one column sum 0.944 (0.892), 0.980 (0.929), 0.980 (0.944), 0.964 (0.943),
+# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.922 (0.899), 0.935 (0.918), 0.953 (0.935), 0.960, 0.936,
+# 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at a time,
+# and how many blocks share one, decides. We do not know why 16 blocks beat 8 at 65536 columns.
+_TWO_LOADS = {
+    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
+        (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
+        (131072, 16, 32, 8, {})),
+    2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4, vector=4)),
+        (8192, 2, 8, 16, dict(stages=4)), (16384, 2, 32, 8, {}), (32768, 4, 32, 8, dict(streaming=True)),
+        (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
+}
+
+
+def _measured(shape: RowShape) -> Optional[RowPlan]:
+    """From the table; None where that says nothing, or the row does not fit."""
+    if not (shape.bulk and shape.loads == (16, 16) and shape.columns in _TWO_LOADS):
+        return None
+    for most, cluster, per_thread, warps, flags in _TWO_LOADS[shape.columns]:
+        if most >= shape.N:
+            found = _fitting(shape, cluster, per_thread, warps)
+            if not found or found.stages < max(len(shape.sums) + 1, flags.get("stages", 1)):
+                return None
+            found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
+            return replace(found, **{**flags, "vector": min(found.vector, flags.get("vector", 8))})
+    return None
 
 
 def _planned(shape: RowShape) -> RowPlan:

@@ -31,6 +31,13 @@ def tensor(dtype_name: str, shape: tuple, stride: tuple | None = None, align: in
     return make_fake_tensor(element_type(dtype_name), shape, stride, memspace=space, assumed_align=align)
 
 
+def scalar(dtype_name: str, host: bool = False):
+    """A tensor argument of no dimension: one element, at any address that its type allows."""
+    kind = element_type(dtype_name)
+    space = cutlass.AddressSpace.generic if host else cutlass.AddressSpace.gmem
+    return make_fake_tensor(kind, (), (), memspace=space, assumed_align=kind.width // 8)
+
+
 def _row_major(shape):
     strides, known, static = [], 1, True
     for extent in reversed(shape):

@@ -1,8 +1,7 @@
 """The gradient of softmax and log-softmax, from the output: two reads, one write."""
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32
 
 from .. import tile as tk
 from ..row_pass import RowPass
@@ -28,17 +27,21 @@ class SoftmaxBackward(RowPass):
 
     @cute.kernel
     def kernel(self, mY: cute.Tensor, mDY: cute.Tensor, mDX: cute.Tensor, scale: Float32, tv_layout: cute.Layout):
-        here = self._place(mY, tv_layout)
-        y, dy = self._row(mY, here), self._row(mDY, here)
+        self.work(self._here(tv_layout), mY, mDY, mDX, scale)
+
+    def work(self, here, mY, mDY, mDX, scale):
+        """One thread's."""
+        place = self._place(here, mY)
+        y, dy = self._row(mY, place), self._row(mDY, place)
         total = row_reduce(
             self.partial(y, dy), cute.ReductionOp.ADD, self.tile.threads_per_row, y.buffer, y.mbar_ptr,
             hook_fn=tk.cluster_wait if self.cluster_n > 1 else None)
-        for j in cutlass.range_constexpr(self.tile.blocks):
-            if const_expr(self.log):
+        for j in range(self.tile.blocks):
+            if self.log:
                 dx = dy.block(j) - exp(y.block(j)) * total
             else:
                 dx = y.block(j) * (dy.block(j) - total)
-            self._store(mDX, here.row, here.col, here.inside, j, self._packed(dx * scale))
+            self._store(mDX, place, j, self._packed(dx * scale))
 
     def partial(self, y, dy):
         """This thread's part of what is summed over the row."""

@@ -1,12 +1,11 @@
 """Softmax and log-softmax of rows that stay on the chip: one read, one write."""
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr
+from cutlass import Float32
 
 from .. import tile as tk
 from ..row_pass import Row
-from .online import OnlineRow, exp, finite, log
+from .online import OnlineRow, exp, finite, log, reciprocal
 
 
 class Softmax(OnlineRow):
@@ -32,15 +31,18 @@ class Softmax(OnlineRow):
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mO: cute.Tensor, scale: Float32, tv_layout: cute.Layout):
-        here = self._place(mX, tv_layout)
-        row = self._row(mX, here)
+        self.work(self._here(tv_layout), mX, mO, scale)
+
+    def work(self, here, mX, mO, scale):
+        """One thread's."""
+        place = self._place(here, mX)
+        row = self._row(mX, place)
         self._landed()
         result = self.normaliser(row, scale)
         packed = [self._packed(result(j)) for j in range(self.tile.blocks)]
-        if const_expr(not self.holds):
-            cute.arch.sync_warp()  # or the compiler moves each store up to where its result is computed
-        for j in cutlass.range_constexpr(self.tile.blocks):
-            self._store(mO, here.row, here.col, here.inside, j, packed[j])
+        self._forget()  # or the compiler moves each store up to where its result is computed
+        for j in range(self.tile.blocks):
+            self._store(mO, place, j, packed[j])
 
     def normaliser(self, row: Row, scale):
         """The function from j to vector j of the result."""
@@ -49,7 +51,7 @@ class Softmax(OnlineRow):
         below = finite(mine)
         exponentials = self.exponentials(row, scale, below)
         total = self.total(exponentials)
-        if const_expr(self.cluster_n > 1):
+        if self.cluster_n > 1:
             tk.cluster_wait()
         top, total = self.join(mine, total, row)
         self._forget()
@@ -57,7 +59,7 @@ class Softmax(OnlineRow):
             rest = log(total)
             return lambda j: self.values(row, j, scale) - top - rest
         if self.holds:
-            factor = exp(mine - top) * cute.arch.rcp_approx(total)
+            factor = exp(mine - top) * reciprocal(total)
             return lambda j: exponentials[j] * factor
-        inverse = cute.arch.rcp_approx(total)
+        inverse = reciprocal(total)
         return lambda j: exp(self.values(row, j, scale) - top) * inverse

@@ -16,11 +16,22 @@ from ..row_pass import Row, RowPass
 from ..utils import WARP, collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
 
 INF = Float32.inf
+LOG2E = tk.LOG2E
 
 
 def exp(x):
     """e**x by MUFU.EX2, of a number or a vector: about 2 ulp near 0, and |x| rounding errors of x beyond."""
-    return cute.math.exp2(x * tk.LOG2E, fastmath=True)
+    return cute.math.exp2(x * LOG2E, fastmath=True)
+
+
+def reciprocal(x):
+    """1 / x by MUFU.RCP: within 1 ulp."""
+    return cute.arch.rcp_approx(x)
+
+
+def larger(a, b):
+    """The larger of two numbers, and if one is NaN the other."""
+    return cute.arch.fmax(a, b)
 
 
 def log(x):
@@ -51,7 +62,7 @@ class OnlineRow(RowPass):
     def top(self, row: Row, knobs):
         """The largest value of this warp's part of the row."""
         tops = [self.values(row, j, knobs).reduce(cute.ReductionOp.MAX, -INF, 0) for j in range(self.tile.blocks)]
-        return warp_reduce(_largest(tops), cute.arch.fmax, self._lanes())
+        return warp_reduce(functools.reduce(larger, tops), larger, self._lanes())
 
     def exponentials(self, row: Row, knobs, below):
         """exp(value - below) for each vector."""
@@ -67,7 +78,7 @@ class OnlineRow(RowPass):
         if cute.size(row.buffer, mode=[1]) == 1:
             return top, total
         pairs, lanes = self._exchange(top, total, row, -INF)
-        top = warp_reduce(_largest([other for other, _ in pairs]), cute.arch.fmax, lanes)
+        top = warp_reduce(functools.reduce(larger, [other for other, _ in pairs]), larger, lanes)
         below = finite(top)
         totals = [part * exp(other - below) for other, part in pairs]
         return top, warp_reduce(sum(totals[1:], totals[0]), operator.add, lanes)
@@ -89,7 +100,3 @@ class OnlineRow(RowPass):
 
     def _lanes(self):
         return min(self.tile.threads_per_row, WARP)
-
-
-def _largest(values):
-    return functools.reduce(cute.arch.fmax, values)

@@ -55,6 +55,7 @@ def _softmax(x, dim, scale, log):
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
     if ops.recording(x):
         return _Function.apply(x, scale, log)
+    check.refuse_tangent("softmax", x=x)
     _check(x, scale)  # here too: the dispatcher's own words name no argument
     return _op(x, scale, log)
 
