@@ -7,7 +7,6 @@ import importlib
 
 from .runtime.recipe import Shipped
 
-
 # modules with a function shipped()
 _LISTS = (
     "tkq.norms.shipped",

@@ -12,9 +12,7 @@ KINDS = ("rmsnorm", "layernorm")
 
 
 def shipped() -> list:
-    quick = {s for s in plain() if (s.N in (4096, 262144) and s.x == "bf16") or s.N == 7}
-    quick |= {s for s in with_options() + quantised() if _name(s) in QUICK}
-    return [*(runtime.Shipped(_name(s), recipe(s), expectation(s, plan(s)), quick=s in quick)
+    return [*(runtime.Shipped(_name(s), recipe(s), expectation(s, plan(s)), quick=_name(s) in QUICK)
               for s in (*plain(), *with_options(), *quantised())), *_heads_backward()]
 
 
@@ -66,7 +64,9 @@ def quantised() -> list:
     return specs + [NormSpec("rmsnorm", 128, "bf16", "bf16", None, 8, heads="weight", **q[0])]
 
 
-QUICK = ("rmsnorm-bf16-n4096-wbf16-rbf16-tbf16-stats-v8", "layernorm-fp32-n262144-wfp32-bfp32-rfp32-tfp32-stats-v4",
+QUICK = ("rmsnorm-bf16-n4096-wbf16-v8", "rmsnorm-bf16-n262144-wbf16-v8", "layernorm-bf16-n4096-wfp32-v8",
+         "layernorm-bf16-n262144-wfp32-bfp32-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
+         "rmsnorm-bf16-n4096-wbf16-rbf16-tbf16-stats-v8", "layernorm-fp32-n262144-wfp32-bfp32-rfp32-tfp32-stats-v4",
          "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-block-v8",
          "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-block-v1",
          "rmsnorm-bf16-n128-wbf16-headsweight-v8")
