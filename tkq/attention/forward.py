@@ -379,7 +379,7 @@ def build(spec: AttentionSpec, config: AttentionConfig):
 
     Bp = fake.sym()
     lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
-    sinks = fake.tensor(spec.sinks, (H,), align=2) if spec.sinks else None
+    sinks = fake.tensor(spec.sinks, (H,), align=4 if spec.sinks == "fp32" else 2) if spec.sinks else None
     return AttentionForward(spec, config), (
         operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks,
         ints(Bp, spec.varlen), ints(Bp, spec.varlen), ints(B, spec.used_q), ints(B, spec.used_k), ints(1, True),
