@@ -1,4 +1,5 @@
 """Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024) on the tile layer."""
+from dataclasses import replace
 from typing import Optional
 
 import cuda.bindings.driver as cuda
@@ -46,6 +47,7 @@ class AttentionForward:
         self.v_tile = tk.st(config.kv, spec.head_dim_v, dtype)
         self.o_tile = tk.st(64, spec.head_dim_v // config.o_panels, dtype)
         self.fields = field_names(spec)
+        self.halves = config.half and (spec.causal or spec.right)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -257,44 +259,75 @@ class AttentionForward:
     def begin(self, g, s, c):
         """A task's first S = Q @ K.T, and its softmax."""
         s.k_pipe.wait(c.k)
-        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        if const_expr(self.halves):
+            if self.softmax.half_seen(g, c):
+                self.begin_with(g, s, c, self.half_of(c))
+            else:
+                self.begin_with(g, s, c, c)
+        else:
+            self.begin_with(g, s, c, c)
+
+    def begin_with(self, g, s, c, part):
+        """part: c, or the half of it that is computed."""
+        tk.mm_ABt(part.att, s.q[self.q_at(c)], s.k[c.k.stage])
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
-        self.softmax.first(g, c)
-        tk.copy(c.att_mma, c.att)
+        self.softmax.first(g, part)
+        self.take_part(c, part)
+
+    def half_of(self, c):
+        """c with the first half of its columns."""
+        half = self.config.kv // 2
+        return replace(c, att=tk.columns(c.att, 0, half), att_mma=tk.columns(c.att_mma, 0, half))
+
+    def take_part(self, c, part):
+        """Exponentials to an operand of P @ V; what was not computed is 0."""
+        tk.copy(part.att_mma, part.att)
+        if part is not c:
+            tk.zero(tk.columns(c.att_mma, part.att.cols, c.att.cols - part.att.cols))
 
     @cute.jit
     def steps(self, g, s, c):
         """Each further S and softmax, over the P @ V of the block before."""
-        blocks, masked = c.task["blocks"], Int32(1)
+        blocks, done, masked = c.task["blocks"], Int32(1), Int32(1)
+        if const_expr(self.halves):
+            if self.softmax.half_seen(g, c) and blocks > 1:
+                self.step(g, s, c, 1, RIGHT | LEFT, (0, self.config.kv // 2))
+                done = Int32(2)
         if const_expr(self.spec.causal or self.spec.right):
             masked = c.task["masked"]
-            for i in cutlass.range(1, masked, unroll=1):
+            for i in cutlass.range(done, masked, unroll=1):
                 self.step(g, s, c, i, RIGHT | LEFT)
-        whole = blocks - c.task["masked_left"] if const_expr(self.spec.left) else blocks
+        if const_expr(self.halves):
+            masked = cutlass.max(masked, done)
+        whole = blocks
+        if const_expr(self.spec.left):
+            whole = blocks - c.task["masked_left"]
         for i in cutlass.range(masked, whole, unroll=1):
             self.step(g, s, c, i, 0)
         if const_expr(self.spec.left):
+            if const_expr(self.halves):
+                whole = cutlass.max(whole, done)
             for i in cutlass.range(whole, blocks, unroll=1):
                 self.step(g, s, c, i, LEFT)
 
     @cute.jit
-    def step(self, g, s, c, i, sides: Constexpr[int]):
-        """The i-th block of the visit."""
-        self.issue(s, c)
+    def step(self, g, s, c, i, sides: Constexpr[int], keys: Constexpr = None):
+        """The i-th block of the visit. keys: those of the block before that P is not 0 for; None: all."""
+        self.issue(s, c, c.att, keys)
         self.softmax.step(g, c, i, sides)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
         tk.copy(c.att_mma, c.att)
         tk.mul_row(c.o, c.o, c.correct)
 
-    def issue(self, s, c):
-        """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
+    def issue(self, s, c, att, keys=None):
+        """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
         c.turns.take()
-        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage])
         s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys)
         c.turns.give()
         tk.mma_wait(1)
         self.release(s.k_pipe, c.k)
@@ -302,12 +335,22 @@ class AttentionForward:
     @cute.jit
     def bridge(self, g, s, c):
         """The next task's first S and softmax, over this task's last P @ V."""
-        self.issue(s, c)
+        if const_expr(self.halves):
+            if self.softmax.half_seen(g, c):
+                self.bridge_with(g, s, c, self.half_of(c))
+            else:
+                self.bridge_with(g, s, c, c)
+        else:
+            self.bridge_with(g, s, c, c)
+
+    def bridge_with(self, g, s, c, part):
+        """part: as ``begin_with``."""
+        self.issue(s, c, part.att)
         self.keep_statistics(c)
-        self.softmax.first(g, c)
+        self.softmax.first(g, part)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
-        tk.copy(c.att_mma, c.att)
+        self.take_part(c, part)
 
     @cute.jit
     def end(self, s, c):
