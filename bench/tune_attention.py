@@ -36,14 +36,17 @@ CHANGES = {
 }
 
 VARIANTS = {
-    64: ("plan", "2wg alone half", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages", "3wg alone 2stages",
+    64: ("plan", "2wg alone half", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
+         "3wg alone 2stages",
          "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8"),
     96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 bridge", "pairs alone"),
-    128: ("plan", "half", "half alone", "half alone free", "alone turns", "alone free", "bridge turns", "bridge free", "kv176 q1 panels2 free pairs",
+    128: ("plan", "half", "half alone", "half alone free", "alone turns", "alone free", "bridge turns", "bridge free",
+          "kv176 q1 panels2 free pairs",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
     192: ("plan", "turns", "kv96 own_o panels3", "kv96 over_q", "pairs", "static", "mb32"),
-    256: ("plan", "turns", "kv64 over_q half", "kv64 own_o panels4", "kv64 over_q", "kv64 own_o panels4 turns", "pairs", "pairs turns",
+    256: ("plan", "turns", "kv64 over_q half", "kv64 own_o panels4", "kv64 over_q", "kv64 own_o panels4 turns", "pairs",
+          "pairs turns",
           "static", "mb32", "mb64"),
 }
 

@@ -20,7 +20,7 @@ class AttentionConfig:
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. section_mb: K and V that are worked on together, in MB of L2. cluster: blocks
     that share K and V. half: a consumer whose rows see no key of the second half of a task's first block, under the
-    diagonal, leaves that half out. registers: of a producer's thread and a consumer's, where not tkq.tile.register_split's own."""
+    diagonal, leaves that half out. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2

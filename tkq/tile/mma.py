@@ -113,7 +113,7 @@ def _steps(what, k, steps, width):
 def mm_ABt(d, a, b, **parts):
     """d = a @ b.T. d: 64 x n fp32 registers; a: (64, k) in shared memory or registers; b: (n, k) shared.
 
-    a_part=, b_part=: which 64 rows of a taller a, which d.cols rows of a taller b. k=(first, end): only so much of K."""
+    a_part=, b_part=: which 64 rows of a taller a, which d.cols rows of a taller b. k=(first, end): only that of K."""
     _mma("mm_ABt", d, a, b, False, trans_b=True, **parts)
 
 
