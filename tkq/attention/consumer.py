@@ -26,8 +26,11 @@ class Consumer:
                   turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg)
         c.turns.start()
         blocks = self.next_task(s, c)
-        if const_expr(config.bridge):
+        if const_expr(config.bridge and not self.spec.varlen):
             self.begin(g, s, c)
+        elif const_expr(config.bridge):
+            if blocks > 0:  # there may be fewer tasks than blocks: how many is known only here
+                self.begin(g, s, c)
         while blocks > 0:
             if const_expr(not config.bridge):
                 self.begin(g, s, c)
