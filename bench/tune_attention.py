@@ -101,8 +101,13 @@ def main(argv: list[str] | None = None) -> int:
                          varlen=args.varlen)
     length = length_class(max(MIXED) if args.varlen else args.length)
     chosen = candidates(spec, length, [name.strip() for name in args.only.split(",") if name.strip()])
-    for name, config in chosen.items():
-        runtime.ensure(runtime.Recipe("tkq.attention.forward:build", (spec.kernel(), config)))
+    for name, config in list(chosen.items()):
+        try:
+            runtime.ensure(runtime.Recipe("tkq.attention.forward:build", (spec.kernel(), config)))
+        except Exception as problem:  # one that does not compile is worth a line, not the run
+            print(f"{name}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
+            del chosen[name]
+            continue
         print(f"compiled {name}: {label(config, plan(spec, length))}", flush=True)
     if args.precompile:
         return 0
@@ -118,18 +123,12 @@ def time_them(args, chosen, causal, left, right):
 
     heads, _, kv_heads = (args.heads or str(WIDTH // args.dim)).partition("/")
     heads, kv_heads = int(heads), int(kv_heads or heads)
+    lengths = MIXED if args.varlen else (args.length,) * max(TOKENS // args.length, 1)
     if args.varlen:
-        make, pairs = attention_peers.varlen_inputs(MIXED, heads, kv_heads, args.dim), sum(n * n for n in MIXED)
+        make = attention_peers.varlen_inputs(lengths, heads, kv_heads, args.dim)
     else:
-        s, batch = args.length, max(TOKENS // args.length, 1)
-        make = attention_peers.inputs(batch, s, heads, kv_heads, args.dim, args.dim_v or args.dim)
-        pairs = batch * s * s
-        if left >= 0 or right > 0:
-            causal_right = 0 if causal else right if right >= 0 else s
-            pairs = batch * sum(min(i + causal_right, s - 1) - max(i - (left if left >= 0 else s), 0) + 1
-                                for i in range(s))
-    if causal and left < 0:
-        pairs /= 2
+        make = attention_peers.inputs(len(lengths), args.length, heads, kv_heads, args.dim, args.dim_v or args.dim)
+    pairs = sum(attention_peers.pairs(n, causal, left, right) for n in lengths)
     flops = 2 * heads * (args.dim + (args.dim_v or args.dim)) * pairs
     call = Call(causal, (None if left < 0 else left, None if right < 0 else right), max(MIXED) if args.varlen else 0)
     peers, missing = attention_peers.find(call, [n for n in attention_peers.PEERS if n not in args.without.split(",")])
