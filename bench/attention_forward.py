@@ -88,7 +88,7 @@ def dense(lengths, dims) -> Iterator[Job]:
         for causal in (False, True):
             for s in lengths:
                 b, h, call = TOKENS // s, WIDTH // dim, Call(causal)
-                flops = 4 * b * h * s * s * dim * (0.5 if causal else 1)
+                flops = 4 * b * h * dim * attention_peers.pairs(s, causal)
                 yield Job("dense", f"B{b} S{s} H{h} D{dim} {'causal' if causal else 'full'}", call,
                           attention_peers.inputs(b, s, h, h, dim, dim), flops, Bound(("FA4", "cuDNN"), DENSE_BOUND),
                           dense_error(call))
@@ -99,7 +99,7 @@ def varlen(dims) -> Iterator[Job]:
         for name, lengths in (("mixed 1..8192", MIXED), ("64 of 32..480", MANY), ("16 of 1024", (1024,) * 16)):
             for causal in (False, True):
                 h, call = WIDTH // dim, Call(causal, max_seqlen=max(lengths))
-                flops = 4 * h * dim * sum(n * n for n in lengths) * (0.5 if causal else 1)
+                flops = 4 * h * dim * sum(attention_peers.pairs(n, causal) for n in lengths)
                 yield Job("varlen", f"{name} H{h} D{dim} {'causal' if causal else 'full'}", call,
                           attention_peers.varlen_inputs(lengths, h, h, dim), flops, Bound(("FA4",), VARLEN_BOUND),
                           varlen_error(call, lengths))
@@ -110,7 +110,7 @@ def window(dims) -> Iterator[Job]:
     for dim in dims:
         for left, right in ((1023, 0), (512, 511)):
             h, call = WIDTH // dim, Call(window=(left, right))
-            pairs = sum(min(i + right, s - 1) - max(i - left, 0) + 1 for i in range(s))
+            pairs = attention_peers.pairs(s, False, left, right)
             full = attention_peers.ours(Call())
             yield Job("window", f"S{s} H{h} D{dim} window ({left}, {right})", call,
                       attention_peers.inputs(1, s, h, h, dim, dim), 4 * h * dim * pairs,
@@ -131,7 +131,7 @@ def gqa(lengths) -> Iterator[Job]:
 
             alone = attention_peers.ours(call)
             yield Job("gqa", f"B{b} S{s} H32/8 D128 {'causal' if causal else 'full'}", call, make,
-                      4 * b * 32 * s * s * 128 * (0.5 if causal else 1), Bound(OTHER_PROBLEMS[1:], GQA_BOUND),
+                      4 * b * 32 * 128 * attention_peers.pairs(s, causal), Bound(OTHER_PROBLEMS[1:], GQA_BOUND),
                       dense_error(call),
                       {OTHER_PROBLEMS[1]: lambda q, k, v, k_all, v_all, alone=alone: alone(q, k_all, v_all)})
 

@@ -72,6 +72,15 @@ def find(call: Call, names) -> tuple[dict, dict]:
     return found, missing
 
 
+def pairs(n: int, causal: bool, left: int = -1, right: int = -1) -> float:
+    """Pairs of a query and a key that it sees, in a sequence of n; -1: no limit. Causal without a window counts half of
+    all, as everybody counts it."""
+    if left < 0 and right < 0:
+        return n * n / 2 if causal else n * n
+    left, right = left if left >= 0 else n, 0 if causal else right if right >= 0 else n
+    return sum(min(i + right, n - 1) - max(i - left, 0) + 1 for i in range(n))
+
+
 def inputs(batch, length, heads, kv_heads, dim, dim_v) -> Callable[[int], tuple]:
     """i -> (q, k, v), bf16."""
 

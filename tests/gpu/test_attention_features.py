@@ -2,6 +2,7 @@
 
 Each kernel is compiled once and called with many shapes and numbers."""
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from tests.attention_run import compare, in_low_precision, judge, make
 from tests.rule import assert_2x
 from tkq import reference
 from tkq.attention import ops
+from tkq.attention.plan import plan
+from tkq.attention.spec import AttentionSpec
 
 BF16, FP16 = torch.bfloat16, torch.float16
 SIZES = ((1, 1), (1, 777), (63, 64), (64, 63), (65, 65), (113, 203), (799, 3), (3, 799), (300, 100), (1023, 1024),
@@ -145,6 +148,18 @@ def test_packed_heads_with_everything():
     assert ops.pack_of(1, 4) == 4
     for ratio in (3, 5, 6, 16):  # what no, or not every, head can share a tile with
         compare(*make(2, 1, 300, 2 * ratio, 2, 128), f"{ratio} heads", causal=True)
+
+
+def test_half_a_block_where_the_rest_is_not_seen():
+    """A variant that plan may come to choose: bridged and not, with the diagonal anywhere in a block."""
+    for bridge in (True, False):
+        config = replace(plan(AttentionSpec("bf16", 128, True)), half=True, bridge=bridge)
+        for rows, keys in (*SIZES, (2304, 2304), (1000, 1060), (1000, 1100)):
+            compare(*make(2, rows, keys, 4, 4, 128), f"{rows} x {keys}", config=config, causal=True)
+        compare(*make(3, 900, 1300, 16, 16, 128), "many tasks", config=config, causal=True)
+    for rows, keys in SIZES:
+        for left, right in ((64, 0), (200, 0), (100, 70)):
+            compare(*make(2, rows, keys, 2, 2, 128), f"{rows} x {keys}", config=config, left=left, right=right)
 
 
 def test_nothing_outside_is_read_or_written():

@@ -77,8 +77,11 @@ KERNEL = {
         lambda x: tk.columns(tk.cv(64), 8, 0),
         ValueError, "columns: 8 and 0 of 64"),
     "columns_dtype": (
-        lambda x: tk.columns(tk.rt_bf(64), 0, 32),
-        TypeError, "columns: the tile is 64 x 64 bf16"),
+        lambda x: tk.columns(tk.rt_bf(64), 0, 24),
+        TypeError, "columns: 0 and 24 of 64 x 64 bf16 in registers, allowed are fp32 tiles, and 16 bits in multiples"),
+    "mma_steps": (
+        lambda x: tk.mm_ABt(tk.rt(64), one(64, 64), one(64, 64), k=(0, 24)),
+        ValueError, r"mm_ABt: k is \(0, 24\), allowed are multiples of 16 from 0 to 64"),
     "add_shape": (
         lambda x: tk.add(tk.rt_fl(64), tk.rt_fl(64), tk.rt_fl(32)),
         ValueError, "add: operand b is 64 x 32 fp32 .*dst is 64 x 64"),

@@ -11,7 +11,7 @@ from tkq.attention.plan import length_class, pack_of, plan
 from tkq.attention.spec import AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
-# (all that the spec and the plan are made of, device, config) -> (kernel, processors): as many as kinds of call
+# (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
 
 
@@ -51,7 +51,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
     if ops.direct(q, k, v, sinks):
-        o, lse = (_cuda if q.is_cuda else _cpu)(
+        o, lse = (forward if q.is_cuda else _cpu)(
             q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     else:
         check.refuse_gradient("flash_attn", q=q, k=k, v=v, sinks=sinks)
@@ -67,32 +67,30 @@ def _check(q, k, v, sinks, *options):
     check_options("flash_attn", Options(*options))
 
 
-def _cuda(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
+def forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
+    """(o, lse or None), of CUDA tensors."""
     try:
-        return forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+        batch, rows, heads, head_dim = q.shape
+        _, keys, kv_heads, head_dim_v = v.shape
+        if not (batch and rows and heads and keys):
+            _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
+            return _empty(q, head_dim_v, sinks, return_lse)
+        if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not (
+                0 <= softcap < math.inf):
+            raise ValueError  # _check says which
+        o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
+            batch, rows, heads, head_dim_v)
+        # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a
+        # device: torch parses this faster than new_empty.
+        lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
+        _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, None, rows, heads, head_dim, keys,
+                kv_heads, head_dim_v)
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
         _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
         check_layouts("flash_attn", q=q, k=k, v=v, sinks=sinks)
         raise
-
-
-def forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
-    """(o, lse or None), of CUDA tensors. An exception says that something is wrong, not what."""
-    batch, rows, heads, head_dim = q.shape
-    _, keys, kv_heads, head_dim_v = v.shape
-    if not (batch and rows and heads and keys):
-        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
-        return _empty(q, head_dim_v, sinks, return_lse)
-    if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not 0 <= softcap < math.inf:
-        raise ValueError  # _check says which
-    o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
-        batch, rows, heads, head_dim_v)
-    # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a device:
-    # torch parses this faster than new_empty.
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
-    run(q, k, v, o, lse, causal, softmax_scale, None, left, right, softcap, sinks)
     return o, lse
 
 
@@ -114,8 +112,11 @@ def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, lef
     """Launch the kernel into o (B, Sq, H, Dv) and lse (B, H, Sq), with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    _, rows, heads, head_dim = q.shape
-    _, keys, kv_heads, head_dim_v = v.shape
+    _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, config, *q.shape[1:], *v.shape[1:])
+
+
+def _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, config, rows, heads, head_dim, keys,
+            kv_heads, head_dim_v):
     if left >= 0 or right >= 0:
         causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
@@ -129,18 +130,16 @@ def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, lef
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack)
         launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
-    kernel, processors = launcher
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    kernel(q, k, v, o, lse, sinks, None, None, None, None, counters.counter(index), scale, softcap, left, right,
-           processors)
+    kernel, processors, scale = launcher
+    kernel(q, k, v, o, lse, sinks, None, None, None, None, counters.counter(index),
+           scale if softmax_scale is None else softmax_scale, softcap, left, right, processors)
 
 
 def launcher_of(device, spec, length, config=None):
-    """(the compiled kernel, how many multiprocessors the device has)"""
+    """(the compiled kernel, how many multiprocessors the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
-    spec = spec.kernel()
-    recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))
-    return function(recipe), arch.processors(device)
+    recipe = Recipe("tkq.attention.forward:build", (spec.kernel(), config or plan(spec, length)))
+    return function(recipe), arch.processors(device), spec.head_dim**-0.5
 
 
 def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
@@ -154,7 +153,7 @@ def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse
 
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
              left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _cuda(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+    o, lse = forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

@@ -58,7 +58,8 @@ class KeyRange:
 def key_range(e: Extent, first_row) -> KeyRange:
     """The blocks that the rows ``first_row .. first_row + tile_rows`` see.
 
-    rows_k is 1 or more: a sequence without keys is visited as if it had one, and the mask, which knows better, hides it.
+    rows_k is 1 or more: a sequence without keys is visited as if it had one, and the mask, which knows better, hides
+    it.
     """
     own = first_row + e.rows_k - e.rows_q  # the first row's own key
     end = ceil_div(e.rows_k, e.block)

@@ -9,7 +9,8 @@ from tkq.attention.spec import WIDTHS, AttentionSpec
 from tkq.runtime.recipe import Recipe, Shipped
 from tkq.testing.expectation import Expectation
 
-WIDE = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+QUICK = ((64, True, "medium"), (128, False, "short"), (128, False, "long"), (128, True, "short"))
+DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 
 
 def shipped():
@@ -25,8 +26,8 @@ def shipped():
 def _plain():
     """Every plan, with each dtype, with and without lse."""
     for dtype, lse in (("bf16", False), ("bf16", True), ("fp16", True)):
-        for dims, causal, length in itertools.product(WIDE, (False, True), LENGTHS):
-            quick = dtype == "bf16" and not lse and dims[0] in (64, 128)
+        for dims, causal, length in itertools.product(DIMS, (False, True), LENGTHS):
+            quick = dtype == "bf16" and not lse and (dims[0], causal, length) in QUICK
             yield AttentionSpec(dtype, dims[0], causal, lse, dims[1]), length, quick
 
 

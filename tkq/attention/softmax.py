@@ -33,15 +33,20 @@ class Softmax:
         # Rows that have seen no key yet are only in blocks with a mask on the right.
         self.exponentials(g, c, guarded=bool(sides & RIGHT) and self.spec.sides)
 
+    def limits(self, g, c, i):
+        """``limits_in_block`` of the warpgroup's first row and the i-th block of the visit."""
+        spec, pack = self.spec, self.spec.pack
+        block = c.task["blocks"] - 1 - i
+        if spec.left:
+            block = block + c.task["first"]
+        row = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
+        return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
+
     @cute.jit
     def mask(self, g, c, i, sides: Constexpr[int]):
         """The scores of keys that a row does not see become -inf."""
         spec, pack = self.spec, self.spec.pack
-        block = c.task["blocks"] - 1 - i
-        if const_expr(spec.left):
-            block = block + c.task["first"]
-        row = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
-        first, end, most = limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
+        first, end, most = self.limits(g, c, i)
         if const_expr(sides & RIGHT):
             if const_expr(spec.causal):  # what a row sees ends where the keys do, or before
                 tk.right_fill(c.att, end, -Float32.inf, diagonal=pack)
@@ -74,6 +79,11 @@ class Softmax:
         tk.exp2(c.att, c.att)
         tk.mul(c.norm, c.norm, c.correct)
         tk.row_sum_partial(c.norm, c.att, c.norm)
+
+    def half_seen(self, g, c):
+        """Do this warpgroup's rows see no key of the second half of the visit's first block?"""
+        _, end, _ = self.limits(g, c, 0)
+        return end + 63 // self.spec.pack <= self.config.kv // 2
 
     # ---- of a whole row ------------------------------------------------------------------------
 

@@ -10,6 +10,22 @@ from tkq.attention.ranges import Extent
 from tkq.attention.spec import AttentionSpec
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The types of the shared tiles."""
+
+    q: tk.st
+    k: tk.st
+    v: tk.st
+    o: tk.st  # a panel, where O is cut
+
+    @staticmethod
+    def of(spec: AttentionSpec, config) -> "Tiles":
+        dtype, d, dv = tk.element_type(spec.dtype), spec.head_dim, spec.head_dim_v
+        return Tiles(tk.st(64, d, dtype), tk.st(config.kv, d, dtype), tk.st(config.kv, dv, dtype),
+                     tk.st(64, dv // config.o_panels, dtype))
+
+
 def field_names(spec: AttentionSpec) -> tuple:
     """What the producer tells of a task. batch, head, tile: where its rows of Q and O are (varlen: batch is where the
     sequence ends). blocks, masked, first, masked_left: its ``KeyRange``. rows_q, rows_k: the sequence's lengths."""
@@ -51,6 +67,11 @@ class Globals:
 def extent(spec, config, g: Globals, rows_q, rows_k) -> Extent:
     """What ranges and masks of a sequence depend on."""
     return Extent(rows_q, rows_k, config.tile_rows // spec.pack, config.kv, g.left, 0 if spec.causal else g.right)
+
+
+def sequence(spec, x: tk.gl, rows) -> tk.gl:
+    """x as a task sees it: varlen, the ``rows`` rows of its sequence."""
+    return x.part(rows) if spec.varlen else x
 
 
 @dataclass(frozen=True)

@@ -104,17 +104,19 @@ def cv(cols) -> ColVec:
 
 
 def columns(x, first, n):
-    """Columns ``first .. first + n`` of an fp32 register tile or a column vector: a view, no copy.
+    """Columns ``first .. first + n`` of a register tile (not of 8 bits) or a column vector: a view, no copy.
 
     For reading. A tile that a loop carries and writes through two such views spills: make two tiles of it."""
     if first % 8 or n % 8 or first < 0 or n <= 0 or first + n > x.cols:
         raise ValueError(f"columns: {first} and {n} of {x.cols}, allowed are multiples of 8 inside the tile")
     if isinstance(x, ColVec):
         return ColVec(cute.make_tensor(x.tensor.iterator + first // 4, cute.make_layout((n // 4,))), n)
-    if x.dtype is not Float32:
-        raise TypeError(f"columns: the tile is {x}, allowed is fp32")
-    view = cute.make_tensor(x.tensor.iterator + first // 2, cute.make_layout(((2, 2, n // 8), 1, 1)))
-    return RegTile(view, n, x.dtype)
+    if x.dtype in FP8 or (x.dtype in HALF and (first % 16 or n % 16)):
+        raise TypeError(f"columns: {first} and {n} of {x}, allowed are fp32 tiles, and 16 bits in multiples of 16")
+    shape = (2, 2, n // 8), 1, 1
+    if x.dtype in HALF:
+        shape = (2, 2, 2), 1, n // 16
+    return RegTile(cute.make_tensor(x.tensor.iterator + first // 2, cute.make_layout(shape)), n, x.dtype)
 
 
 def first_row():
