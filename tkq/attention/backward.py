@@ -18,7 +18,7 @@ from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place
 from tkq.attention.ranges import ceil_div, heads_in_section
 from tkq.runtime import fake
 
-DQ_BARRIER, KEYS_BARRIER = 1, 2  # named barriers; KEYS_BARRIER and the next are those of the warpgroups with keys
+DQ_BARRIER, KEYS_BARRIER, TURNS_BARRIER = 1, 2, 4  # named barriers; the last two: one for each warpgroup with keys
 
 class AttentionBackward:
     """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(scale * Q K' - lse) and
@@ -187,9 +187,10 @@ class AttentionBackward:
         tile, D, dtype = self.config.tile, self.spec.head_dim, self.q_tile.dtype
         scores = tk.rt_fl(tile)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(D),
-                  dv=tk.rt_fl(D), q=s.q_pipe.ring(), do=s.do_pipe.ring(),
-                  ds_ring=s.ds_pipe.ring(), wg=wg)
+                  dv=tk.rt_fl(D), q=s.q_pipe.ring(), do=s.do_pipe.ring(), ds_ring=s.ds_pipe.ring(),
+                  turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
         t = self.task(g)
+        c.turns.start()
         tk.zero(c.dk)
         tk.zero(c.dv)
         for i in cutlass.range_constexpr(2):
@@ -208,9 +209,11 @@ class AttentionBackward:
     def step(self, g, s, t, c, m, masked: Constexpr[bool]):
         q, do = s.q[c.q.stage], s.do[c.do.stage]
         s.q_pipe.wait(c.q)
+        c.turns.take()  # one warpgroup makes P while the other is busy with the rest
         tk.mm_ABt(c.s, s.k[c.wg], q)
         tk.mma_wait(0)
         probabilities(c.p, c.s, self.stats(s, c, 0), g.scale_log2, self.limits(g, t, c, m) if masked else ())
+        c.turns.give()
         s.do_pipe.wait(c.do)
         tk.mm_ABt(c.dp, s.v[c.wg], do)
         tk.mma_AB(c.dv, c.p, do)

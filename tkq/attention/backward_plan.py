@@ -17,7 +17,7 @@ class BackwardConfig:
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks,
     the blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    shared memory.
+    shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 
@@ -31,6 +31,7 @@ class BackwardConfig:
     section_mb: int = 24
     longest_first: bool = True
     dq_add: str = "red"
+    turns: bool = False
     kv: int = 128
     kv_stages: int = 2
 

@@ -73,4 +73,5 @@ class State:
     q: tk.Ring
     do: tk.Ring
     ds_ring: tk.Ring
+    turns: tk.Turns
     wg: Int32
