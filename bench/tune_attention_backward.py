@@ -29,6 +29,9 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal"
 # What differs from the plan, and for which head_dims and masks it makes sense.
 VARIANTS = {
     "plan": {},
+    "turns": {"turns": True},
+    "last block": {"post": False},
+    "last block turns": {"post": False, "turns": True},
     "stagger": {"stagger": True},
     "2 stages": {"q_stages": 2, "do_stages": 2},
     "3 dS stages": {"ds_stages": 3},

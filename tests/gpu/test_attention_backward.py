@@ -233,6 +233,9 @@ def variants(dim):
     """Configurations that the plan does not choose, and bench/tune_attention_backward.py times."""
     base = plan(BackwardSpec(head_dim=dim))
     change = lambda **options: dataclasses.replace(base, **options)
+    yield change(post=False)
+    yield change(post=False, turns=True, q_stages=2, do_stages=2)
+    yield change(turns=True)
     yield change(stagger=True)
     yield change(dq_add="bulk")
     yield change(q_stages=2, do_stages=2)
@@ -249,6 +252,18 @@ def test_each_variant(dim, causal):
         for rows, keys in FEW_SIZES:
             x = make(2, rows, keys, 4, 2, dim, torch.bfloat16)
             compare(*x, causal, what=f"{rows} x {keys} {config}", config=config)
+
+
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_the_last_block_of_a_head_makes_dq(dim, causal):
+    """Of many heads, whose blocks end in any order, and of several query heads to a K/V head."""
+    config = dataclasses.replace(plan(BackwardSpec(head_dim=dim)), post=False)
+    for batch, rows, keys, heads, kv_heads in ((2, 113, 203, 4, 2), (1, 1, 1, 1, 1), (1, 300, 100, 2, 2),
+                                               (8, 512, 512, 16, 4), (4, 1000, 1000, 16, 16), (1, 2000, 300, 8, 1)):
+        x = make(batch, rows, keys, heads, kv_heads, dim, torch.bfloat16)
+        for _ in range(5):
+            compare(*x, causal, what=f"B{batch} {rows} x {keys} H{heads}/{kv_heads}", config=config)
 
 
 @pytest.mark.parametrize("dim", (64, 128))

@@ -4,13 +4,13 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64, const_expr
+from cutlass import Constexpr, Float32, Int32, Int64, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_dq import BackwardQueries, heads_outside
 from tkq.attention.backward_math import gradients, limits, probabilities
 from tkq.attention.backward_plan import BLOCK, BackwardConfig
-from tkq.attention.backward_post import BackwardPost
+from tkq.attention.backward_post import BackwardPost, load_part
 from tkq.attention.backward_pre import BackwardPre
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Shared, State, Task
@@ -18,7 +18,8 @@ from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place
 from tkq.attention.ranges import ceil_div, heads_in_section
 from tkq.runtime import fake
 
-DQ_BARRIER, KEYS_BARRIER = 1, 2  # named barriers; KEYS_BARRIER and the next are those of the warpgroups with keys
+# named barriers; KEYS and TURNS: one for each warpgroup with keys
+DQ_BARRIER, KEYS_BARRIER, TURNS_BARRIER, LAST_BARRIER = 1, 2, 4, 6
 
 class AttentionBackward:
     """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(scale * Q K' - lse) and
@@ -49,6 +50,7 @@ class AttentionBackward:
         self.q_tile = tk.st(config.tile, spec.head_dim, dtype)
         self.kv_tile = tk.st(64, spec.head_dim, dtype)
         self.ds_tile = tk.st(64, config.tile, dtype)
+        self.dq_tile = tk.st(64, config.dq_cols, dtype)
         self.stats_bytes = 8 * config.tile
 
     # ---- host ----------------------------------------------------------------------------------
@@ -61,8 +63,9 @@ class AttentionBackward:
         """do, q, o, dq (B, Sq, H, D), k, v, dk, dv (B, Sk, Hk, D), lse, dlse (B, H, Sq) fp32; workspace: fp32,
         uninitialised, ``config.workspace_floats`` for each query head."""
         spec, c = self.spec, self.config
-        stats, acc = self.parts_of(workspace, ceil_div(q.shape[1], c.tile) * q.shape[2] * q.shape[0])
-        BackwardPre(spec, c)(do, o, lse, dlse, stats, acc, stream)
+        all_tiles = ceil_div(q.shape[1], c.tile) * q.shape[2] * q.shape[0]
+        stats, acc, counters = self.parts_of(workspace, all_tiles, k.shape[2] * k.shape[0])
+        BackwardPre(spec, c)(do, o, lse, dlse, stats, acc, counters, stream)
         do, q, k, v, dk, dv = [heads_outside(x) for x in (do, q, k, v, dk, dv)]
         tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], BLOCK)
         all_kv_heads, heads_per_kv = k.shape[2] * k.shape[3], q.shape[2] // k.shape[2]
@@ -73,25 +76,31 @@ class AttentionBackward:
             q=tk.gl.load(q, self.q_tile), do=tk.gl.load(do, self.q_tile),
             k=tk.gl.load(k, self.kv_tile), v=tk.gl.load(v, self.kv_tile),
             dk=tk.gl.store(dk, self.kv_tile), dv=tk.gl.store(dv, self.kv_tile), stats=stats, acc=acc,
+            dq=None if counters is None else tk.gl.store(heads_outside(dq), self.dq_tile), counters=counters,
             rows_q=q.shape[0], rows_k=k.shape[0], left=left, right=right, heads=q.shape[2], kv_heads=k.shape[2],
             heads_per_kv=heads_per_kv, tiles=tiles, blocks=blocks, all_kv_heads=all_kv_heads,
             section=heads_in_section(rows * row_bytes, c.section_mb << 20, 1, all_kv_heads),
             scale=scale, scale_log2=scale * tk.LOG2E)
         self.kernel(g).launch(grid=[blocks * all_kv_heads, 1, 1], block=[4 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.adds_dq):
+        if const_expr(spec.adds_dq and c.post):
             BackwardPost(spec, c)(acc, dq, scale, stream)
-        elif const_expr(spec.dq):
+        elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)(do, q, k, v, dq, stats, scale, left, right, stream)
 
-    def parts_of(self, workspace, tiles):
-        """Of so many tiles: the statistics, and the accumulator where dQ is wanted."""
+    def parts_of(self, workspace, tiles, heads):
+        """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; the counters, where a
+        last block is asked for."""
         of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.head_dim  # floats of a tile
         stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
         if not self.spec.adds_dq:
-            return stats, None
+            return stats, None, None
         start = (workspace.iterator + Int64(tiles) * of_stats).align(16)
-        return stats, cute.make_tensor(start, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
+        acc = cute.make_tensor(start, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
+        if self.config.post:
+            return stats, acc, None
+        end = cute.recast_ptr(start + Int64(tiles) * of_acc, dtype=Int32)
+        return stats, acc, cute.make_tensor(end, cute.make_layout((heads,)))
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -103,7 +112,8 @@ class AttentionBackward:
             k=al.tile(self.kv_tile, 2), v=al.tile(self.kv_tile, 2),
             q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
             ds=al.tile(self.ds_tile, 2 * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
-            dq=self.dq_staging(al), kv_full=al.semaphores(2),
+            dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
+            kv_full=al.semaphores(2),
             q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, 8),
             do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, 8), ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=8))
 
@@ -187,9 +197,10 @@ class AttentionBackward:
         tile, D, dtype = self.config.tile, self.spec.head_dim, self.q_tile.dtype
         scores = tk.rt_fl(tile)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(D),
-                  dv=tk.rt_fl(D), q=s.q_pipe.ring(), do=s.do_pipe.ring(),
-                  ds_ring=s.ds_pipe.ring(), wg=wg)
+                  dv=tk.rt_fl(D), q=s.q_pipe.ring(), do=s.do_pipe.ring(), ds_ring=s.ds_pipe.ring(),
+                  turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
         t = self.task(g)
+        c.turns.start()
         tk.zero(c.dk)
         tk.zero(c.dv)
         for i in cutlass.range_constexpr(2):
@@ -208,9 +219,11 @@ class AttentionBackward:
     def step(self, g, s, t, c, m, masked: Constexpr[bool]):
         q, do = s.q[c.q.stage], s.do[c.do.stage]
         s.q_pipe.wait(c.q)
+        c.turns.take()  # one warpgroup makes P while the other is busy with the rest
         tk.mm_ABt(c.s, s.k[c.wg], q)
         tk.mma_wait(0)
         probabilities(c.p, c.s, self.stats(s, c, 0), g.scale_log2, self.limits(g, t, c, m) if masked else ())
+        c.turns.give()
         s.do_pipe.wait(c.do)
         tk.mm_ABt(c.dp, s.v[c.wg], do)
         tk.mma_AB(c.dv, c.p, do)
@@ -257,6 +270,19 @@ class AttentionBackward:
                     self.add_dq(g, s, dq, ring, number + nth_tile(t, n, t.shift))
                     ring.advance()
             tk.store_wait(read=False)
+            if const_expr(g.counters is not None):
+                self.sign_off(g, s, t)
+
+    @cute.jit
+    def sign_off(self, g, s, t):
+        """All that this block adds is in the accumulator. Is it the last of its K/V head? The others are told."""
+        cute.arch.fence_acq_rel_gpu()  # each thread's additions come before the count
+        tk.sync(DQ_BARRIER, tk.WARPGROUP)
+        counter, last = g.counters.iterator + (t.batch * g.kv_heads + t.head), s.last
+        if tk.thread_in_warpgroup() == 0:
+            last[0, 0] = Int32(tk.count_up(counter.toint(), Uint32(g.blocks - 1)) == Uint32(g.blocks - 1))
+            cute.arch.fence_acq_rel_gpu()  # the count comes before what anyone here reads of others' additions
+        tk.sync_arrive(LAST_BARRIER, 3 * tk.WARPGROUP)
 
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
@@ -313,7 +339,40 @@ class AttentionBackward:
             s.ds_pipe.acquire_empty(c.ds_ring)
         tk.store(s.k[c.wg], c.dk)
         self.send(g.dk, s.k[c.wg], at, barrier)
+        if const_expr(g.counters is not None):
+            tk.sync(LAST_BARRIER, 3 * tk.WARPGROUP)
+            if s.last[0, 0] != 0:
+                cute.arch.fence_acq_rel_gpu()  # all blocks' additions come before what is read now
+                self.convert(g, s, t, c.wg, barrier)
         tk.store_wait()
+
+    @cute.jit
+    def convert(self, g, s, t, wg, barrier):
+        """dQ of all query heads of the block's K/V head from the accumulator, by the warpgroups with keys: parts in
+        turns, as many at once as Q's tiles, which nobody needs any more, have room for."""
+        rows, cols = self.config.dq_parts(self.spec.head_dim)
+        at_once = self.config.q_stages * self.q_tile.bytes // (2 * self.dq_tile.bytes)
+        x, out = [tk.rt_fl(self.config.dq_cols) for _ in range(at_once)], s.q.scratch(self.dq_tile)
+        first = self.tile_number(g, t, self.query_head(g, t, 0), 0)
+        parts = g.heads_per_kv * g.tiles * (rows * cols)
+        for i in cutlass.range(wg * at_once, parts, 2 * at_once, unroll=1):
+            for n in cutlass.range_constexpr(at_once):
+                if i + n < parts:
+                    load_part(x[n], g.acc[first + (i + n) // (rows * cols), None], (i + n) % (rows * cols))
+            tk.store_wait()  # the tiles are free again
+            tk.sync(barrier, tk.WARPGROUP)
+            for n in cutlass.range_constexpr(at_once):
+                tk.mul(x[n], x[n], g.scale)
+                tk.store(out[wg * at_once + n], x[n])
+            tk.publish()
+            tk.sync(barrier, tk.WARPGROUP)
+            if tk.first_warp_of_group():
+                for n in cutlass.range_constexpr(at_once):
+                    if i + n < parts:
+                        tile, part = (i + n) // (rows * cols), (i + n) % (rows * cols)
+                        head, m = self.query_head(g, t, tile // g.tiles), tile % g.tiles
+                        tk.store_async(g.dq, out[wg * at_once + n],
+                                       (t.batch, head, m * rows + part // cols, part % cols))
 
     @cute.jit
     def send(self, dst, tile, at, barrier):

@@ -17,7 +17,8 @@ class BackwardConfig:
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks,
     the blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    shared memory.
+    shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step.
+    post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 
@@ -31,6 +32,8 @@ class BackwardConfig:
     section_mb: int = 24
     longest_first: bool = True
     dq_add: str = "red"
+    turns: bool = False
+    post: bool = True
     kv: int = 128
     kv_stages: int = 2
 
@@ -39,8 +42,9 @@ class BackwardConfig:
         return self.tile // 64, head_dim // self.dq_cols
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
-        """Of a query head of ``rows`` rows: two statistics a row and, where dQ is added up, its fp32; whole tiles."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.adds_dq else 0))
+        """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32
+        and a counter."""
+        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.adds_dq else 0)) + 1
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block."""
