@@ -5,14 +5,13 @@ import math
 import pytest
 import torch
 
+import tkq
 from tests.rule import assert_2x
 from tkq import reference, reference_attention
-from tkq.attention import autograd, backward_ops
-from tkq.attention import ops as attention_ops
+from tkq.attention import backward_ops
 from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_plan import plan
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.runtime import ops
 
 DTYPES = (torch.bfloat16, torch.float16)
 SIZES = ((64, 128), (1, 1), (63, 63), (64, 64), (65, 65), (1, 777), (113, 203), (799, 3), (3, 799), (300, 100),
@@ -350,16 +349,12 @@ def test_large_strides():
 
 # ---- through autograd ------------------------------------------------------------------------------
 
-Recorded = ops.eager_function("Recorded", forward=lambda q, k, v, causal, scale, _: attention_ops._cuda(
-    q, k, v, causal, scale, True), setup=autograd.setup, backward=autograd.backward)
-
-
 @pytest.mark.parametrize("causal", (False, True))
 def test_a_step_of_training(causal):
     """Forward and backward together, with lse in the loss, beside PyTorch's attention in float64."""
     q, k, v, do = make(2, 256, 320, 4, 2, 128, torch.bfloat16)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    o, lse = Recorded.apply(*leaves, causal, None, True)
+    o, lse = tkq.flash_attn(*leaves, causal=causal, return_lse=True)
     (o.float() * do.float()).sum().add(lse[:, :, -64:].square().sum()).backward()
     wide = [x.detach().double() for x in (q, k, v)]
     true_o, true_lse = reference.flash_attn(*wide, causal)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tkq import reference
+from tkq.attention import autograd
 from tkq.attention.arguments import OPEN, Options, check_layouts, check_operands, check_options, limits
 from tkq.attention.plan import length_class, pack_of, plan
 from tkq.attention.spec import AttentionSpec
@@ -32,7 +33,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
             None or -1: no limit on that side.
         softcap: above 0, scores become softcap * tanh(score / softcap), with a tanh good to 2 ** -11.
         sinks: (H,), float32 or q's dtype: for each head the logit of one more key, whose value is 0.
-        deterministic: gradients are the same, bit for bit, in every run. What is computed here always is.
+        deterministic: gradients are the same, bit for bit, in every run: dq then comes from a kernel of its own. o and
+            lse always are.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
 
     Returns:
@@ -43,22 +45,44 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         TypeError: q, k, v or sinks not a tensor, of another dtype than allowed or than q; an option of the wrong type.
         ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
             that is not above 0, a softcap or a window below 0.
-        NotImplementedError: a head_dim that is not supported, or a gradient asked for.
+        NotImplementedError: a head_dim that is not supported; a gradient asked for with sinks, a softcap, or a head_dim
+            other than 64 and 128.
         RuntimeError: a GPU other than Hopper.
+
+    Differentiable once, in q, k and v, through o and lse.
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
     ``tkq.reference.flash_attn``.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
-    if ops.direct(q, k, v, sinks):
+    way = ops.route(q, k, v, sinks)
+    if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(
             q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+    elif way == "record":
+        autograd.check(q, v, sinks, softcap)
+        o, lse = _Recorded.apply(q, k, v, autograd.facts(causal, softmax_scale, left, right, deterministic))
     else:
-        check.refuse_gradient("flash_attn", q=q, k=k, v=v, sinks=sinks)
-        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)  # the dispatcher's words name no argument
-        o, lse = _op(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
-        lse = lse if return_lse else None
+        o, lse = _traced(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse, deterministic)
     return (o, lse) if return_lse else o
+
+
+def _traced(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse, deterministic):
+    check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
+    _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)  # the dispatcher's words name no argument
+    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    if needs:
+        autograd.check(q, v, sinks, softcap)
+    return _op(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse or needs, deterministic)
+
+
+def _recorded(ctx, q, k, v, facts):
+    """The eager function: forward, with what the gradients need kept."""
+    left, right = (-1 if side is None else side for side in facts.window_size)
+    o, lse = (forward if q.is_cuda else _cpu)(
+        q, k, v, None, facts.causal, facts.softmax_scale, left, right, 0.0, True)
+    autograd.keep(ctx, q, k, v, o, lse, facts)
+    return o, lse
 
 
 def _check(q, k, v, sinks, *options):
@@ -148,26 +172,28 @@ def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse
     return o, lse if return_lse else None
 
 
-# The op returns two tensors always: an empty lse where none is asked for.
+# The op returns two tensors always: an empty lse where none is asked for. deterministic is its gradient's.
 
 
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-             left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+             left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     o, lse = forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _op_cpu(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-            left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+            left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     o, lse = _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _op_fake(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-             left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+             left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     batch, rows, heads, _ = q.shape
     lse = (batch, heads, rows) if return_lse else (0,)
     return q.new_empty(batch, rows, heads, v.shape[3]), q.new_empty(lse, dtype=torch.float32)
 
 
-_op = ops.torch_op("flash_attn", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)
+_op = ops.torch_op("flash_attn", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake, setup=autograd.setup,
+                   backward=autograd.backward)
+_Recorded = ops.eager_function("FlashAttention", forward=_recorded, backward=autograd.recorded_backward)
