@@ -1,4 +1,5 @@
-"""The implementations that tkq is timed beside, each in its best configuration. Only this file imports them.
+"""The implementations that tkq is timed beside, each in its best configuration. Only this file and backward_peers.py
+import them.
 
 A peer is made by a function that imports what it needs and returns a callable with tkq's layout: attention (q, k, v) of
 (B, S, H, D) -> (B, S, H, D); norms (x, weight, bias) with x (M, N) -> (M, N); gemm (a, b) -> a @ b.
@@ -12,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+
+from bench import backward_peers
 
 RMS_EPS, LAYER_EPS = 1e-6, 1e-5
 
@@ -138,4 +141,5 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
         "cuBLAS": lambda: torch.matmul,
         "torch.compile autotuned": lambda: _compiled(torch.matmul, AUTOTUNED),
     },
+    **backward_peers.PEERS,
 }

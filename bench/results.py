@@ -27,6 +27,7 @@ PACKAGES = (
     "nvidia-cublas",
     "quack-kernels",
     "flash-attn-4",
+    "liger-kernel",
 )
 
 

@@ -24,10 +24,12 @@ from tkq.norms.spec import NormSpec
 FINALISTS = 3
 
 
-def spec_of(kind: str, N: int) -> NormSpec:
-    """As the benchmark calls them: QuACK's layernorm takes float32 vectors, so ours gets them too."""
-    vectors = ("bf16", None) if kind == "rmsnorm" else ("fp32", "fp32")
-    return NormSpec(kind, N, "bf16", *vectors, vector=8)
+# As the benchmark calls them: QuACK's layernorm takes float32 vectors, so ours gets them too.
+VECTORS = {"rmsnorm": ("bf16", None), "layernorm": ("fp32", None), "layernorm with bias": ("fp32", "fp32")}
+
+
+def spec_of(case: str, N: int) -> NormSpec:
+    return NormSpec(case.split()[0], N, "bf16", *VECTORS[case], vector=8)
 
 
 def label(c: Config) -> str:
@@ -97,25 +99,25 @@ def _inputs(spec: NormSpec, M: int):
     return make
 
 
-def tune(kind: str, M: int, N: int, peer_names: tuple) -> dict:
+def tune(case: str, M: int, N: int, peer_names: tuple) -> dict:
     """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
     from bench import peers
     from tkq.testing import timing
 
-    spec = spec_of(kind, N)
+    spec = spec_of(case, N)
     make = _inputs(spec, M)
     ours = {label(c): c for c in variants(spec)}
     first = timing.compare({name: _candidate(spec, c) for name, c in ours.items()}, make, timing.Effort(7, 0.002, 0.02))
     ranked = sorted((t for t in first.timings if t.ok), key=lambda t: t.median_ms)
     best = [ours[t.name] for t in ranked[:FINALISTS]]
     final = dict.fromkeys([plan(spec), *best])
-    found, missing = peers.find(kind, peer_names)
+    found, missing = peers.find(spec.kind, peer_names)
     second = timing.compare(
         {**found, **{label(c): _candidate(spec, c) for c in final}}, make, timing.Effort(9, 0.02, 0.1)
     )
     gigabytes = 2 * M * N * 2 * 1e-9
     rows = sorted((t for t in second.timings if t.ok), key=lambda t: t.median_ms)
-    print(f"\n{kind} M {M} N {N}   (planned: {label(plan(spec))})")
+    print(f"\n{case} M {M} N {N}   (planned: {label(plan(spec))})")
     for t in rows:
         against = (
             f"  {timing.ratio(t, second['QuACK']):.3f} of QuACK" if "QuACK" in found and second["QuACK"].ok else ""
@@ -129,7 +131,7 @@ def tune(kind: str, M: int, N: int, peer_names: tuple) -> dict:
     for name, why in missing.items():
         print(f"  {name} is not there: {why}")
     return dict(
-        kind=kind,
+        case=case,
         M=M,
         N=N,
         planned=label(plan(spec)),
@@ -143,15 +145,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precompile", action="store_true", help="compile only")
     parser.add_argument("--out", type=Path, help="folder for norms.json")
-    parser.add_argument("--kind", choices=("rmsnorm", "layernorm"), action="append")
+    parser.add_argument("--case", choices=tuple(VECTORS), action="append")
     parser.add_argument("--n", type=int, action="append", help="only these N")
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: a minute more")
     options = parser.parse_args()
     peer_names = ("copy", "QuACK", "torch.compile")[: 3 if options.compiled else 2]
-    kinds = options.kind or ("rmsnorm", "layernorm")
-    cases = [(kind, M, N) for M, N in NORM_SHAPES for kind in kinds if not options.n or N in options.n]
-    precompile([(spec_of(kind, N), c) for kind, _, N in cases for c in variants(spec_of(kind, N))], options.processes)
+    chosen = options.case or tuple(VECTORS)
+    cases = [(case, M, N) for M, N in NORM_SHAPES for case in chosen if not options.n or N in options.n]
+    precompile([(spec_of(case, N), c) for case, _, N in cases for c in variants(spec_of(case, N))], options.processes)
     if options.precompile:
         return
     results = []

@@ -98,6 +98,9 @@ DEALS = [("single", 1, True), ("single", 2, True), ("static", 1, True), ("static
 LCFS = [("single", 2, 3, 1), ("static", 2, 3, 1), ("dynamic", 2, 3, 1), ("static", 1, 2, 0), ("dynamic", 3, 4, 2),
         ("dynamic", 1, 1, 0)]
 
+# cluster, floats
+REMOTE = [(2, 1), (4, 2), (8, 4)]
+
 ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (32, "bf16"), (16, "fp16")]
 FILLS = [(24, "fp32"), (64, "fp32"), (32, "bf16"), (16, "fp16")]
 
@@ -125,6 +128,8 @@ def _cases():
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
     yield from (("schedule:build_deal", x, ("ATOMG",) if x[0] == "dynamic" else ()) for x in DEALS)
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)
+    yield "grid:build_grid", (), ("REDG",)
+    yield from (("grid:build_store_remote", x, ("STAS",)) for x in REMOTE)
     yield from (("maps:build_elementwise", x, ()) for x in ELEMENTWISE)
     yield from (("maps:build_rows", (cols,), ()) for cols in (16, 48))
     yield from (("maps:build_reductions", (cols,), ("SHFL",)) for cols in (8, 24, 64, 176))

@@ -16,15 +16,25 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "cross_entropy": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
+    "flash_attn_varlen": "tkq.attention.varlen_ops",
+    "geglu": "tkq.pointwise.gated_ops",
     "gemm": "tkq.gemm.ops",
     "layernorm": "tkq.norms.ops",
+    "layernorm_quant": "tkq.norms.quant_ops",
     "linear_cross_entropy": "tkq.losses.linear_ops",
     "log_softmax": "tkq.softmax.ops",
     "rmsnorm": "tkq.norms.ops",
+    "rmsnorm_quant": "tkq.norms.quant_ops",
+    "rope": "tkq.pointwise.rope_ops",
+    "rope_cos_sin": "tkq.pointwise.tables",
+    "rope_qk": "tkq.pointwise.rope_ops",
     "softmax": "tkq.softmax.ops",
+    "swiglu": "tkq.pointwise.gated_ops",
     "ReductionBase": "tkq.reduction_base",
+    "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "norms", "reduction_base", "reference", "runtime", "testing", "tile", "utils")
+_MODULES = ("attention", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms", "reference_pointwise",
+            "row_kernel", "rows", "runtime", "testing", "tile", "utils")
 
 __all__ = [*_PUBLIC, "__version__"]
 

@@ -8,7 +8,15 @@ import importlib
 from .runtime.recipe import Shipped
 
 # modules with a function shipped()
-_LISTS = ("tkq.norms.shipped", "tkq.softmax.shipped", "tkq.losses.shipped", "tkq.attention.plan", "tkq.gemm.plan")
+_LISTS = (
+    "tkq.norms.shipped",
+    "tkq.norms.backward_shipped",
+    "tkq.gemm.plan",
+    "tkq.pointwise.shipped",
+    "tkq.softmax.shipped",
+    "tkq.losses.shipped",
+    "tkq.attention.shipped",
+)
 
 
 def shipped() -> list[Shipped]:

@@ -6,7 +6,7 @@ import torch
 
 import tkq
 from tkq import reference
-from tkq.attention import ops
+from tkq.attention import arguments
 
 
 def qkv(batch=2, rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.bfloat16):
@@ -61,9 +61,12 @@ def strided(x, last):
     (lambda q, k, v: (q, k[:, :, 0], v), ValueError, ("k", "4")),
     (lambda q, k, v: (q, k[:1], v), ValueError, ("k", "B = 2")),
     (lambda q, k, v: (q, k[..., :32], v), ValueError, ("k", "D = 64")),
-    (lambda q, k, v: (q, k, v[:, :-1]), ValueError, ("v", "k's shape")),
+    (lambda q, k, v: (q, k, v[:, :-1]), ValueError, ("v", "k's sizes")),
+    (lambda q, k, v: (q, k, v[:, :, :1]), ValueError, ("v", "k's sizes")),
     (lambda q, k, v: (q[:, :, :3], k, v), ValueError, ("3 heads", "multiple")),
-    (lambda q, k, v: (q[..., :40], k[..., :40], v[..., :40]), NotImplementedError, ("head_dim", "40", "64, 128")),
+    (lambda q, k, v: (q[..., :44], k[..., :44], v), NotImplementedError, ("head_dim", "44", "multiples of 8")),
+    (lambda q, k, v: (q, k, v[..., :36]), NotImplementedError, ("head_dim_v", "36", "multiples of 8")),
+    (lambda q, k, v: (*[x.repeat(1, 1, 1, 5)[..., :264] for x in (q, k)], v), NotImplementedError, ("head_dim", "264")),
     (lambda q, k, v: (q.requires_grad_(), k, v), NotImplementedError, ("flash_attn", "q", "grad")),
     (lambda q, k, v: (q, k, v.to("meta")), ValueError, ("v", "meta")),
 ])
@@ -93,7 +96,7 @@ def test_a_scale_that_is_no_number_is_named(scale):
 ])
 def test_layouts_that_tma_cannot_take_are_named(make, words):
     with pytest.raises(ValueError) as caught:
-        ops._check_layout("q", make(qkv()[0]))
+        arguments.check_layouts("flash_attn", q=make(qkv()[0]))
     assert all(w in str(caught.value) for w in ("q", *words)), str(caught.value)
 
 
@@ -101,7 +104,7 @@ def test_layouts_that_tma_takes():
     x = qkv()[0]
     packed = torch.zeros(2, 17, 12, 64, dtype=x.dtype)
     for good in (x, packed[:, :, 4:8], x[:, :, :1].expand(-1, -1, 4, -1), x[:, ::2], x.transpose(1, 2)):
-        ops._check_layout("q", good)
+        arguments.check_layouts("flash_attn", q=good)
 
 
 def test_gradient_is_fine_where_it_is_off():
@@ -111,7 +114,9 @@ def test_gradient_is_fine_where_it_is_off():
 
 
 def test_opcheck():
-    torch.library.opcheck(torch.ops.tkq.flash_attn.default, (*qkv(), True, None))
+    sinks = torch.zeros(4)
+    for options in ((None, True, None, -1, -1, 0.0, True), (sinks, False, 0.1, 3, 5, 20.0, False)):
+        torch.library.opcheck(torch.ops.tkq.flash_attn.default, (*qkv(), *options))
 
 
 def test_traces_under_compile():

@@ -84,7 +84,7 @@ def test_which_rows_leave_the_registers_to_their_weight():
         return norms.plan(NormSpec("rmsnorm", N, x, weight, vector=128 // WIDTH[x])).split
 
     assert split(262144, "bf16", "bf16") and split(131080, "bf16", None) and split(131072, "fp32", "fp32")
-    assert not split(131072, "bf16", "bf16") and not split(262144, "bf16", "fp32")
+    assert split(262144, "bf16", "fp32") and not split(131072, "bf16", "bf16") and not split(32768, "fp32", "fp32")
 
 
 def test_every_N_has_a_valid_plan():

@@ -132,6 +132,17 @@ def test_nothing_outside_is_read_or_written(causal):
         assert all(torch.isnan(x[:, :30]).all() and torch.isnan(x[:, 330:]).all() for x in room)
 
 
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_lse_changes_nothing(dim, causal):
+    for keys in (333, 4096, 8200):  # the kernels of short, medium and long sequences
+        q, k, v = make(1, 333, keys, 2, 2, dim, torch.bfloat16)
+        want, _ = compare(q, k, v, causal, what=f"{keys} keys")
+        o = torch.full(q.shape, math.nan, dtype=q.dtype, device="cuda")
+        ops.run(q, k, v, o, causal=causal)
+        assert torch.equal(o, want)
+
+
 def test_many_rows_of_few_keys():
     """More tiles than a section of heads may have, counted in 32 bits."""
     q = torch.randn(1, 1 << 22, 1, 64, device="cuda", dtype=torch.bfloat16)

@@ -6,150 +6,167 @@ import torch
 from torch import Tensor
 
 from tkq import reference
-from tkq.attention.plan import length_class, plan
-from tkq.attention.spec import DTYPES, AttentionSpec
+from tkq.attention.arguments import OPEN, Options, check_layouts, check_operands, check_options, limits
+from tkq.attention.plan import length_class, pack_of, plan
+from tkq.attention.spec import AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
-# (dtype, head_dim, causal, length, device, config) -> (kernel, processors); as many as there are kinds of call
+# (all that the spec and the plan are made of, device, config) -> (kernel, processors): as many as kinds of call
 _launchers: dict = {}
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
+               window_size=OPEN, softcap: float = 0.0, sinks: Optional[Tensor] = None, deterministic: bool = False,
                return_lse: bool = False):
     """Exact attention, softmax(scale * q @ k.T) @ v, without the score matrix in memory.
 
     Args:
-        q: (B, Sq, H, D), bfloat16 or float16, D 64 or 128.
-        k, v: (B, Sk, Hk, D), as q. H is a multiple of Hk: each K/V head serves H / Hk consecutive query heads
-            (GQA, MQA). Sq and Sk may be any length, also 0.
+        q: (B, Sq, H, D), bfloat16 or float16, D a multiple of 8 up to 256.
+        k, v: (B, Sk, Hk, D) and (B, Sk, Hk, Dv), as q; Dv need not be D. H is a multiple of Hk: each K/V head serves
+            H / Hk consecutive query heads (GQA, MQA). Sq and Sk may be any length, also 0.
             The last dimension of q, k and v is contiguous; base and other strides are multiples of 16 bytes, also 0:
             slices of a packed qkv tensor and expanded heads go in without a copy.
-        causal: query i sees the keys up to i + Sk - Sq: the last query sees the last key.
+        causal: query i sees the keys up to i + Sk - Sq: the last query sees the last key. The same as a right of 0.
         softmax_scale: above 0; 1 / sqrt(D) where not given.
-        return_lse: also return the log-sum-exp of each row's scaled scores.
+        window_size: (left, right): query i sees the keys from i + Sk - Sq - left to i + Sk - Sq + right, inclusive. None
+            or -1: no limit on that side.
+        softcap: above 0, scores become softcap * tanh(score / softcap), with a tanh good to 2 ** -11.
+        sinks: (H,), float32 or q's dtype: for each head the logit of one more key, whose value is 0.
+        deterministic: gradients are the same, bit for bit, in every run. What is computed here always is.
+        return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
 
     Returns:
-        o (B, Sq, H, D), contiguous, of q's dtype; with return_lse the pair (o, lse), lse (B, H, Sq) float32, natural
-        logarithm. A row that sees no key has o = 0 and lse = -inf.
+        o (B, Sq, H, Dv), contiguous, of q's dtype; with return_lse the pair (o, lse), lse (B, H, Sq) float32, natural
+        logarithm. A row that sees no key has o = 0 and lse = -inf, or the sink.
 
     Raises:
-        TypeError: q, k or v not a tensor, of another dtype than allowed or than q; a scale that is not a number.
+        TypeError: q, k, v or sinks not a tensor, of another dtype than allowed or than q; an option of the wrong type.
         ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
-            that is not above 0.
+            that is not above 0, a softcap or a window below 0.
         NotImplementedError: a head_dim that is not supported, or a gradient asked for.
         RuntimeError: a GPU other than Hopper.
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
     ``tkq.reference.flash_attn``.
     """
-    if ops.direct(q, k, v):
-        o, lse = (_cuda if q.is_cuda else _cpu)(q, k, v, causal, softmax_scale)
+    left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
+    if ops.direct(q, k, v, sinks):
+        o, lse = (_cuda if q.is_cuda else _cpu)(
+            q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     else:
-        check.refuse_gradient("flash_attn", q=q, k=k, v=v)
-        _check(q, k, v, softmax_scale)  # here too: the dispatcher's own words name no argument
-        o, lse = _op(q, k, v, causal, softmax_scale)
+        check.refuse_gradient("flash_attn", q=q, k=k, v=v, sinks=sinks)
+        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)  # the dispatcher's words name no argument
+        o, lse = _op(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+        lse = lse if return_lse else None
     return (o, lse) if return_lse else o
 
 
-def _check(q, k, v, softmax_scale):
+def _check(q, k, v, sinks, *options):
     """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check.dtype(name, x, DTYPES)
-        check.rank(name, x, 4)
-        if x.dtype != q.dtype:
-            raise TypeError(f"flash_attn: {name} is {x.dtype}, q is {q.dtype}; all three must have one dtype")
-    check.same_device(q=q, k=k, v=v)
-    (batch, _, heads, head_dim), (_, keys, kv_heads, _) = q.shape, k.shape
-    AttentionSpec(dtypes.name_of(q.dtype), head_dim)
-    if k.shape != (batch, keys, kv_heads, head_dim):
-        raise ValueError(f"flash_attn: k is {tuple(k.shape)}, q is {tuple(q.shape)}; "
-                         f"allowed is (B, Sk, Hk, D) with q's B = {batch} and D = {head_dim}")
-    if v.shape != k.shape:
-        raise ValueError(f"flash_attn: v is {tuple(v.shape)}, k is {tuple(k.shape)}; allowed is k's shape")
-    if heads and (not kv_heads or heads % kv_heads):
-        raise ValueError(f"flash_attn: q has {heads} heads, k has {kv_heads}; q's must be a multiple of k's")
-    if softmax_scale is None:
-        return
-    check.number("softmax_scale", softmax_scale)
-    if not 0 < softmax_scale < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
-        raise ValueError(f"flash_attn: softmax_scale is {softmax_scale}, allowed are finite numbers above 0")
+    check_operands("flash_attn", q, k, v, sinks, 4)
+    check_options("flash_attn", Options(*options))
 
 
-def _check_layout(name, x):
-    if x.stride(3) != 1:
-        raise ValueError(f"flash_attn: {name} has strides {x.stride()}; "
-                         "its last dimension must be contiguous: call .contiguous()")
-    for i in range(3):
-        if x.stride(i) % 8 and x.shape[i] > 1:
-            raise ValueError(f"flash_attn: {name} has strides {x.stride()}; "
-                             f"stride {i} must be a multiple of 8 elements (16 bytes): call .contiguous()")
-    if x.data_ptr() % 16:
-        raise ValueError(f"flash_attn: {name} begins at an address that is not a multiple of 16 bytes: "
-                         "call .clone()")
-
-
-def _cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+def _cuda(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
     try:
-        return _forward(q, k, v, causal, softmax_scale)
+        return forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
-        _check(q, k, v, softmax_scale)
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            _check_layout(name, x)
+        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
+        check_layouts("flash_attn", q=q, k=k, v=v, sinks=sinks)
         raise
 
 
-def _forward(q, k, v, causal, softmax_scale):
-    batch, rows, heads, _ = q.shape
-    _, keys, kv_heads, _ = k.shape
+def forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
+    """(o, lse or None), of CUDA tensors. An exception says that something is wrong, not what."""
+    batch, rows, heads, head_dim = q.shape
+    _, keys, kv_heads, head_dim_v = v.shape
     if not (batch and rows and heads and keys):
-        return _empty(q, k, v, softmax_scale)
-    if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf):
+        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
+        return _empty(q, head_dim_v, sinks, return_lse)
+    if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not 0 <= softcap < math.inf:
         raise ValueError  # _check says which
-    o = torch.empty_like(q) if q.is_contiguous() else q.new_empty(q.shape)
-    # Sizes one by one, with a device: torch parses this faster than new_empty.
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device)
-    run(q, k, v, o, lse, causal, softmax_scale)
+    o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
+        batch, rows, heads, head_dim_v)
+    # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a device:
+    # torch parses this faster than new_empty.
+    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
+    run(q, k, v, o, lse, causal, softmax_scale, None, left, right, softcap, sinks)
     return o, lse
 
 
-def _empty(q, k, v, softmax_scale):
+def _empty(q, head_dim_v, sinks, return_lse):
     """No queries, or no keys to see: nothing to launch."""
-    _check(q, k, v, softmax_scale)
-    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -math.inf, dtype=torch.float32)
-    return q.new_zeros(q.shape), lse
+    batch, rows, heads, _ = q.shape
+    lse = nothing_seen((batch, heads, rows), sinks, q.device) if return_lse else None
+    return q.new_zeros(batch, rows, heads, head_dim_v), lse
 
 
-def run(q, k, v, o, lse, causal=False, softmax_scale=None, config=None):
-    """Launch the kernel into o (B, Sq, H, D) and lse (B, H, Sq), with no more checks than the compiled function makes.
+def nothing_seen(shape, sinks, device):
+    """lse (.., heads, rows) of rows that see no key."""
+    lse = torch.full(shape, -math.inf, dtype=torch.float32, device=device)
+    return lse if sinks is None else lse.copy_(sinks.float()[:, None].expand(shape))
+
+
+def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, left=-1, right=-1, softcap=0.0, sinks=None):
+    """Launch the kernel into o (B, Sq, H, Dv) and lse (B, H, Sq), with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    head_dim, index, length = q.shape[3], q.get_device(), length_class(k.shape[1])
-    key = (q.dtype, head_dim, causal, length, index, config)
+    _, rows, heads, head_dim = q.shape
+    _, keys, kv_heads, head_dim_v = v.shape
+    if left >= 0 or right >= 0:
+        causal = causal or right == 0
+        left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
+    pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
+    index, length = q.get_device(), length_class(keys)
+    key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
+           pack, lse is None, length, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        launcher = _launchers[key] = _launcher(q, causal, length, config)
+        spec = AttentionSpec(
+            dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
+            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
     kernel, processors = launcher
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    kernel(q, k, v, o, lse, counters.counter(index), scale, processors)
+    kernel(q, k, v, o, lse, sinks, None, None, None, None, counters.counter(index), scale, softcap, left, right,
+           processors)
 
 
-def _launcher(q, causal, length, config):
-    arch.require_hopper(q.device)
-    spec = AttentionSpec(dtypes.name_of(q.dtype), q.shape[3], bool(causal))
-    recipe = Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))
-    return function(recipe), arch.processors(q.device)
+def launcher_of(device, spec, length, config=None):
+    """(the compiled kernel, how many multiprocessors the device has)"""
+    arch.require_hopper(device)
+    spec = spec.kernel()
+    return function(Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))), arch.processors(device)
 
 
-def _cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, softmax_scale)
-    return reference.flash_attn(q, k, v, causal, softmax_scale)
+def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
+    _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
+    o, lse = reference.flash_attn(q, k, v, causal, softmax_scale, left, right, softcap, sinks)
+    return o, lse if return_lse else None
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float]) -> tuple[Tensor, Tensor]:
+# The op returns two tensors always: an empty lse where none is asked for.
+
+
+def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
+             left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _cuda(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _op_cpu(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
+            left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _op_fake(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
+             left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
     batch, rows, heads, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((batch, heads, rows), dtype=torch.float32)
+    lse = (batch, heads, rows) if return_lse else (0,)
+    return q.new_empty(batch, rows, heads, v.shape[3]), q.new_empty(lse, dtype=torch.float32)
 
 
-_op = ops.torch_op("flash_attn", cuda=_cuda, cpu=_cpu, fake=_fake)
+_op = ops.torch_op("flash_attn", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)

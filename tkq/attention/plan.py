@@ -1,20 +1,25 @@
 """From what was asked for to how the kernel is built: pure Python, tested without a GPU.
 
 The choices come from measurements on an H100 (bench/tune_attention.py repeats them)."""
-from dataclasses import dataclass
+import contextlib
+import itertools
+from dataclasses import dataclass, replace
 
-from tkq.attention.spec import DTYPES, HEAD_DIMS, AttentionSpec
+from tkq.attention.spec import AttentionSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 2048  # semaphores, tasks and the tiles' alignment
+# Registers for S, P and O by consumers: what is left of a thread's 240 (1: 256, 3: 160) beside the softmax's own
+ACCUMULATORS = {1: 208, 2: 208, 3: 136}
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
     """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
     schedule: see tkq.tile.Schedule. bridge: the next task's first product runs over this one's last. q_stages: Q tiles
-    for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. section_mb: K and V
-    that are worked on together, in MB of L2. cluster: blocks that share K and V."""
+    for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes out
+    through Q's tile, to save more. section_mb: K and V that are worked on together, in MB of L2. cluster: blocks that
+    share K and V. registers: of a producer's thread and a consumer's, where not tkq.tile.register_split's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -26,6 +31,8 @@ class AttentionConfig:
     section_mb: int = 16
     cluster: int = 1
     turns: bool = True
+    o_over_q: bool = False
+    registers: tuple = ()
 
     @property
     def rows(self) -> int:
@@ -37,19 +44,28 @@ class AttentionConfig:
         """Query rows of a task."""
         return self.rows * self.cluster
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Of a block."""
-        tile = 64 * head_dim * 2
-        o = tile * self.consumers // self.o_panels
-        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * head_dim * 2 + self.q_stages * self.consumers * tile + o
+        q, o = (2 * self.rows * cols for cols in (head_dim, head_dim_v))
+        out = 0 if self.o_over_q else o // self.o_panels
+        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * (head_dim + head_dim_v) + self.q_stages * q + out
 
-    def check(self, head_dim: int) -> "AttentionConfig":
+    def accumulators(self, head_dim_v: int) -> int:
+        """Registers of a consumer's thread that hold S, P (16 bits) and O."""
+        return self.kv // 2 + self.kv // 4 + head_dim_v // 2
+
+    def check(self, head_dim: int, head_dim_v: int) -> "AttentionConfig":
         """Itself; ValueError for a configuration that cannot run."""
-        taken = self.shared_bytes(head_dim)
+        taken, dims = self.shared_bytes(head_dim, head_dim_v), f"head dims {head_dim} and {head_dim_v}"
         if taken > SHARED_BYTES:
-            raise ValueError(f"{self}: {taken} bytes of shared memory at head_dim {head_dim}, there are {SHARED_BYTES}")
-        if self.bridge and self.schedule == "single":
-            raise ValueError(f"{self}: bridge needs persistent blocks")
+            raise ValueError(f"{self}: {taken} bytes of shared memory at {dims}, there are {SHARED_BYTES}")
+        if self.accumulators(head_dim_v) > ACCUMULATORS[self.consumers]:
+            raise ValueError(f"{self}: accumulators of {self.accumulators(head_dim_v)} registers at {dims}, there is "
+                             f"room for {ACCUMULATORS[self.consumers]}")
+        if self.bridge and (self.schedule == "single" or self.q_stages == 1):
+            raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
+        if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
+            raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
         if self.cluster > 1 and self.schedule == "dynamic":
             raise ValueError(f"{self}: the blocks of a cluster share a task, which only single and static hand out")
         return self
@@ -59,18 +75,41 @@ LENGTHS = ("short", "medium", "long")
 SHORT, LONG = 2048, 8192  # keys: short below, long from
 
 
+PACK_ROWS = 128  # of a tile, for pack_of
+
+
 def length_class(seqlen_k: int) -> str:
     """All that a plan needs to know of the lengths, so that few kernels are compiled and looked up."""
     return "short" if seqlen_k < SHORT else "medium" if seqlen_k < LONG else "long"
 
 
+def pack_of(rows: int, ratio: int) -> int:
+    """How many of the ``ratio`` query heads of a K/V head go into one tile of rows: as many as a power of 2 allows, where
+    a quarter of the tiles or more is saved, that is where a head's own rows leave much of its last tile empty."""
+    pack = min(ratio & -ratio, 64)
+    alone, together = pack * -(-rows // PACK_ROWS), -(-rows * pack // PACK_ROWS)
+    return pack if 4 * together <= 3 * alone else 1
+
+
 def plan(spec: AttentionSpec, length: str = "medium") -> AttentionConfig:
     """The configuration for a problem of short, medium or long sequences (see ``length_class``)."""
-    if spec.head_dim == 64:
-        return _D64_SHORT if spec.causal and length == "short" else _D64
-    if length == "long":
-        return _D128_LONG_CAUSAL if spec.causal else _D128_LONG_FULL
-    return _D128
+    spec = spec.kernel()
+    config = _measured(spec, "short" if spec.left else length) or fitted(spec.head_dim, spec.head_dim_v)
+    # Finding a task among sequences takes the producer more registers than the two consumers leave it by default.
+    return replace(config, registers=(40, 232)) if spec.varlen else config
+
+
+def _measured(spec, length):
+    """From tables, None where there is none. What is limited on the left has few blocks a task, as short sequences."""
+    dims, long = (spec.head_dim, spec.head_dim_v), length == "long"
+    if dims == (64, 64):
+        # three consumers leave the producer of varlen too few registers
+        return _D64_SHORT if spec.varlen or spec.left or (spec.causal and length == "short") else _D64
+    if dims == (128, 128):
+        if long and spec.longest_first:
+            return _D128_LONG_CAUSAL
+        return _D128_LONG_FULL if long and not spec.varlen else _D128
+    return _WIDE.get(dims)
 
 
 # Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run.
@@ -88,20 +127,21 @@ _D128_LONG_FULL = AttentionConfig(
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
 _D64_SHORT = AttentionConfig()
 
+# Not measured yet. Beyond 128 columns the products take so much longer than the softmax that no turns are needed.
+_WIDE = {
+    (192, 128): AttentionConfig(kv=128, bridge=False, turns=False, q_stages=1, o_panels=2),
+    (192, 192): AttentionConfig(kv=112, bridge=False, turns=False, q_stages=1, o_over_q=True),
+    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_over_q=True),
+}
 
-def shipped():
-    """Every kernel that ``plan`` can choose, with what its machine code must show."""
-    from tkq.runtime.recipe import Recipe, Shipped
-    from tkq.testing.expectation import Expectation
 
-    expectation = Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))
-    out = {}
-    for dtype in DTYPES:
-        for head_dim in HEAD_DIMS:
-            for causal in (False, True):
-                for length in LENGTHS:
-                    spec = AttentionSpec(dtype, head_dim, causal)
-                    recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, length)))
-                    name = "_".join(("flash_attn", dtype, f"d{head_dim}", *["causal"] * causal, length))
-                    out.setdefault(recipe, Shipped(name, recipe, expectation, quick=dtype == "bf16"))
-    return list(out.values())
+def fitted(head_dim: int, head_dim_v: int) -> AttentionConfig:
+    """A configuration for any pair of tiles: the largest K and V tiles up to 128 keys that go with two consumers, and
+    then as much room for Q and O as is left."""
+    panels = [head_dim_v // cols for cols in (64, 32) if head_dim_v % cols == 0]
+    layouts = (dict(), *(dict(bridge=False, q_stages=1, o_panels=n) for n in (1, *panels)))
+    for kv, layout in itertools.product((128, 112, 96, 80, 64, 48), layouts):
+        config = AttentionConfig(kv=kv, turns=max(head_dim, head_dim_v) <= 128, **layout)
+        with contextlib.suppress(ValueError):
+            return config.check(head_dim, head_dim_v)
+    raise NotImplementedError(f"flash_attn: no configuration for head_dim {head_dim} and head_dim_v {head_dim_v}")

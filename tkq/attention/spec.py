@@ -1,25 +1,75 @@
 """What a caller of attention asked for: the part that decides which code is compiled."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Optional
 
 DTYPES = ("bf16", "fp16")
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = tuple(range(8, 257, 8))
+WIDTHS = (64, 96, 128, 192, 256)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
+PACKS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def width(head_dim: int) -> int:
+    """Of the tile that holds ``head_dim`` columns."""
+    return next(w for w in WIDTHS if head_dim <= w)
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """dtype: of q, k, v and o. head_dim: of q, k and v. causal: query i sees key j if j <= i + Sk - Sq.
+    """dtype: of q, k, v and o. head_dim: of q and k; head_dim_v: of v and o, the same where not given.
+
+    Query i is aligned with key i + Sk - Sq. causal: it sees no key behind that one. left, right: a number of keys,
+    known at run time, limits what it sees before and behind that one.
+    lse: the log-sum-exp is written too. softcap: scores go through softcap * tanh(score / softcap).
+    sinks: dtype of one more logit a head, None: there is none.
+    varlen: sequences lie one behind the other, told apart by cu_seqlens; used_q, used_k: only the first rows of each are
+    in use. pack: query heads of one K/V head that share a tile of rows.
 
     Raises:
-        NotImplementedError: a combination that no kernel takes, by name.
+        NotImplementedError: what no kernel takes, by name.
     """
 
     dtype: str = "bf16"
     head_dim: int = 128
     causal: bool = False
+    lse: bool = True
+    head_dim_v: Optional[int] = None
+    left: bool = False
+    right: bool = False
+    softcap: bool = False
+    sinks: Optional[str] = None
+    varlen: bool = False
+    used_q: bool = False
+    used_k: bool = False
+    pack: int = 1
 
     def __post_init__(self):
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
         if self.dtype not in DTYPES:
             raise NotImplementedError(f"flash_attn: q is {self.dtype}, supported are {', '.join(DTYPES)}")
-        if self.head_dim not in HEAD_DIMS:
-            supported = ", ".join(map(str, HEAD_DIMS))
-            raise NotImplementedError(f"flash_attn: head_dim is {self.head_dim}, supported are {supported}")
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) not in HEAD_DIMS:
+                raise NotImplementedError(f"flash_attn: {name} is {getattr(self, name)}, supported are multiples of 8 "
+                                          f"from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}")
+        if self.sinks not in (None, "fp32", self.dtype):
+            raise NotImplementedError(f"flash_attn: sinks are {self.sinks}, supported are fp32 and q's {self.dtype}")
+        if self.pack not in PACKS:
+            raise NotImplementedError(f"flash_attn: pack is {self.pack}, supported are {', '.join(map(str, PACKS))}")
+        if self.causal and self.right:
+            raise ValueError("flash_attn: causal and right: causal is the limit on the right")
+        if (self.used_q or self.used_k) and not self.varlen:
+            raise ValueError("flash_attn: used_q and used_k belong to varlen")
+
+    @property
+    def longest_first(self) -> bool:
+        """Do the last queries see many more keys than the first?"""
+        return (self.causal or self.right) and not self.left
+
+    @property
+    def sides(self) -> bool:
+        """May a row, or a part of a tile, see no key of a block that is visited?"""
+        return self.causal or self.right or self.left or self.varlen
+
+    def kernel(self) -> "AttentionSpec":
+        """The spec of the kernel that serves this one: head dims rounded up to a tile's width."""
+        return replace(self, head_dim=width(self.head_dim), head_dim_v=width(self.head_dim_v))

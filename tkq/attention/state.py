@@ -1,13 +1,34 @@
 """What the roles of the attention kernel see: what came in, what is shared, and a consumer's registers."""
 from dataclasses import dataclass
+from typing import Any, Optional
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
+from tkq.attention.spec import AttentionSpec
 
-BATCH, HEAD, TILE, BLOCKS, MASKED = range(5)  # what the producer tells of a task
-FIELDS = 5
+
+def field_names(spec: AttentionSpec) -> tuple:
+    """What the producer tells of a task. batch, head, tile: where its rows of Q and O are (varlen: batch is where the
+    sequence ends). blocks, masked, first, masked_left: its ``KeyRange``. rows_q, rows_k: the sequence's lengths."""
+    return ("batch", "head", "tile", "blocks", "masked", *["first", "masked_left"] * spec.left,
+            *["rows_q", "rows_k"] * spec.varlen)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A task in a consumer's registers, ``t["head"]`` and so on."""
+
+    values: cute.Tensor
+    names: Constexpr[tuple]
+
+    @staticmethod
+    def new(names):
+        return Fields(cute.make_rmem_tensor((len(names),), Int32), names)
+
+    def __getitem__(self, name):
+        return self.values[self.names.index(name)]
 
 
 @dataclass(frozen=True)
@@ -16,22 +37,20 @@ class Globals:
     k: tk.gl
     v: tk.gl
     o: tk.gl
-    lse: cute.Tensor  # (batch, head, row)
+    lse: Optional[cute.Tensor]  # (batch, head, row); varlen (head, row)
+    sinks: Optional[cute.Tensor]  # (head,)
+    tasks: Any  # Dense or Varlen
     schedule: tk.Schedule
-    rows_q: Int32
-    rows_k: Int32
-    heads: Int32
-    heads_per_kv: Int32
-    tiles: Int32  # tasks of a head
-    all_heads: Int32  # of all batch elements
-    section: Int32  # how many heads are worked on together
-    scale: Float32  # softmax scale * log2(e)
+    left: Optional[Int32]
+    right: Optional[Int32]
+    scale: Float32  # of the scores, times log2(e)
+    cap: Optional[Float32]  # what Q @ K.T is multiplied by under the tanh
 
 
 @dataclass(frozen=True)
 class Shared:
     q: tk.SharedTile  # a ring of q_stages, one tile for each consumer
-    o: tk.SharedTile  # one for each consumer, or a panel of one
+    o: tk.SharedTile  # one for each consumer, or a panel of one; or q's
     k: tk.SharedTile
     v: tk.SharedTile
     task: cute.Tensor  # (field, as q): comes and goes with the tile of q
@@ -54,8 +73,8 @@ class State:
     max_scaled: tk.RowVec
     last_max: tk.RowVec  # of the task that is being finished
     last_norm: tk.RowVec
-    task: cute.Tensor
-    last: cute.Tensor
+    task: Fields
+    last: Fields
     k: tk.Ring
     v: tk.Ring
     q: tk.Ring

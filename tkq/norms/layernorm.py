@@ -36,7 +36,7 @@ class LayerNorm(RowNorm):
             squares = d * d if squares is None else squares + d * d
             rest = d if rest is None else rest + d
         squares = self._sum(squares, lanes)
-        if self.dtype.width == 32:  # what rounding left in the mean; a sum of 16-bit values leaves nothing that counts
+        if self.spec.loaded >= 32:  # what rounding left in the mean; in a sum of 16-bit values nothing that counts
             off = _quotient(self._sum(rest, lanes), count)
             mean, squares = mean + off, cutlass.max(squares - off * off * count, Float32(0))
         if first and self.cluster_n > 1:

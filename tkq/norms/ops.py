@@ -1,176 +1,186 @@
-"""tkq.rmsnorm and tkq.layernorm: from torch tensors to a launch."""
+"""tkq.rmsnorm and tkq.layernorm: what PyTorch sees of them, with their gradients."""
 from typing import Optional
 
 import torch
 from torch import Tensor
 
-from .. import reference, runtime
-from ..runtime import arch, check, dtypes, ops
-from .plan import plan
-from .spec import MAX_N, WIDTH, NormSpec
+from .. import reference_norms
+from ..runtime import check, ops
+from . import checks, gradients, launch
+from .launch import Call, recipe
 
-_REFERENCE = {"rmsnorm": reference.rmsnorm, "layernorm": reference.layernorm}
-_MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
-
-# Launchers by what a call looks like. An entry says that such a call was checked, so a hit needs no check of its own.
-_launchers: dict = {}
+__all__ = ["layernorm", "recipe", "rmsnorm"]
 
 
-def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor] = None, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight + bias, over the last dimension (Zhang and Sennrich, 2019).
+def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor] = None, eps: float = 1e-6,
+            residual: Optional[Tensor] = None, prenorm: bool = False, weight_offset: float = 0.0,
+            out_dtype: Optional[torch.dtype] = None, residual_dtype: Optional[torch.dtype] = None):
+    """h / sqrt(mean(h^2) + eps) * (weight + weight_offset) + bias over the last dimension, for h = x + residual (Zhang
+    and Sennrich, 2019).
 
-    Computed in float32 and rounded once.
+    Computed in float32 and rounded once. Differentiable once, in x, weight, bias and residual.
 
     Args:
-        x: (..., N), bf16, fp16 or fp32, N from 1 to 262144, last dimension contiguous. Rows may be any distance apart:
-            a view x[:, :N] is read in place. Leading dimensions that no single row stride describes are copied first.
-        weight, bias: (N,), contiguous, bf16, fp16 or fp32, not necessarily x's type.
+        x: (..., N), bf16, fp16 or fp32, N from 1 to 262144, last dimension contiguous. Other dimensions may have any
+            strides that one or two row strides describe: views x[:, :N], and slices of a packed (B, S, 3, H, D), are
+            read in place. What needs more is copied first.
+        weight, bias: (N,), contiguous, bf16, fp16 or fp32, not necessarily x's type. Or both (H, N), for x (..., H, N):
+            each head has its own.
         eps: added to the mean square.
+        residual: like x, of any of the three types; added to x in float32.
+        prenorm: return the sum h too, the residual of the next layer.
+        weight_offset: added to the weight in float32: 1.0 for models (Gemma) that store weight - 1.
+        out_dtype: of the result, x's where not given.
+        residual_dtype: of the sum, with prenorm; the residual's where not given, or x's where there is none.
 
     Returns:
-        A contiguous tensor of x's shape and type.
+        A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
+        where there is no residual and the types agree.
 
     Raises:
         TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes that do not match, several devices, a last dimension that is not contiguous.
-        NotImplementedError: N > 262144, or a gradient is asked for.
+        ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, an option that
+            would do nothing (weight_offset without a weight, residual_dtype without prenorm).
+        NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
     """
-    return _norm("rmsnorm", x, weight, bias, eps)
+    if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
+        return _plain("rmsnorm", x, weight, bias, eps)
+    return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
-def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *,
-              eps: float = 1e-5) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias, over the last dimension (Ba et al., 2016).
+def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, eps: float = 1e-5,
+              residual: Optional[Tensor] = None, prenorm: bool = False, weight_offset: float = 0.0,
+              out_dtype: Optional[torch.dtype] = None, residual_dtype: Optional[torch.dtype] = None):
+    """(h - mean) / sqrt(var + eps) * (weight + weight_offset) + bias over the last dimension, for h = x + residual (Ba
+    et al., 2016).
 
-    The variance is the mean of (x - mean)^2, from centred values. Computed in float32 and rounded once.
+    The variance is the mean of (h - mean)^2, from centred values. Computed in float32 and rounded once. Differentiable
+    once, in x, weight, bias and residual.
 
-    Args:
-        x: (..., N), bf16, fp16 or fp32, N from 1 to 262144, last dimension contiguous. Rows may be any distance apart:
-            a view x[:, :N] is read in place. Leading dimensions that no single row stride describes are copied first.
-        weight, bias: (N,), contiguous, bf16, fp16 or fp32, not necessarily x's type.
-        eps: added to the variance.
-
-    Returns:
-        A contiguous tensor of x's shape and type.
-
-    Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes that do not match, several devices, a last dimension that is not contiguous.
-        NotImplementedError: N > 262144, or a gradient is asked for.
-        RuntimeError: a GPU other than Hopper.
+    Args, Returns, Raises: as `rmsnorm`, but weight and bias are (N,) alone. eps is added to the variance.
     """
-    return _norm("layernorm", x, weight, bias, eps)
+    if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
+        return _plain("layernorm", x, weight, bias, eps)
+    return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
-def _norm(kind, x, weight, bias, eps):
-    if not ops.direct(x, weight, bias):
-        check.refuse_gradient(kind, x=x, weight=weight, bias=bias)
-        _check(kind, x, weight, bias)
-        return _OPS[kind](x, weight, bias, eps)
+def _plain(kind, x, weight, bias, eps):
+    """Without options: the shortest way to the kernel."""
+    way = ops.route(x, weight, bias)
+    if way == "direct" and x.is_cuda:
+        return launch.plain(kind, x, weight, bias, eps)
+    if way == "record" and x.is_cuda:
+        return _RecordedPlain.apply(x, weight, bias, kind, eps)
+    return _routed(way, kind, x, weight, bias, eps, None, False, 0.0, None, None)
+
+
+def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
+    checks.options(kind, weight, offset, prenorm, residual_dtype)
+    way = ops.route(x, weight, bias, residual)
+    return _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
+
+
+def _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
+    if way == "op":
+        return _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
+    total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
+    if way == "record":
+        call = Call(kind, eps, offset, out_dtype, _kept(x, residual, total), True)
+        return _Recorded.apply(x, weight, bias, residual, call, prenorm)
+    y, h, *_ = _forward(Call(kind, eps, offset, out_dtype, total), x, weight, bias, residual)
+    return (y, x if h is None else h) if prenorm else y
+
+
+def _kept(x, residual, total):
+    """The type in which the sum is written where a gradient is recorded, which needs it: given, or wide enough."""
+    return torch.promote_types(x.dtype, residual.dtype) if total is None and residual is not None else total
+
+
+def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
     if x.is_cuda:
-        return _launch(kind, x, weight, bias, eps)
-    return _on_cpu(kind, x, weight, bias, eps)
+        return launch.norm(call, x, weight, bias, residual)
+    checks.norm(call.kind, x, weight, bias, residual, call.out, call.total)
+    y, h, rstd, mean = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
+                                            weight_offset=call.offset)
+    y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
+                for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
+    return y, total, rstd if call.stats else None, mean if call.stats else None, None
 
 
-def _launch(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
-            out: Optional[Tensor] = None) -> Tensor:
-    """Run the kernel. out: a contiguous tensor like x to write to, for whoever owns the memory."""
-    rows = x if x.dim() == 2 else _rows(kind, x)
-    key = _key(kind, rows, weight, bias)
-    run = _launchers.get(key)
-    if run is None:
-        run = _launchers[key] = _launcher(kind, rows, weight, bias)
-    if out is None:
-        out = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    to = out if rows is x else out.view(rows.shape)
-    if 0 < rows.shape[0] <= _MAX_ROWS:
-        run(rows, weight, bias, to, eps)
-    else:
-        for x_part, out_part in zip(rows.split(_MAX_ROWS), to.split(_MAX_ROWS), strict=True) if rows.shape[0] else ():
-            run(x_part, weight, bias, out_part, eps)
-    return out
+# ---- gradients: in plain eager mode ---------------------------------------------------------------------------
 
 
-def _rows(kind, x):
-    """x as (M, N)."""
-    _check_x(kind, x)
-    return x.reshape(-1, x.shape[-1])
+def _recorded(ctx, x, weight, bias, residual, call, prenorm):
+    y, h, rstd, mean, _ = _forward(call, x, weight, bias, residual)
+    gradients.remember(ctx, call.kind, call.offset, x, weight, bias, residual, h, rstd, mean)
+    if not prenorm:
+        return y
+    ctx.set_materialize_grads(False)  # either result may be left unused
+    return y, x if h is None else h
 
 
-def _key(kind, x, weight, bias):
-    """Everything that the checks, the spec and the alignment depend on."""
-    row, column = x.stride()
-    w = weight is not None and (weight.dtype, weight.shape, weight.stride(), weight.device, weight.data_ptr() & 15)
-    b = bias is not None and (bias.dtype, bias.shape, bias.stride(), bias.device, bias.data_ptr() & 15)
-    return kind, x.dtype, x.shape[1], row & 7, column, x.device, x.data_ptr() & 15, w, b
+def _recorded_plain(ctx, x, weight, bias, kind, eps):
+    y, rstd, mean = launch.plain_with_statistics(kind, x, weight, bias, eps)
+    ctx.save_for_backward(x, weight, rstd, mean)
+    ctx.facts = (kind, 0.0, x.dtype, bias is not None and bias.dtype, None)
+    return y
 
 
-def _launcher(kind, x, weight, bias):
-    _check(kind, x, weight, bias)
-    arch.require_hopper(x.device)
-    given = [None if t is None else dtypes.name_of(t.dtype) for t in (weight, bias)]
-    spec = NormSpec(kind, x.shape[1], dtypes.name_of(x.dtype), *given, vector=_vector(x, weight, bias))
-    return runtime.function(recipe(spec))
+def _recorded_backward(ctx, dy, dtotal=None):
+    """Of both. In `_recorded_plain` the kind stands where the residual does: it never needs a gradient."""
+    needs = ctx.needs_input_grad
+    return (*gradients.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
 
 
-def recipe(spec: NormSpec, config=None):
-    """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.norms.build:build", (spec, config or plan(spec)))
+_Recorded = ops.eager_function("Norm", forward=_recorded, backward=_recorded_backward)
+_RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backward=_recorded_backward)
 
 
-def _vector(x, weight, bias) -> int:
-    """Elements of one access: as many as 16 bytes, N, the row stride and every base address allow."""
-    size, vector = x.element_size(), 16 // x.element_size()
-    while x.shape[1] % vector or x.stride(0) % vector or x.data_ptr() % (vector * size) or not all(
-            t is None or t.data_ptr() % min(16, vector * t.element_size()) == 0 for t in (weight, bias)):
-        vector //= 2
-    return vector
+# ---- the custom ops: traced, fake, functorch ------------------------------------------------------------------
 
 
-def _check(kind, x, weight, bias):
-    """Raises what the public functions promise."""
-    _check_x(kind, x)
-    N = x.shape[-1]
-    for name, t in (("weight", weight), ("bias", bias)):
-        if t is None:
-            continue
-        check.dtype(name, t, tuple(WIDTH))
-        check.shape(name, t, (N,))
-        check.last_dim_contiguous(name, t)
-    check.same_device(x=x, weight=weight, bias=bias)
-
-
-def _check_x(kind, x):
-    check.dtype("x", x, tuple(WIDTH))
-    if x.dim() == 0 or x.shape[-1] < 1:
-        raise ValueError(f"{kind}: x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
-    if x.shape[-1] > MAX_N:
-        raise NotImplementedError(f"{kind}: x: got N = {x.shape[-1]} columns, allowed are 1 to {MAX_N}")
-    check.last_dim_contiguous("x", x)
-
-
-def _on_cpu(kind, x, weight, bias, eps):
-    _check(kind, x, weight, bias)
-    return _REFERENCE[kind](x, weight, bias, eps).contiguous()
-
-
-def _fake(kind, x, weight, bias):
-    _check(kind, x, weight, bias)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
+    checks.norm(kind, x, weight, bias, residual, out_dtype, residual_dtype)
+    check.refuse_tangent(kind, x=x, weight=weight, bias=bias, residual=residual)
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
+    total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
+    kept = _kept(x, residual, total) if save else total
+    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)
+    return (y, x if total is None else h) if prenorm else y
 
 
 def _op(kind):
-    def cuda(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-        return _launch(kind, x, weight, bias, eps)
+    """`tkq::rmsnorm` or `tkq::layernorm`: y, the sum, rstd and mean; what is not asked for is empty."""
+    def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor] = None,
+            weight_offset: float = 0.0, out_dtype: Optional[torch.dtype] = None,
+            total_dtype: Optional[torch.dtype] = None, save: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        found = _forward(Call(kind, eps, weight_offset, out_dtype, total_dtype, save), x, weight, bias, residual)
+        return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
-    def cpu(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-        return _on_cpu(kind, x, weight, bias, eps)
+    def fake(x, weight, bias, eps, residual=None, weight_offset=0.0, out_dtype=None, total_dtype=None, save=True):
+        checks.norm(kind, x, weight, bias, residual, out_dtype, total_dtype)
+        rows = (x.numel() // x.shape[-1],)
+        shapes = ((x.shape, out_dtype or x.dtype), (total_dtype and x.shape, total_dtype),
+                  (save and rows, torch.float32), (save and kind == "layernorm" and rows, torch.float32))
+        return tuple(x.new_empty(shape, dtype=dtype) if shape else x.new_empty(0) for shape, dtype in shapes)
 
-    def fake(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float) -> Tensor:
-        return _fake(kind, x, weight, bias)
+    def setup(ctx, inputs, output):
+        x, weight, bias, _, residual, offset, _, total, save = inputs
+        if not save or (residual is not None and total is None):
+            raise ValueError(f"tkq::{kind}: a gradient is recorded, which needs save=True, and with a residual the sum "
+                             "(total_dtype)")
+        _, h, rstd, mean = output
+        gradients.remember(ctx, kind, offset, x, weight, bias, residual, h, rstd, mean)
+        ctx.mark_non_differentiable(rstd, mean)
+        ctx.set_materialize_grads(False)
 
-    return ops.torch_op(kind, cuda=cuda, cpu=cpu, fake=fake)
+    def formula(ctx, dy, dtotal, *_):
+        needs = ctx.needs_input_grad
+        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
+        return dx, dweight, dbias, None, dresidual, None, None, None, None
+
+    return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=formula)
 
 
-_OPS = {kind: _op(kind) for kind in _REFERENCE}
+_OPS = {kind: _op(kind) for kind in ("rmsnorm", "layernorm")}

@@ -1,5 +1,5 @@
 """Which threads, blocks and memory path a normalisation takes. Pure: no torch, no DSL; bench/tune_norms.py times it."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import reduction_plan as geometry
 from .spec import WIDTH, NormSpec
@@ -39,15 +39,18 @@ class Config:
 
 
 def smem_bytes(spec: NormSpec, config: Config) -> int:
-    """Shared memory of a block: x where it passes through it, the exchange buffers (8 bytes to a warp), mbarriers."""
+    """Shared memory of a block: x (and residual) where they pass through it, the exchange buffers (8 bytes to a warp),
+    mbarriers, and where 128 columns lie in several warps, a float for each vector of each warp."""
     t = config.tile(spec)
-    x = t.rows * t.cols * spec.width // 8 if config.load == "shared" else 0
-    return config.rows_each * (x + t.threads // 32 * t.cluster * 8 + 16)
+    x = t.rows * t.cols * spec.loaded // 8 if config.load == "shared" else 0
+    met = t.threads // 32 * t.blocks * 4 if spec.scale == "block" and t.vector < 4 else 0
+    return config.rows_each * (x + spec.exchanges * (t.threads // 32 * t.cluster * 8 + 16) + met)
 
 
 def packed_words(spec: NormSpec, config: Config) -> int:
-    """Registers that a thread needs to hold x, and weight and bias if they come early, as they lie in memory."""
-    bits = 0 if config.load == "shared" else spec.width * config.rows_each
+    """Registers that a thread needs to hold x (and residual), and weight and bias if they come early, as they lie in
+    memory."""
+    bits = 0 if config.load == "shared" else spec.loaded * config.rows_each
     if config.early:
         bits += sum(WIDTH[d] for d in (spec.weight, spec.bias) if d)
     per = config.tile(spec).per_thread
@@ -59,8 +62,11 @@ def check(spec: NormSpec, config: Config) -> None:
     t = config.tile(spec)
     if config.load not in ("registers", "shared"):
         raise ValueError(f"load: got {config.load!r}, allowed are registers, shared")
-    if config.load == "shared" and spec.vector * spec.width < 32:
+    narrowest = min(WIDTH[d] for d in (spec.x, spec.residual) if d)
+    if config.load == "shared" and spec.vector * narrowest < 32:
         raise ValueError(f"load: cp.async copies at least 4 bytes, got a vector of {spec.vector} {spec.x}")
+    if config.load == "shared" and spec.scale:
+        raise ValueError("load: results that wait for their scale are held in registers, got 'shared'")
     if config.rows_each < 1:
         raise ValueError(f"rows_each: got {config.rows_each}, allowed are 1 and more")
     if t.per_thread > PER_THREAD:
@@ -69,8 +75,9 @@ def check(spec: NormSpec, config: Config) -> None:
         raise ValueError(f"cluster of {t.cluster}, {smem_bytes(spec, config)} bytes of shared memory: too much")
 
 
-# (largest row in bytes, config), for whole 16-byte accesses. Measured on an H100 in bf16 at rows of 2 KB and all powers
-# of two from 8 KB to 512 KB (bench/tune_norms.py); a row between two takes that of either.
+# (largest row in bytes, the residual's among them; config), for whole 16-byte accesses. Measured on an H100 in bf16
+# without a residual, at rows of 2 KB and all powers of two from 8 KB to 512 KB (bench/tune_norms.py); a row between two
+# takes that of either.
 # Clusters of 16 are not portable in CUDA's sense, but Hopper has them; the DSL sets the attribute that they need.
 _SHORT = (
     (128, 8, 128, 1),
@@ -89,39 +96,60 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (196608, 256, 256, 8),
     (262144, 256, 256, 16),
     (524288, 256, 256, 16, "shared"),
-    (1048576, 512, 512, 16),
+    (2097152, 512, 512, 16),
 ))
 # where they are more, their way from L2 is what counts: they stay out of the registers, or two rows share one load
+_LATE = (*((limit, Config(*shape, early=False)) for limit, *shape in _SHORT), (49152, Config(512, 512, early=False)))
 _HEAVY = (
-    *((limit, Config(*shape, early=False)) for limit, *shape in _SHORT),
-    (49152, Config(512, 512, early=False)),
+    *_LATE,
     (65536, Config(512, 512, load="shared", early=False)),
     (262144, Config(256, 256, 8, load="shared", early=False, rows_each=2)),
-    (1048576, Config(512, 512, 16, early=False)),
+    (2097152, Config(512, 512, 16, early=False)),
 )
+# up to twice the bytes of x and residual (layernorm with a float32 weight and no bias): many small blocks share a row,
+# x waits in their shared memory and the weight in registers. 65536: 3040 GB/s so, 2827 as _HEAVY; 131072: 3021 and
+# 2780; 262144: 2724 and 2541.
+_MEDIUM = (
+    *_LATE,
+    (98304, Config(256, 256, 4, load="shared")),
+    (131072, Config(128, 128, 8, load="shared")),
+    (262144, Config(128, 128, 16, load="shared")),
+    (2097152, Config(256, 256, 16, load="shared")),
+)
+# results that wait for their scale do so in registers, 32 of a thread where that can be
+_QUANTISED = tuple((limit, Config(*shape)) for limit, *shape in (
+    *_SHORT,
+    (65536, 512, 512, 2),
+    (131072, 512, 512, 4),
+    (262144, 512, 512, 8),
+    (2097152, 512, 512, 16),
+))
 
 
 def _vectored(spec: NormSpec) -> Config:
     vectors = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype)
-    table = _LIGHT if vectors <= spec.width else _HEAVY
-    return next(config for limit, config in table if spec.N * spec.width // 8 <= limit)
+    light = vectors <= spec.loaded
+    table = _QUANTISED if spec.scale else _LIGHT if light else _MEDIUM if vectors <= 2 * spec.loaded else _HEAVY
+    config = next(config for limit, config in table if spec.N * spec.loaded // 8 <= limit)
+    return replace(config, early=False) if spec.scale and not light else config
 
 
 def _narrow(spec: NormSpec) -> Config:
     """Rows whose alignment allows less than 16 bytes an access: more threads of fewer elements, no shared memory."""
-    per = min(32, 8 * spec.vector)  # an access costs an address and a predicate, so few of them
+    most, blocks = (16, 16) if spec.scale else (32, 8)  # results that wait in registers: fewer of them, more blocks
+    per = min(most, 8 * spec.vector)  # an access costs an address and a predicate, so few of them
     threads = 8
     while threads < 1024 and threads * per < spec.N:
         threads *= 2
     cluster = 1
-    while cluster < 8 and threads * cluster * per < spec.N:
+    while cluster < blocks and threads * cluster * per < spec.N:
         cluster *= 2
     return Config(threads, max(threads, 128), cluster, early=False)
 
 
 def plan(spec: NormSpec) -> Config:
     """The config that a spec runs with."""
-    return _vectored(spec) if spec.vector * spec.width == 128 else _narrow(spec)
+    return _vectored(spec) if spec.access == 128 else _narrow(spec)
 
 
 _PATHS = (dict(early=True), dict(early=False), dict(early=True, rows_each=2),
@@ -145,7 +173,7 @@ def _worth(spec: NormSpec, config: Config) -> bool:
     except ValueError:
         return False
     t = config.tile(spec)
-    held = t.cols * spec.width // 8 * t.rows * config.rows_each
+    held = t.cols * spec.loaded // 8 * t.rows * config.rows_each
     shared_well = t.cluster == 1 or (t.rows == 1 and t.cols * spec.width >= 8 * 16384)
     fits = t.cluster == config.cluster and held <= 65536 and packed_words(spec, config) <= PACKED_WORDS
     return shared_well and fits and t.per_thread >= 16

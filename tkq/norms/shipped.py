@@ -13,6 +13,7 @@ def shipped() -> list:
     """Every size of the tables and both kinds, each type once as x, weight and bias, and rows that do not divide."""
     specs = [NormSpec("rmsnorm", N, "bf16", w, None, 8) for N in SIZES for w in ("bf16", "fp32")]
     specs += [NormSpec("layernorm", N, "bf16", w, w, 8) for N in SIZES for w in ("bf16", "fp32")]
+    specs += [NormSpec("layernorm", N, "bf16", "fp32", None, 8) for N in SIZES]
     specs += [NormSpec(kind, N, "fp32", "fp32", None, 4) for kind in KINDS for N in (1024, 4096, 32768, 262144)]
     specs += [NormSpec(kind, 4096, x, w, b, 128 // WIDTH[x]) for kind in KINDS for x, w, b in (
         ("fp16", "fp16", None), ("bf16", None, None), ("fp16", "fp32", "bf16"), ("fp32", "bf16", "fp16"))]

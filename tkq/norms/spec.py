@@ -6,15 +6,26 @@ from .. import reduction_plan as geometry
 
 KINDS = ("rmsnorm", "layernorm")
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}
+OUT_WIDTH = {**WIDTH, "e4m3": 8}
+SCALES = ("row", "block")
+HEADS = ("rows", "weight")
+GROUP = 128  # columns that share a block scale
 MAX_N = 1 << 18
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """kind: "rmsnorm" or "layernorm". N: columns. x: element type of input and output. weight, bias: theirs, or None.
+    """kind: "rmsnorm" or "layernorm". N: columns. x: element type of the input. weight, bias: theirs, or None.
 
-    vector: elements of x in one access, a power of two that divides N. Every row starts at a multiple of that many
-    elements, and weight and bias at a multiple of that many of theirs or of 16 bytes.
+    vector: elements of one access, a power of two that divides N; the widest stream's takes 16 bytes at most. Every row
+    starts at a multiple of that many elements, and weight and bias at a multiple of that many of theirs or of 16 bytes.
+
+    Options, all off by default:
+    residual: element type of what is added to x before the norm. total: type in which that sum is written (x itself
+        where there is no residual). out: type of the result, where it is not x's.
+    scale: with out "e4m3": one scale for each "row", or for each "block" of 128 columns of a row.
+    offset: a number is added to the weight. stats: rstd is written, and layernorm's mean.
+    heads: rows lie two strides apart, as (R, H, N): "rows", or "weight" where each head has a weight of its own too.
     """
 
     kind: str
@@ -23,19 +34,47 @@ class NormSpec:
     weight: Optional[str] = None
     bias: Optional[str] = None
     vector: int = 1
+    residual: Optional[str] = None
+    total: Optional[str] = None
+    out: Optional[str] = None
+    scale: Optional[str] = None
+    offset: bool = False
+    stats: bool = False
+    heads: Optional[str] = None
 
     def __post_init__(self):
         if self.kind not in KINDS:
             raise ValueError(f"kind: got {self.kind!r}, allowed are {', '.join(KINDS)}")
-        for name in ("x", "weight", "bias"):
+        for name in ("x", "weight", "bias", "residual", "total", "out"):
             dtype = getattr(self, name)
-            if dtype not in WIDTH and (name == "x" or dtype is not None):
-                raise TypeError(f"{name}: got dtype {dtype}, allowed are {', '.join(WIDTH)}")
+            allowed = OUT_WIDTH if name == "out" and self.scale else WIDTH
+            if dtype not in allowed and (name == "x" or dtype is not None):
+                raise TypeError(f"{name}: got dtype {dtype}, allowed are {', '.join(allowed)}")
         if not 1 <= self.N <= MAX_N:
             raise NotImplementedError(f"x: got N = {self.N} columns, allowed are 1 to {MAX_N}")
         if self.vector < 1 or self.widest % self.vector:
             allowed = f"allowed for N = {self.N} in {self.x} are the divisors of {self.widest}"
             raise ValueError(f"vector: got {self.vector}, {allowed}")
+        self._check_options()
+
+    def _check_options(self):
+        if self.scale is not None and (self.scale not in SCALES or self.out != "e4m3"):
+            raise ValueError(f"scale: got {self.scale!r} with out {self.out!r}, allowed are "
+                             f"{', '.join(SCALES)} with out 'e4m3'")
+        if self.heads is not None and self.heads not in HEADS:
+            raise ValueError(f"heads: got {self.heads!r}, allowed are {', '.join(HEADS)}")
+        if self.weight is None and (self.offset or self.heads == "weight"):
+            raise ValueError("offset, heads: there is no weight that they could be for")
+
+    @property
+    def plain(self) -> bool:
+        """Without any of the options."""
+        return self == NormSpec(self.kind, self.N, self.x, self.weight, self.bias, self.vector)
+
+    @property
+    def result(self) -> str:
+        """Element type of the result."""
+        return self.out or self.x
 
     @property
     def width(self) -> int:
@@ -43,6 +82,25 @@ class NormSpec:
         return WIDTH[self.x]
 
     @property
+    def loaded(self) -> int:
+        """Bits that come in for an element of a row: x and the residual."""
+        return self.width + WIDTH.get(self.residual, 0)
+
+    @property
+    def exchanges(self) -> int:
+        """Reductions over a row, one after the other: for its statistics, and for its scale."""
+        return 2 if self.scale == "row" else 1
+
+    @property
+    def access(self) -> int:
+        """Bits of the widest stream's access: 128 where nothing stands against it."""
+        return self.vector * self._widest_element
+
+    @property
     def widest(self) -> int:
         """Elements of the widest access that N allows."""
-        return geometry.vector(self.N, self.width)
+        return geometry.vector(self.N, self._widest_element)
+
+    @property
+    def _widest_element(self) -> int:
+        return max(OUT_WIDTH[t] for t in (self.x, self.residual, self.total, self.out) if t)

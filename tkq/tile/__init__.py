@@ -15,10 +15,13 @@ import math
 from types import ModuleType
 
 from .block import (
+                    Role,
+                    assign,
                     first_warp_of_group,
                     init_block,
                     lane_id,
                     register_split,
+                    roles_fit,
                     specialise,
                     thread_in_warpgroup,
                     warp_id,
@@ -26,12 +29,15 @@ from .block import (
 )
 from .bulk import bulk_add, bulk_commit, bulk_load, bulk_store, count_up, red_add4
 from .dtypes import element_type, type_name
+from .grid import grid_arrive, grid_wait
 from .lcf import LCF, Task
 from .maps import (
+                    COLUMN,
                     add,
                     add_col,
                     add_row,
                     apply,
+                    apply_narrow,
                     copy,
                     div_row,
                     exp2,
@@ -48,6 +54,7 @@ from .maps import (
                     row_sum_partial,
                     sub,
                     sub_row,
+                    tanh,
 )
 from .memory import (
                     copy_async,
@@ -84,6 +91,7 @@ from .register import (
                     first_col,
                     first_row,
                     left_fill,
+                    lower_fill,
                     neg_infty,
                     right_fill,
                     rt,
@@ -112,12 +120,14 @@ from .sync import (
                     expect_bytes,
                     init,
                     ring,
+                    store_remote,
                     sync,
                     sync_arrive,
                     sync_block,
                     wait,
 )
-from .transfer import load, load_cols, load_rows, store, store_elements, store_rows, store_T
+from .transfer import load, load_cols, load_rows, load_shared_cols, store, store_elements, store_rows, store_T
+from .views import packed, ragged
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 

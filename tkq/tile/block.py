@@ -1,6 +1,8 @@
 """A block and its roles: who am I, starting up, and giving warpgroups different work and registers."""
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
@@ -93,3 +95,54 @@ def specialise(producer: Constexpr[Callable], consumer: Constexpr[Callable], con
     else:
         cute.arch.setmaxregister_increase(split[1])
         consumer(wg - 1)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What some warpgroups of a block do, and with how many registers a thread: ``run(i)`` by the i-th of them. warps:
+    how many warps of each run it, the first ones; the others are done."""
+
+    run: Callable
+    registers: int
+    warpgroups: int = 1
+    warps: int = 4
+
+
+def roles_fit(roles) -> int:
+    """Registers of a thread at launch, for the roles of a block.
+
+    Raises:
+        ValueError: not multiples of 8 from 24 to 256, or more in all than the launch has: the hardware would hang.
+    """
+    groups = sum(r.warpgroups for r in roles)
+    at_launch = min(REGISTERS_OF_A_BLOCK // (WARPGROUP * groups) // 8 * 8, 255)
+    wanted = [f"{r.warpgroups} x {r.registers}" for r in roles]
+    if any(r.registers % 8 or not 24 <= r.registers <= 256 for r in roles):
+        raise ValueError(f"assign: registers are {', '.join(wanted)}, allowed are multiples of 8 from 24 to 256")
+    if sum(r.warpgroups * r.registers for r in roles) > at_launch * groups:
+        raise ValueError(f"assign: registers {' + '.join(wanted)} are more than the {groups} x {at_launch} "
+                         "of the launch")
+    return at_launch
+
+
+@cute.jit
+def assign(roles: Constexpr):
+    """Give the block's warpgroups their roles, in order, each with its registers: ``specialise`` for any number of
+    roles.
+
+    roles: a tuple of ``Role``, that together have all warpgroups. Launch with ``min_blocks_per_mp=1`` and a static
+    block size, or the assembler drops the reallocation."""
+    at_launch, first, wg = roles_fit(roles), 0, warpgroup_id()
+    for i in cutlass.range_constexpr(len(roles)):
+        role = roles[i]
+        if wg >= first and wg < first + role.warpgroups:
+            if const_expr(role.registers > at_launch):
+                cute.arch.setmaxregister_increase(role.registers)
+            else:
+                cute.arch.setmaxregister_decrease(role.registers)
+            if const_expr(role.warps < WARPGROUP // 32):
+                if warp_id() % 4 < role.warps:
+                    role.run(wg - first)
+            else:
+                role.run(wg - first)
+        first = first + role.warpgroups

@@ -19,11 +19,18 @@ def _asm(args, text, constraints, loc, ip, result=None):
 
 
 @dsl_user_op
-def bulk_load(dst, src, bytes, sem, *, loc=None, ip=None):
-    """shared dst = global src, completing on the semaphore at address ``sem`` (``expect_bytes`` first)."""
+def bulk_load(dst, src, bytes, sem, evict_first=False, *, loc=None, ip=None):
+    """shared dst = global src, completing on the semaphore at address ``sem`` (``expect_bytes`` first).
+
+    evict_first: what it brings into L2 is the first to go again; a Python bool."""
     _size("bulk_load", bytes)
-    _asm([Int32(dst), Int64(src), Int32(bytes), Int32(sem)],
-         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", "r,l,r,r", loc, ip)
+    copy, args = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", "[$0], [$1], $2, [$3]"
+    if evict_first:
+        text = ("{ .reg .b64 p; createpolicy.fractional.L2::evict_first.b64 p, 1.0; "
+                f"{copy}.L2::cache_hint {args}, p; }}")
+    else:
+        text = f"{copy} {args};"
+    _asm([Int32(dst), Int64(src), Int32(bytes), Int32(sem)], text, "r,l,r,r", loc, ip)
 
 
 @dsl_user_op

@@ -5,7 +5,7 @@ Scope: the warpgroup's threads, each with its own elements and when it likes; no
 ``row_sum`` and ``quad_sum`` exchange values, inside a quad of lanes: whole warps call them."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Numeric
+from cutlass import BFloat16, Float32, Int32, Numeric
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -79,6 +79,11 @@ def log2(dst, a):
     _map("log2", dst, lambda x: cute.math.log2(x, fastmath=True), a, allowed=(Float32,))
 
 
+def tanh(dst, a):
+    """dst = tanh(a), fp32, by MUFU.TANH: a relative error of 2 ** -11, between fp16's and bf16's own."""
+    _map("tanh", dst, lambda x: cute.math.tanh(x, fastmath=True), a, allowed=(Float32,))
+
+
 def apply(dst, f, *operands):
     """dst[i] = f(operands[i], ..), element by element; f takes and returns numbers of the DSL: an activation, say.
 
@@ -86,6 +91,43 @@ def apply(dst, f, *operands):
     _same("apply", dst, *operands)
     for i in range(_size(dst)):
         dst.tensor[i] = _dtype(dst)(f(*[x.tensor[i] if isinstance(x, _TILES) else x for x in operands]))
+
+
+COLUMN = "column"  # an operand of apply_narrow: the element's column, counted from the thread's ``first_col``
+
+
+def apply_narrow(dst, f, *operands):
+    """dst[i, j] = f(a[i, j], ..), computed in fp32 and rounded; dst is a tile of bf16 or fp16: an A operand.
+
+    f takes and returns fp32. Operands: fp32 tiles and tiles of dst's type, as wide as dst; row and column vectors, of
+    which f gets the element's row's or column's value; ``COLUMN``; numbers. Two elements are finished before the next
+    two begin, so that few results live in fp32."""
+    if not isinstance(dst, RegTile) or dst.dtype not in HALF:
+        raise TypeError(f"apply_narrow: dst is {_name(dst)}, allowed are register tiles of bf16 and fp16")
+    for name, x in zip("abcdefgh", operands):
+        if isinstance(x, (RegTile, ColVec)) and x.cols != dst.cols:
+            raise ValueError(f"apply_narrow: operand {name} is {_name(x)}, dst is {dst}")
+        if isinstance(x, RegTile) and x.dtype not in (Float32, dst.dtype):
+            raise TypeError(f"apply_narrow: operand {name} is {x}, dst is {dst}: allowed are fp32 and dst's type")
+        if not isinstance(x, (*_TILES, int, float, Numeric)) and x is not COLUMN:
+            raise TypeError(f"apply_narrow: operand {name} is {_name(x)}, allowed are tiles, vectors, COLUMN, numbers")
+    pairs = cute.recast_tensor(dst.tensor, Int32)
+    for i in range(cute.size(pairs)):
+        pairs[i] = _cvt2(*[f(*[_element(x, 2 * i + e) for x in operands]) for e in range(2)], dst.dtype)
+
+
+def _element(x, i):
+    """What belongs to element i of a register tile, as fp32."""
+    if isinstance(x, RegTile):
+        if x.dtype is BFloat16:  # from its pair: from an element by itself, early, the assembler makes 32 bits of each
+            pair = cute.recast_tensor(x.tensor, Int32)[i // 2]
+            return (pair & Int32(-65536) if i % 2 else pair << Int32(16)).bitcast(Float32)
+        return Float32(x.tensor[i])
+    if isinstance(x, RowVec):
+        return x.tensor[i // 2 % 2]
+    if isinstance(x, ColVec):
+        return x.tensor[i // 4 * 2 + i % 2]
+    return 8 * (i // 4) + i % 2 if x is COLUMN else x
 
 
 # ---- with a value a row, a value a column: fp32 ----------------------------------------------------

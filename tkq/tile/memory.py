@@ -5,7 +5,7 @@ exception: along a row, TMA stores whole units of 16 bytes. Where the columns en
 the rest of it too, with what the shared tile holds there, and an add may add to it. Rows end exactly.
 """
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -24,7 +24,8 @@ class gl:
     """A TMA descriptor of a global tensor, and the type of the shared tile that it moves.
 
     The tensor is (rows, cols), (rows, cols, depth) or (rows, cols, depth, batch), cols contiguous, base and all other
-    strides multiples of 16 bytes. Made in the host function (``@cute.jit``), passed to the kernel.
+    strides multiples of 16 bytes; or one of those as ``packed`` and ``ragged`` show it. Made in the host function
+    (``@cute.jit``), passed to the kernel.
 
     Loads fill the tile's elements past the tensor's end with zeros. Stores and adds leave alone what is past it, but
     for up to 15 bytes behind each row, to the next multiple of 16 bytes: either the columns are a multiple of 16 bytes,
@@ -87,8 +88,20 @@ class gl:
         if type.rows > BOX_ROWS * multicast:
             raise ValueError(f"{what}: the tile is {type}, allowed are up to {BOX_ROWS * multicast} rows")
         _addresses(what, x)
-        atom, tensor = cpasync.make_tiled_tma_atom(op, x, type.layout(), (type.rows, type.cols), multicast)
+        atom, tensor = cpasync.make_tiled_tma_atom(op, x, type.layout(), _tiler(what, x, type), multicast)
         return gl(atom, tensor, type, multicast)
+
+    def part(self, size) -> "gl":
+        """Of a ``ragged`` tensor: rows are counted in a piece of ``size`` of them, and clipped at its end. Where the
+        piece ends is the batch coordinate."""
+        rows = self.tensor.shape[0]
+        shift = rows - size if isinstance(self.type_rows, int) else (0, rows[1] - size)
+        return replace(self, tensor=cute.domain_offset((shift, 0, 0, 0), self.tensor))
+
+    @property
+    def type_rows(self):
+        """How a tile divides the rows: a number, or (n, rows / n) of a ``packed`` tensor."""
+        return _tiler("gl", self.tensor, self.type)[0]
 
     def _partition(self, what, tile: SharedTile, coord):
         if not isinstance(tile, SharedTile) or tile.stage is None:
@@ -100,10 +113,22 @@ class gl:
             raise ValueError(f"{what}: coord has {len(coord)} numbers, the global tensor has {rank} dimensions")
         *outer, r, c = coord
         x = self.tensor if rank == 2 else self.tensor[(None, None, *reversed(outer))]
-        g = cute.local_tile(x, (self.type.rows, self.type.cols), (r, c))
+        rows = self.type_rows
+        g = cute.local_tile(x, (rows, self.type.cols), (r if isinstance(rows, int) else (0, r), c))
         me = 0 if self.multicast == 1 else cluster_rank()
         return cpasync.tma_partition(self.atom, me, cute.make_layout(self.multicast),
                                      cute.group_modes(tile.tensor, 0, 2), cute.group_modes(g, 0, 2))
+
+
+def _tiler(what, x, type):
+    """A tile's rows and columns, the rows as x has them: one number, or two where x is ``packed``."""
+    if not isinstance(x.shape[0], tuple):
+        return type.rows, type.cols
+    n = x.shape[0][0]
+    if not isinstance(n, int) or type.rows % n:
+        raise ValueError(f"{what}: x's rows are {n} by {n} between each other, the tile is {type}; "
+                         "allowed are divisors of its rows, known when compiled")
+    return (n, type.rows // n), type.cols
 
 
 def _addresses(what, x):
@@ -113,7 +138,9 @@ def _addresses(what, x):
         raise ValueError(f"{what}: x is aligned to {x.iterator.alignment} bytes, allowed are multiples of 16")
     if not isinstance(x.stride[1], int) or x.stride[1] != 1:
         raise ValueError(f"{what}: x's stride 1 (columns) is {x.stride[1]}, allowed is 1, known when compiled")
-    for i, (extent, stride) in enumerate(zip(x.shape, x.stride)):
+    modes = [(i, *m) for i, m in enumerate(zip(x.shape, x.stride)) if not isinstance(m[0], tuple)]
+    modes += [(0, *m) for m in zip(x.shape[0], x.stride[0])] if isinstance(x.shape[0], tuple) else []
+    for i, extent, stride in modes:
         one = isinstance(extent, int) and extent == 1
         if i != 1 and not one and cute.get_divisibility(stride) * bits % 128:
             known = stride if isinstance(stride, int) else f"a multiple of {cute.get_divisibility(stride)}"

@@ -146,24 +146,38 @@ def neg_infty(dst):
 
 
 @cute.jit
-def _fill_side(t: RegTile, limit, value, diagonal: Constexpr[bool], left: Constexpr[bool]):
+def _fill_side(t: RegTile, limit, value, diagonal: Constexpr[int], left: Constexpr[bool], end):
     view = t.rows_view
     for r in cutlass.range_constexpr(2):
         lim = limit - first_col()
         if cutlass.const_expr(diagonal):
-            lim = lim + first_row() + 8 * r
+            row = first_row() + 8 * r
+            lim = lim + (row if cutlass.const_expr(diagonal == 1) else row // diagonal)
+        if cutlass.const_expr(end is not None):
+            lim = cutlass.min(lim, end - first_col())
         for j in cutlass.range_constexpr(t.cols // 4):
             either = (t.dtype(value), view[r, j])
             view[r, j] = either[not left] if 8 * (j // 2) + j % 2 < lim else either[left]
 
 
-def right_fill(t: RegTile, limit, value, diagonal=False):
-    """Columns >= limit become ``value``. diagonal: limit is row 0's, and one more for each row down.
+def right_fill(t: RegTile, limit, value, diagonal=False, end=None):
+    """Columns >= limit become ``value``. diagonal: limit is row 0's, and one more for each row down; a number n: for
+    each n rows. end: limit is never more.
 
     limit is a run-time int, also below 0 or beyond the tile. fp32 and 16 bits."""
-    _fill_side(t, limit, value, diagonal, False)
+    _fill_side(t, limit, value, int(diagonal), False, end)
 
 
 def left_fill(t: RegTile, limit, value, diagonal=False):
     """Columns < limit become ``value``, otherwise as ``right_fill``."""
-    _fill_side(t, limit, value, diagonal, True)
+    _fill_side(t, limit, value, int(diagonal), True, None)
+
+
+@cute.jit
+def lower_fill(t: RegTile, limit, value):
+    """Rows >= limit become ``value``. limit is a run-time int, also below 0 or beyond the tile. fp32 and 16 bits."""
+    view = t.rows_view
+    for r in cutlass.range_constexpr(2):
+        beyond = first_row() + 8 * r >= limit
+        for j in cutlass.range_constexpr(t.cols // 4):
+            view[r, j] = t.dtype(value) if beyond else view[r, j]

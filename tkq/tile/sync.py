@@ -103,6 +103,16 @@ def expect_bytes(sem: Semaphore, bytes):
         cute.arch.mbarrier_arrive_and_expect_tx(sem.ptr, bytes)
 
 
+def store_remote(dst: cute.Pointer, values, sem: Semaphore, block):
+    """1, 2 or 4 fp32 values to the place ``dst`` of the cluster's block ``block``, counted in bytes by its ``sem``.
+
+    dst, sem: this block's own addresses of the place and the semaphore, which the other block has at the same offset;
+    dst is aligned to all the values together. The calling thread; the receiver calls ``expect_bytes``."""
+    words = tuple(x.bitcast(Int32) for x in values)
+    words = words if len(words) > 1 else words[0]
+    cute.arch.store_async_dsmem(cute.recast_ptr(dst, dtype=Int32), words, sem.ptr, block)
+
+
 # ---- rings and pipes -----------------------------------------------------------------------------
 
 

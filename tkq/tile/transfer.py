@@ -88,6 +88,17 @@ def load(dst: RegTile, src: SharedTile):
     cute.copy(atom, thr.partition_S(s), thr.retile(d))
 
 
+def load_shared_cols(v: ColVec, src: cute.Tensor):
+    """v[j] = src[j]; src: v.cols fp32 in shared memory, aligned to 8 bytes. By 8-byte loads; any thread."""
+    if not isinstance(v, ColVec) or src.element_type is not Float32 or cute.size(src) != v.cols:
+        raise ValueError(f"load_shared_cols: v is {v}, src is {src.element_type} of shape {src.shape}: "
+                         "allowed are a column vector and as many fp32")
+    pairs = cute.make_tensor(src.iterator, cute.make_layout((2, v.cols // 2)))
+    to = cute.make_tensor(v.tensor.iterator, cute.make_layout((2, v.cols // 8)))
+    for j in range(v.cols // 8):
+        cute.autovec_copy(pairs[None, lane_id() % 4 + 4 * j], to[None, j])
+
+
 # ---- global memory -------------------------------------------------------------------------------
 
 

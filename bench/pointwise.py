@@ -1,0 +1,259 @@
+"""rope, swiglu and geglu, forward and backward, beside QuACK, Liger, torch.compile and the copies that are their roof.
+
+    python -m bench.pointwise [--sections rope,gated,calls] [--seconds 200] [--quick] [--out bench/results/h100]
+    python -m bench.pointwise --sections variants      # the configurations that a plan may choose, beside the chosen
+
+Results go to OUT/pointwise.json after every case; a table of all of them is printed last. Exit status 0 if every bound
+that could be decided holds and every result is accurate, 1 if not or if something did not run, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+import tkq
+from bench import harness, peers, pointwise_peers
+from bench.foundation import BF16, Job, Run, _generator
+from bench.results import Bound
+from tkq import reference_pointwise as reference
+from tkq.pointwise import gated_ops, plan
+from tkq.pointwise.rope_check import Turn
+from tkq.pointwise.rope_launch import launch
+from tkq.pointwise.spec import GatedSpec, RopeSpec
+from tkq.testing.timing import Effort, relative_error
+
+ROPE_SHAPES = ((4, 4096, 32, 128), (4, 4096, 8, 128), (4, 4096, 32, 64))
+QK_SHAPE = (4, 4096, 32, 8, 128)  # B, S, heads of q, heads of k, D
+GATED_SHAPES = ((16384, 14336), (8192, 8192), (4096, 11008))
+KINDS = ("swiglu", "geglu", "geglu_tanh")
+BOUND = 0.95
+CALL_US, AUTOGRAD_CALL_US = 9.0, 20.0
+SAMPLE_ROWS = 256
+
+peers.PEERS.update(pointwise_peers.PEERS)
+
+
+def _randn(i: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=BF16, generator=_generator(i))
+
+
+def _inverse(x, cos, sin):
+    """The backward of rope, as autograd calls it."""
+    out = torch.empty_like(x)
+    launch(Turn(cos, sin, 0, None, None, None, False, True), x, out)
+    return out
+
+
+# ---- the cases ---------------------------------------------------------------------------------------------------
+
+
+def rope_jobs() -> Iterator[Job]:
+    for shape in ROPE_SHAPES:
+        yield _rope_job("rope", tkq.rope, shape)
+    yield _rope_job("rope backward", _inverse, ROPE_SHAPES[0])
+    yield _rope_qk_job()
+
+
+def _rope_job(op: str, ours: Callable, shape: tuple[int, int, int, int]) -> Job:
+    b, s, h, d = shape
+    cos, sin = tkq.rope_cos_sin(s, d, 500000.0)
+
+    def error(name, inputs, output):
+        if name == "copy":
+            return None
+        wanted = reference.rope(inputs[0][:1].float(), cos, sin, inverse=op == "rope backward")
+        return relative_error(output[:1], wanted)
+
+    question = harness.Question("rope", op, f"B{b} S{s} H{h} D{d}", "GB/s", 2 * b * s * h * d * 2,
+                                Bound(("copy",), BOUND))
+    return Job(question, ours, op, tuple(pointwise_peers.PEERS[op]), lambda i: (_randn(i, *shape), cos, sin), error)
+
+
+def _rope_qk_job() -> Job:
+    b, s, h, hk, d = QK_SHAPE
+    cos, sin = tkq.rope_cos_sin(s, d, 500000.0)
+
+    def inputs(i):
+        return _randn(2 * i, b, s, h, d), _randn(2 * i + 1, b, s, hk, d), cos, sin
+
+    question = harness.Question("rope", "rope_qk", f"B{b} S{s} H{h}+{hk} D{d}", "GB/s", 2 * b * s * (h + hk) * d * 2,
+                                Bound(("copy",), BOUND))
+    # no error: Liger writes over q and k; the tests have the numerics
+    return Job(question, tkq.rope_qk, "rope_qk", tuple(pointwise_peers.PEERS["rope_qk"]), inputs, lambda *_: None)
+
+
+def gated_jobs() -> Iterator[Job]:
+    for kind in KINDS:
+        for m, n in GATED_SHAPES if kind == "swiglu" else GATED_SHAPES[1:2]:
+            yield _gated_job(kind, m, n)
+            yield _gated_backward_job(kind, m, n)
+
+
+def _ours(kind: str) -> Callable:
+    if kind == "swiglu":
+        return tkq.swiglu
+    return lambda gate, up: tkq.geglu(gate, up, approximate="tanh" if kind == "geglu_tanh" else "none")
+
+
+def _gated_job(kind: str, m: int, n: int) -> Job:
+    def error(name, inputs, output):
+        rows = slice(m - SAMPLE_ROWS, m)
+        return None if name == "add" else relative_error(
+            output[rows], reference.gated(kind, *(t[rows].float() for t in inputs)))
+
+    question = harness.Question("gated", kind, f"M{m} N{n}", "GB/s", 3 * m * n * 2, Bound(("add",), BOUND))
+    return Job(question, _ours(kind), kind, tuple(pointwise_peers.PEERS[kind]),
+               lambda i: (_randn(2 * i, m, n), _randn(2 * i + 1, m, n)), error)
+
+
+def _gated_backward_job(kind: str, m: int, n: int) -> Job:
+    op = f"{kind} backward"
+
+    def ours(dy, gate, up):
+        return gated_ops.gated_backward(dy, gate, up, kind, "apart")
+
+    def error(name, inputs, output):
+        if name in ("copy + add", "Liger"):  # Liger has written over its inputs
+            return None
+        rows = slice(m - SAMPLE_ROWS, m)
+        wanted = reference.gated_backward(kind, *(t[rows].float() for t in inputs))
+        return max(relative_error(o[rows], w) for o, w in zip(output, wanted))
+
+    question = harness.Question("gated", op, f"M{m} N{n}", "GB/s", 5 * m * n * 2, Bound(("copy + add",), BOUND))
+    # Liger last among the peers: what it leaves in the inputs is another's input in the next round
+    return Job(question, ours, op, tuple(pointwise_peers.PEERS[op]),
+               lambda i: tuple(_randn(3 * i + j, m, n) for j in range(3)), error)
+
+
+def variant_jobs() -> Iterator[Job]:
+    """Configurations in place of peers: a ratio below 1 says that one is faster than the planned."""
+    m, n = GATED_SHAPES[0]
+    for gradients in (None, "both"):
+        spec = GatedSpec("swiglu", "bf16", "apart", 8, gradients)
+        op = "swiglu variants" if gradients is None else "swiglu backward variants"
+        configs = {f"{c.threads}x{c.vectors}": c for c in plan.gated_variants(spec)}
+        job = _gated_backward_job("swiglu", m, n) if gradients else _gated_job("swiglu", m, n)
+        yield _with_configs(job, op, configs, _gated_backward_with if gradients else _gated_with)
+    for interleaved in (False, True):
+        spec = RopeSpec("bf16", "fp32", 128, 0, interleaved, 8)
+        configs = {f"{c.threads}x{c.heads_each}": c for c in plan.rope_variants(spec, ROPE_SHAPES[0][2])}
+        op = "rope interleaved variants" if interleaved else "rope variants"
+        yield _with_configs(_rope_job("rope", tkq.rope, ROPE_SHAPES[0]), op, configs,
+                            lambda c, interleaved=interleaved: _rope_with(c, interleaved))
+
+
+def _with_configs(job: Job, op: str, configs: dict, make: Callable) -> Job:
+    peers.PEERS[op] = {name: lambda c=c: make(c) for name, c in configs.items()}
+    question = harness.Question("variants", op, job.question.shape, "GB/s", job.question.work)
+    planned = make(next(iter(configs.values())))
+    return Job(question, planned, op, tuple(configs), job.make_inputs, lambda *_: None)
+
+
+def _gated_with(config):
+    return lambda gate, up: gated_ops._value(gate, up, "swiglu", "apart", None, config)
+
+
+def _gated_backward_with(config):
+    return lambda dy, gate, up: gated_ops._gradients_on_gpu(dy, gate, up, "swiglu", "apart", True, True, None, config)
+
+
+def _rope_with(config, interleaved):
+    def turn(x, cos, sin):
+        out = torch.empty_like(x)
+        launch(Turn(cos, sin, 0, None, None, None, interleaved, False), x, out, config=config)
+        return out
+
+    return turn
+
+
+JOBS = {"rope": rope_jobs, "gated": gated_jobs, "variants": variant_jobs}
+
+
+# ---- the cost of a call ------------------------------------------------------------------------------------------
+
+
+def call_costs() -> dict[str, tuple[Callable, float | None]]:
+    """By name: a call on tiny tensors and the bound of its host time in microseconds."""
+    gate, up = (torch.randn(8, 256, device="cuda", dtype=BF16) for _ in range(2))
+    gate_3d, up_3d = gate.view(2, 4, 256), up.view(2, 4, 256)
+    x, k = torch.randn(1, 8, 4, 128, device="cuda", dtype=BF16), torch.randn(1, 8, 1, 128, device="cuda", dtype=BF16)
+    cos, sin = tkq.rope_cos_sin(8, 128)
+    both = torch.cat((gate, up), 1)
+    recorded = [t.clone().requires_grad_() for t in (gate, up, x)]
+
+    def with_grad(call):
+        def run():
+            with torch.enable_grad():  # the harness times without gradients
+                return call()
+
+        return run
+
+    calls = {
+        "x + x": (lambda: gate + gate, None),
+        "swiglu tkq": (lambda: tkq.swiglu(gate, up), CALL_US),
+        "swiglu tkq, three dimensions": (lambda: tkq.swiglu(gate_3d, up_3d), CALL_US),
+        "swiglu tkq, one tensor": (lambda: tkq.swiglu(both), CALL_US),
+        "rope tkq": (lambda: tkq.rope(x, cos, sin), CALL_US),
+        "rope tkq, in place": (lambda: tkq.rope(x, cos, sin, inplace=True), CALL_US),
+        "rope_qk tkq": (lambda: tkq.rope_qk(x, k, cos, sin), CALL_US),
+        "swiglu tkq, recorded": (with_grad(lambda: tkq.swiglu(*recorded[:2])), AUTOGRAD_CALL_US),
+        "rope tkq, recorded": (with_grad(lambda: tkq.rope(recorded[2], cos, sin)), AUTOGRAD_CALL_US),
+    }
+    for op, name, arguments in (("rope", "QuACK", (x, cos, sin)), ("swiglu", "Liger", (gate, up)),
+                                ("swiglu", "torch", (gate, up))):
+        for found, call in peers.find(op, (name,))[0].items():
+            calls[f"{op} {found}"] = (lambda call=call, arguments=arguments: call(*arguments), None)
+    return calls
+
+
+# ---- running -----------------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.pointwise", description=__doc__.split("\n")[0])
+    parser.add_argument("--sections", default="calls,rope,gated", help=f"of calls, {', '.join(JOBS)}, in this order")
+    parser.add_argument("--seconds", type=float, default=200, help="start no case after so long; costs always run")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--round-seconds", type=float, default=0.04, help="one candidate's turn")
+    parser.add_argument("--quick", action="store_true", help="7 short rounds, without torch.compile: half a minute")
+    parser.add_argument("--without", default="", help="peers to leave out: torch.compile compiles for minutes")
+    parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
+    options = parser.parse_args(argv)
+    sections = options.sections.split(",")
+    if unknown := sorted(set(sections) - {*JOBS, "calls"}):
+        parser.error(f"--sections: unknown {unknown}; allowed {[*JOBS, 'calls']}")
+    if not torch.cuda.is_available():
+        print("bench.pointwise times kernels: it needs a GPU, and PyTorch finds none here.")
+        return 2
+    without = tuple(filter(None, options.without.split(","))) + (("torch.compile",) if options.quick else ())
+    effort = Effort(7, 0.02) if options.quick else Effort(options.rounds, options.round_seconds)
+    run = Run(options.out / "pointwise.json", options.seconds, effort, without)
+    return run_all(run, sections, options.match)
+
+
+def run_all(run: Run, sections: list[str], match: str) -> int:
+    e = run.report.environment
+    print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
+    jobs = [j for s in sections if s in JOBS for j in JOBS[s]() if match in f"{j.question.op} {j.question.shape}"]
+    if "calls" in sections:
+        for name, (call, bound) in call_costs().items():
+            run.costs(name, lambda name=name, call=call, bound=bound: [
+                harness.cpu_time_per_call(f"CPU per eager call: {name}", call, at_most=bound)])
+    for i, job in enumerate(jobs):
+        run.case(job, len(jobs) - i)
+    report = run.report
+    print("\n" + harness.summary(report.cases, report.costs))
+    print("\n".join(f"PROBLEM {p}" for p in report.problems))
+    missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]
+    wrong = [case for case in report.cases if case.accurate() is False]
+    return 1 if missed or wrong or report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Attention's gradients without a GPU: the formula against autograd, the autograd glue, what is refused, the fake."""
+import math
+from typing import Optional
+
+import pytest
+import torch
+
+from tkq import reference, reference_attention
+from tkq.attention import autograd, backward_ops
+from tkq.attention.backward_ops import attention_backward
+from tkq.runtime import ops
+
+SHAPES = ((17, 33), (33, 17), (16, 16), (1, 40), (40, 1), (5, 0), (0, 5))
+
+
+def inputs(rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.float64, batch=2):
+    make = lambda s, h: torch.randn(batch, s, h, dim, dtype=torch.float64).to(dtype)
+    return make(rows, heads), make(keys, kv_heads), make(keys, kv_heads)
+
+
+def forward(q, k, v, causal, scale=None, window_size=(None, None)):
+    """o and lse by plain differentiable operations, 0 and -inf where a row sees nothing."""
+    group = q.shape[2] // k.shape[2]
+    s = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(group, 2))
+    s = s * (q.shape[3] ** -0.5 if scale is None else scale)
+    mask = reference_attention.seen(q.shape[1], k.shape[1], causal, window_size)
+    some = mask.any(-1)
+    s = s.masked_fill(~mask & some[:, None], -math.inf)
+    lse = s.logsumexp(-1).masked_fill(~some, -math.inf)
+    p = (s - lse.masked_fill(~some, 0.0)[..., None]).exp() * some[:, None]
+    return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(group, 2)), lse
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("window_size", ((None, None), (7, None), (None, 3), (5, 0), (0, 9)))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_formula_is_the_derivative(causal, window_size, shape):
+    q, k, v = (x.requires_grad_() for x in inputs(*shape))
+    do, dlse = torch.randn(*q.shape, dtype=q.dtype), torch.randn(2, 4, shape[0], dtype=q.dtype)
+    if 0 in shape:
+        o, lse = torch.zeros_like(q), torch.full((2, 4, shape[0]), -math.inf, dtype=q.dtype)
+        want = [torch.zeros_like(x) for x in (q, k, v)]
+    else:
+        o, lse = forward(q, k, v, causal, 0.3, window_size)
+        seen = torch.isfinite(lse)
+        want = torch.autograd.grad((o * do).sum() + (lse[seen] * dlse[seen]).sum(), (q, k, v))
+    found = reference_attention.flash_attn_backward(
+        *(x.detach() for x in (do, q, k, v, o, lse, dlse)), causal, 0.3, window_size)
+    for name, a, b in zip(("dq", "dk", "dv"), found, want):
+        assert a.shape == b.shape and torch.allclose(a, b, atol=1e-10), name
+
+
+def test_seen_is_the_definition():
+    mask = reference_attention.seen(5, 8, window_size=(2, 1))
+    for i in range(5):
+        assert mask[i].nonzero().flatten().tolist() == [j for j in range(8) if i + 3 - 2 <= j <= i + 3 + 1]
+
+
+# ---- the glue --------------------------------------------------------------------------------------
+
+
+def recorded(q, k, v, causal, scale, return_lse):
+    o, lse = reference.flash_attn(q, k, v, causal, scale)
+    return o, lse
+
+
+Recorded = ops.eager_function("Recorded", forward=recorded, setup=autograd.setup, backward=autograd.backward)
+
+
+def low(*shape, **options):
+    return inputs(*shape, dtype=torch.bfloat16, **options)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("used", ("o", "lse", "both"))
+def test_gradients_flow(causal, used):
+    q, k, v = (x.requires_grad_() for x in low())
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    losses = []
+    for o, lse in (Recorded.apply(q, k, v, causal, 0.2, True), forward(*wide, causal, 0.2)):
+        losses.append((o.double().square().sum() if used != "lse" else 0) + (
+            lse.double().square().sum() if used != "o" else 0))
+    for x, w in zip(torch.autograd.grad(losses[0], (q, k, v), allow_unused=True),
+                    torch.autograd.grad(losses[1], wide, allow_unused=True)):
+        # v has no part in lse: the wide graph has no gradient for it, the formula one of zeros
+        w = torch.zeros_like(x, dtype=torch.float64) if w is None else w
+        assert (x.double() - w).norm() <= 0.02 * w.norm() + 1e-6
+
+
+@pytest.mark.parametrize("needs", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1) if a or b or c])
+def test_exactly_the_gradients_that_are_needed(needs, monkeypatch):
+    asked = []
+    real = autograd.attention_backward
+    monkeypatch.setattr(autograd, "attention_backward", lambda *a, **kw: asked.append(kw["needs"]) or real(*a, **kw))
+    x = [t.requires_grad_(bool(n)) for t, n in zip(low(), needs)]
+    o, _ = Recorded.apply(*x, True, None, True)
+    o.float().sum().backward()
+    assert asked == [tuple(map(bool, needs))]
+    assert [t.grad is not None for t in x] == list(map(bool, needs))
+
+
+def test_nothing_needed_is_nothing_done():
+    q, k, v = low()
+    assert attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17), needs=(False,) * 3) == (None, None, None)
+
+
+# ---- what is refused -------------------------------------------------------------------------------
+
+
+def arguments():
+    q, k, v = low()
+    o, lse = reference.flash_attn(q, k, v)
+    return dict(do=torch.randn_like(o), q=q, k=k, v=v, o=o, lse=lse)
+
+
+@pytest.mark.parametrize("name, change, error, words", [
+    ("do", lambda x: x.float(), TypeError, ("do", "float32")),
+    ("do", lambda x: x[:, :5], ValueError, ("do", "(2, 5, 4, 64)", "17")),
+    ("o", lambda x: x.half(), TypeError, ("o", "float16", "bfloat16")),
+    ("k", lambda x: x[0], ValueError, ("k", "4")),
+    ("k", lambda x: x[..., :32], ValueError, ("k", "64")),
+    ("v", lambda x: x[:, 1:], ValueError, ("v", "33")),
+    ("lse", lambda x: x.double(), TypeError, ("lse", "float64")),
+    ("lse", lambda x: x[:, :2], ValueError, ("lse", "(2, 4, 17)")),
+    ("lse", lambda x: x.to("meta"), ValueError, ("lse", "meta")),
+    ("dlse", lambda _: torch.zeros(2, 4, 16), ValueError, ("dlse", "(2, 4, 17)")),
+    ("softmax_scale", lambda _: 0.0, ValueError, ("softmax_scale", "0.0")),
+    ("softmax_scale", lambda _: "1", TypeError, ("softmax_scale", "str")),
+    ("window_size", lambda _: (-2, None), ValueError, ("window_size", "-2")),
+    ("q", lambda x: x.requires_grad_(), NotImplementedError, ("attention_backward", "q", "grad")),
+])
+def test_bad_input_is_named(name, change, error, words):
+    given = arguments()
+    given[name] = change(given.get(name))
+    with pytest.raises(error) as caught:
+        attention_backward(**given)
+    assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+def test_unsupported_head_dim_is_named():
+    q, k, v = low(dim=40)
+    with pytest.raises(NotImplementedError, match="head_dim is 40, supported are 64, 128"):
+        attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
+
+
+def test_heads_that_do_not_divide():
+    q, k, v = low(heads=3)
+    with pytest.raises(ValueError, match="3 heads"):
+        attention_backward(q, q, k, v, q, torch.zeros(2, 3, 17))
+
+
+def test_layouts_that_tma_takes():
+    x = low()[0]
+    packed = torch.zeros(2, 17, 12, 64, dtype=x.dtype)
+    good = (x, packed[:, :, 4:8], x[:, :, :1].expand(-1, -1, 4, -1), x[:, ::2], x.transpose(1, 2))
+    assert all(map(backward_ops.takes, good))
+    storage = torch.zeros(x.numel() + 4, dtype=x.dtype)
+    bad = (torch.zeros(2, 17, 4, 128, dtype=x.dtype)[..., ::2], torch.zeros(2, 17, 4, 68, dtype=x.dtype)[..., :64],
+           storage[4:].view_as(x), torch.zeros(1, 1, 1, 1, dtype=x.dtype).expand(x.shape))
+    assert not any(map(backward_ops.takes, bad))
+    with pytest.raises(ValueError, match="q has strides .* 16 bytes"):
+        backward_ops._check_layout("q", bad[0])
+
+
+# ---- tracing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("needs", ((True, True, True), (True, False, False), (False, True, True)))
+def test_opcheck(needs):
+    a = arguments()
+    tensors = a["do"], a["q"], a["k"], a["v"], a["o"], a["lse"]
+    torch.library.opcheck(torch.ops.tkq.flash_attn_backward.default,
+                          (*tensors, None, True, None, None, 3, *needs, False))
+
+
+def test_traces_under_compile():
+    a = arguments()
+    f = torch.compile(lambda do: attention_backward(**{**a, "do": do}, causal=True), fullgraph=True, backend="eager")
+    for got, want in zip(f(a["do"]), attention_backward(**a, causal=True)):
+        assert torch.equal(got, want)
+
+
+def _forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: Optional[float],
+                return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return reference.flash_attn(q, k, v, causal, softmax_scale)
+
+
+def _forward_fake(q, k, v, causal, softmax_scale, return_lse):
+    return torch.empty_like(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+
+
+_recorded_op = ops.torch_op("attention_for_tests", cuda=_forward_op, cpu=_forward_op, fake=_forward_fake,
+                            setup=autograd.setup, backward=autograd.backward)
+
+
+@pytest.mark.parametrize("used", ("o", "both"))
+@pytest.mark.parametrize("frozen", (False, True))
+def test_gradients_through_the_op_traced_and_not(used, frozen):
+    q, k, v = low()
+    leaves = [q, v] if frozen else [q, k, v]
+    for x in leaves:
+        x.requires_grad_()
+
+    def loss(q, k, v, call):
+        o, lse = call(q, k, v, True, 0.2, True)
+        return o.float().square().sum() + (lse.square().sum() if used == "both" else 0)
+
+    want = torch.autograd.grad(loss(q, k, v, Recorded.apply), leaves)
+    compiled = torch.compile(lambda q, k, v: loss(q, k, v, _recorded_op), fullgraph=True, backend="aot_eager")
+    for f in (lambda q, k, v: loss(q, k, v, _recorded_op), compiled):
+        for got, expected in zip(torch.autograd.grad(f(q, k, v), leaves), want):
+            assert torch.equal(got, expected)

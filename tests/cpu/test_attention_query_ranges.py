@@ -1,0 +1,87 @@
+"""Query ranges of key blocks, masks and the order of tasks, against counting one by one."""
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tkq.attention.query_ranges import QueryExtent, QueryRange, mask_limits, nth_tile, place, query_range
+from tkq.attention.ranges import ceil_div
+
+LIMITS = st.one_of(st.none(), st.integers(0, 400))
+EXTENTS = st.builds(QueryExtent, rows_q=st.integers(1, 500), rows_k=st.integers(1, 500), left=LIMITS, right=LIMITS,
+                    tile=st.sampled_from((64, 80, 128)), block=st.sampled_from((80, 128, 192)))
+
+
+def sees(e, i, j):
+    """The definition: keys from i + Sk - Sq - left to i + Sk - Sq + right."""
+    at = i + e.rows_k - e.rows_q
+    return (e.left is None or j >= at - e.left) and (e.right is None or j <= at + e.right)
+
+
+@given(EXTENTS, st.integers(0, 499), st.integers(0, 10))
+def test_the_mask_is_the_definition(e, first_key, tile):
+    first_key %= e.rows_k
+    tile %= ceil_div(e.rows_q, e.tile)
+    first, end = mask_limits(e, first_key, tile)
+    for row in range(min(64, e.rows_k - first_key)):
+        for col in range(min(e.tile, e.rows_q - tile * e.tile)):
+            seen = (first is None or col >= first + row) and (end is None or col < end + row)
+            assert seen == sees(e, tile * e.tile + col, first_key + row), (row, col)
+
+
+@given(EXTENTS, st.integers(0, 10))
+def test_a_block_visits_the_tiles_that_see_it_and_masks_where_one_does_not(e, block):
+    first_key = block % ceil_div(e.rows_k, e.block) * e.block
+    keys = range(first_key, min(first_key + e.block, e.rows_k))
+    r = query_range(e, first_key)
+    assert 0 <= r.first <= r.whole <= r.whole_end <= r.end <= ceil_div(e.rows_q, e.tile)
+    seen = {i: [sees(e, i, keys[0]), *(sees(e, i, j) for j in keys)] for i in range(e.rows_q)}
+    seeing = {i // e.tile for i, which in seen.items() if any(which)}
+    assert set(range(r.first, r.end)) >= seeing, "a tile is left out"
+    if seeing:
+        assert r.first == min(seeing) and r.end == max(seeing) + 1, "a tile that nobody sees"
+    else:
+        assert r.first == r.end
+    for tile in range(r.whole, r.whole_end):
+        rows = range(tile * e.tile, min((tile + 1) * e.tile, e.rows_q))
+        assert len(keys) == e.block and all(all(seen[i]) for i in rows), f"tile {tile} needs a mask"
+
+
+@given(EXTENTS, st.integers(0, 10))
+def test_no_tile_is_masked_without_need(e, block):
+    first_key = block % ceil_div(e.rows_k, e.block) * e.block
+    r = query_range(e, first_key)
+    if first_key + e.block > e.rows_k:
+        return  # the keys past the end: every tile has a mask
+    for tile in (*range(r.first, r.whole), *range(r.whole_end, r.end)):
+        rows = range(tile * e.tile, min((tile + 1) * e.tile, e.rows_q))
+        assert not all(sees(e, i, j) for i in rows for j in (first_key, first_key + e.block - 1)) or (
+            tile < r.whole_end and rows[-1] - rows[0] + 1 < e.tile), f"tile {tile} needs none"
+
+
+def test_few_tiles_are_masked():
+    causal = QueryExtent(4096, 4096, 64, 128, right=0)
+    assert [query_range(causal, 128 * b) for b in (0, 31)] == [QueryRange(0, 2, 64, 64), QueryRange(62, 64, 64, 64)]
+    assert query_range(QueryExtent(4096, 4096, 64, 128), 128) == QueryRange(0, 0, 64, 64)
+    window = QueryExtent(4096, 4096, 64, 128, left=1023, right=0)
+    r = query_range(window, 1024)
+    assert (r.first, r.whole, r.whole_end, r.end) == (16, 18, 32, 34)
+    assert query_range(QueryExtent(100, 130, 64, 128), 128) == QueryRange(0, 2, 2, 2)  # keys past the end
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.booleans())
+def test_each_block_of_each_head_comes_once(blocks, heads, section, longest_first):
+    section = min(section, heads)
+    order = [place(i, blocks, heads, section, longest_first) for i in range(blocks * heads)]
+    assert sorted(order) == [(h, b) for h in range(heads) for b in range(blocks)]
+    if longest_first:
+        for start in range(0, heads, section):
+            part = order[start * blocks:(start + section) * blocks]
+            assert {h for h, _ in part} == set(range(start, min(start + section, heads)))
+            assert [b for _, b in part] == sorted(b for _, b in part)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
+def test_a_shifted_walk_visits_each_tile_once(first, n, shift):
+    r = QueryRange(first, first, first + n, first + n)
+    shift = shift % n if n else 0
+    walk = [nth_tile(r, i, shift) for i in range(n)]
+    assert sorted(walk) == list(range(first, first + n)) and (not n or walk[0] == first + shift)

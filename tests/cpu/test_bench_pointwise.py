@@ -1,0 +1,58 @@
+"""bench.pointwise where no GPU is needed: its cases at tiny shapes, and the peers that are plain PyTorch."""
+import pytest
+import torch
+
+from bench import peers, pointwise, pointwise_peers
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(pointwise, "ROPE_SHAPES", ((2, 8, 3, 16), (2, 8, 1, 16)))
+    monkeypatch.setattr(pointwise, "QK_SHAPE", (2, 8, 3, 1, 16))
+    monkeypatch.setattr(pointwise, "GATED_SHAPES", ((300, 16), (280, 24)))
+    monkeypatch.setattr(pointwise, "_randn", lambda i, *shape: torch.randn(
+        *shape, generator=torch.Generator().manual_seed(i)).bfloat16())
+    monkeypatch.setattr(pointwise, "_inverse", pointwise_peers._turned)  # it launches; the numbers are not looked at
+    monkeypatch.setattr(pointwise_peers, "_compiled", lambda f: f)
+
+
+def jobs():
+    return [job for section in ("rope", "gated") for job in pointwise.JOBS[section]()]
+
+
+def test_every_case_is_a_question_with_peers(tiny):
+    found = jobs()
+    assert len({(j.question.op, j.question.shape) for j in found}) == len(found) == 12
+    for job in found:
+        assert set(job.peer_names) <= set(peers.PEERS[job.peer_op])
+        assert set(job.question.bound.against) <= set(job.peer_names)
+
+
+def test_ours_and_torch_agree(tiny):
+    for job in jobs():
+        if job.question.op == "rope backward":
+            continue
+        inputs = job.make_inputs(1)
+        names = [n for n in job.peer_names if n in ("torch", "torch.compile")]
+        calls = {"tkq": job.ours, **peers.find(job.peer_op, names)[0]}
+        assert len(calls) == 1 + len(names)
+        for name, call in calls.items():
+            error = job.error(name, inputs, call(*inputs))
+            assert error is None or error < 0.01, (job.question.op, name)
+        assert job.question.op == "rope_qk" or job.error("tkq", inputs, job.ours(*inputs)) is not None
+
+
+def test_roofs_move_the_bytes_of_the_question(tiny):
+    for job in jobs():
+        inputs = job.make_inputs(0)
+        roof, = job.question.bound.against
+        outputs = peers.find(job.peer_op, (roof,))[0][roof](*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        read = [t for t in inputs if t.dtype == torch.bfloat16]  # not the tables, which are float32
+        assert sum(t.numel() * 2 for t in (*read, *outputs)) == job.question.work
+
+
+def test_variants_begin_with_the_planned(tiny):
+    for job in pointwise.variant_jobs():
+        assert len(job.peer_names) >= 4 and job.question.bound is None
+        assert set(job.peer_names) == set(peers.PEERS[job.peer_op])

@@ -1,0 +1,23 @@
+"""The grid's barrier, and stores into another block of the cluster."""
+import pytest
+import torch
+
+from tests import tile_cases as cases
+from tests.tile_run import normal, poisoned, run, same, small_ints
+
+
+@pytest.mark.parametrize("n", (1, 2, 131, 132))
+def test_grid_barrier(n):
+    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+    for seed in range(20):
+        x, between, out = small_ints("fp32", n, seed=seed), poisoned("fp32", n), poisoned("fp32", n)
+        run("grid:build_grid", (), x, between, out, counter)
+        same(out, x.sum().expand(n).contiguous())
+        assert counter.item() == 0, "ready for the next launch"
+
+
+@pytest.mark.parametrize("cluster,floats", cases.REMOTE)
+def test_store_remote(cluster, floats):
+    x, out = normal("fp32", cluster, floats), poisoned("fp32", cluster, cluster, floats)
+    run("grid:build_store_remote", (cluster, floats), x, out)
+    same(out, x.expand(cluster, cluster, floats).contiguous())

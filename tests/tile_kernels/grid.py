@@ -1,0 +1,69 @@
+"""Blocks that meet: the grid's barrier, and stores into another block of the cluster."""
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+
+from .common import sym, tensor
+
+
+class GridSum:
+    """out[b] = sum of x, by every block b: each leaves its element in ``between``, and adds up all of them after the
+    barrier, from the last to the first."""
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, between: cute.Tensor, out: cute.Tensor, counter: cute.Tensor,
+                 stream: cuda.CUstream):
+        self.kernel(x, between, out, counter).launch(grid=[x.shape[0], 1, 1], block=[32, 1, 1], stream=stream,
+                                                     cooperative=True)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, between: cute.Tensor, out: cute.Tensor, counter: cute.Tensor):
+        block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        if tk.lane_id() == 0:
+            between[block] = x[block]
+            tk.grid_arrive(counter.iterator.toint(), blocks)
+            tk.grid_wait(counter.iterator.toint(), blocks)
+            total = Float32(0)
+            for i in cutlass.range(blocks, unroll=1):
+                total = total + between[blocks - 1 - i]
+            out[block] = total
+
+
+def build_grid():
+    n = sym()
+    return GridSum(), (tensor("fp32", n), tensor("fp32", n), tensor("fp32", n), tensor("int32", 1))
+
+
+class StoreRemote:
+    """out[b, c] = the ``floats`` values x[c] of block c, as block b of the cluster got them."""
+
+    def __init__(self, cluster, floats):
+        self.cluster, self.floats = cluster, floats
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, out: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(x, out).launch(grid=[self.cluster, 1, 1], block=[32, 1, 1], cluster=[self.cluster, 1, 1],
+                                   stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, out: cute.Tensor):
+        al = tk.SharedAllocator()
+        got, full = al.vector(self.floats, self.cluster), al.semaphores()
+        tk.init_block(lambda: tk.init(full, 1), self.cluster)
+        me = tk.cluster_rank()
+        tk.expect_bytes(full, 4 * self.floats * self.cluster)
+        if tk.lane_id() < self.cluster:
+            values = [x[me, i] for i in range(self.floats)]
+            tk.store_remote(got[None, me].iterator, values, full, tk.lane_id())
+        tk.wait(full, 0)
+        if tk.lane_id() < self.cluster:
+            for i in cutlass.range_constexpr(self.floats):
+                out[me, Int32(tk.lane_id()), i] = got[i, tk.lane_id()]
+        tk.cluster_sync()
+
+
+def build_store_remote(cluster, floats):
+    return StoreRemote(cluster, floats), (tensor("fp32", cluster, floats), tensor("fp32", cluster, cluster, floats))

@@ -1,0 +1,112 @@
+"""What a caller may pass to flash_attn and flash_attn_varlen: checked only when something is wrong, or before tracing."""
+import math
+from typing import Any, NamedTuple, Optional
+
+from torch import Tensor
+
+from tkq.attention.spec import DTYPES, AttentionSpec
+from tkq.runtime import check, dtypes
+
+
+class Options(NamedTuple):
+    """All but the tensors, as the ops carry it: left and right are -1 without a limit, causal means that right is 0."""
+
+    causal: bool = False
+    softmax_scale: Optional[float] = None
+    left: int = -1
+    right: int = -1
+    softcap: float = 0.0
+
+
+OPEN = (None, None)  # the default window_size
+
+
+def limits(op, window_size):
+    """(left, right) of a window_size, -1 for no limit."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"{op}: window_size is {window_size!r}, expected (left, right)")
+    for n in window_size:
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < -1):
+            raise ValueError(f"{op}: window_size is {window_size!r}, allowed are numbers of keys from 0 to 2^31 - 1, and "
+                             "None or -1 for no limit")
+        if n is not None and n >= 1 << 31:
+            raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^31")
+    left, right = window_size
+    return -1 if left is None else left, -1 if right is None else right
+
+
+def check_options(op, options: Options):
+    if not isinstance(options.softcap, (int, float)):
+        raise TypeError(f"{op}: softcap is {type(options.softcap).__name__}, expected a float")
+    if not 0 <= options.softcap < math.inf:
+        raise ValueError(f"{op}: softcap is {options.softcap}, allowed are finite numbers above 0, and 0 for none")
+    if options.softmax_scale is None:
+        return
+    check.number("softmax_scale", options.softmax_scale)
+    if not 0 < options.softmax_scale < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
+        raise ValueError(f"{op}: softmax_scale is {options.softmax_scale}, allowed are finite numbers above 0")
+
+
+def check_operands(op, q, k, v, sinks, rank):
+    """q ([B,] Sq, H, D), k ([B,] Sk, Hk, D), v ([B,] Sk, Hk, Dv) and sinks (H,) or None: types, ranks, shapes."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check.dtype(name, x, DTYPES)
+        check.rank(name, x, rank)
+        if x.dtype != q.dtype:
+            raise TypeError(f"{op}: {name} is {x.dtype}, q is {q.dtype}; all three must have one dtype")
+    if sinks is not None:
+        check.dtype("sinks", sinks, ("fp32", dtypes.name_of(q.dtype)))
+        check.shape("sinks", sinks, (q.shape[-2],))
+    check.same_device(q=q, k=k, v=v, sinks=sinks)
+    heads, head_dim, kv_heads = q.shape[-2], q.shape[-1], k.shape[-2]
+    AttentionSpec(dtypes.name_of(q.dtype), head_dim, head_dim_v=v.shape[-1])
+    lead = "B, " * (rank - 3)
+    if k.shape[-1] != head_dim or k.shape[:-3] != q.shape[:-3]:
+        batch = f"B = {q.shape[0]} and " if rank == 4 else ""
+        raise ValueError(f"{op}: k is {tuple(k.shape)}, q is {tuple(q.shape)}; "
+                         f"allowed is ({lead}Sk, Hk, D) with q's {batch}D = {head_dim}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"{op}: v is {tuple(v.shape)}, k is {tuple(k.shape)}; allowed is ({lead}Sk, Hk, Dv) with k's "
+                         "sizes but for the last")
+    if heads and (not kv_heads or heads % kv_heads):
+        raise ValueError(f"{op}: q has {heads} heads, k has {kv_heads}; q's must be a multiple of k's")
+
+
+def check_layouts(op, **tensors: Any):
+    """What TMA and plain loads cannot take: strides and addresses."""
+    for name, x in tensors.items():
+        if x is None or not isinstance(x, Tensor):
+            continue
+        if x.dim() == 1:
+            check.last_dim_contiguous(f"{op}: {name}", x)
+            continue
+        if x.stride(-1) != 1:
+            raise ValueError(f"{op}: {name} has strides {x.stride()}; "
+                             "its last dimension must be contiguous: call .contiguous()")
+        for i in range(x.dim() - 1):
+            if x.stride(i) % 8 and x.shape[i] > 1:
+                raise ValueError(f"{op}: {name} has strides {x.stride()}; "
+                                 f"stride {i} must be a multiple of 8 elements (16 bytes): call .contiguous()")
+        if x.data_ptr() % 16:
+            raise ValueError(f"{op}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
+
+
+def check_sequences(op, q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k):
+    """cu_seqlens (B + 1,) and seqused (B,) or None, int32 on q's device. Their values stay on the GPU, unchecked."""
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check.dtype(name, x, ("int32",))
+        check.rank(name, x, 1)
+    if not cu_seqlens_q.shape[0] or cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(f"{op}: cu_seqlens_q has {cu_seqlens_q.shape[0]} numbers, cu_seqlens_k "
+                         f"{cu_seqlens_k.shape[0]}; allowed is one more than sequences, for both the same")
+    used = {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    for name, x in used.items():
+        if x is not None:
+            check.dtype(name, x, ("int32",))
+            check.shape(name, x, (cu_seqlens_q.shape[0] - 1,))
+    check.same_device(q=q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **used)
+    for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"{op}: {name} is {type(n).__name__}, expected an int")
+        if n < 0:
+            raise ValueError(f"{op}: {name} is {n}, allowed are numbers from 0")

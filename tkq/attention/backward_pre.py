@@ -1,0 +1,88 @@
+"""Before attention's backward: the statistics of the query rows, and zeroes for dQ to be added up in."""
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+import tkq.tile as tk
+from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.ranges import ceil_div
+
+THREADS = 256
+VECTOR = 8  # elements of 16 bits in one access
+
+
+class BackwardPre:
+    """stats[tile] = -lse * log2(e) and dlse - rowsum(o * do) of the tile's rows; acc = 0.
+
+    One block a tile of one head. A row past the end, and one that sees no key, has -inf and 0: then exp2(.. - inf) is
+    0, and nothing of it enters a gradient. Lanes that share a row read 16 bytes of it each."""
+
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
+        self.spec, self.tile = spec, config.tile
+        self.lanes = spec.head_dim // VECTOR  # of a row
+        self.together = THREADS // self.lanes  # rows
+        if self.tile % self.together:
+            raise ValueError(f"BackwardPre: tile is {self.tile}, allowed are multiples of {self.together}")
+
+    @cute.jit
+    def __call__(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
+                 stats: cute.Tensor, acc: Optional[cute.Tensor], stream: cuda.CUstream):
+        """As ``AttentionBackward``."""
+        tiles = ceil_div(lse.shape[2], self.tile)
+        self.kernel(do, o, lse, dlse, stats, acc, tiles).launch(
+            grid=[tiles * lse.shape[1] * lse.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
+               stats: cute.Tensor, acc: Optional[cute.Tensor], tiles: Int32):
+        cute.arch.griddepcontrol_launch_dependents()
+        n, t = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
+        all_heads, heads = n // tiles, lse.shape[1]
+        at = (all_heads // heads, all_heads % heads, n % tiles * self.tile)
+        if const_expr(acc is not None):
+            self.zero(acc[Int64(n), None], t)
+        sums = self.row_sums(do, o, at, t)
+        for i in cutlass.range_constexpr(self.tile // self.together):
+            if t % self.lanes == 0:
+                self.write(lse, dlse, stats[Int64(n), None], at, i * self.together + t // self.lanes, sums[i])
+
+    def zero(self, acc, t):
+        zeros = cute.make_rmem_tensor((4,), Float32)
+        zeros.fill(0.0)
+        quads = cute.make_tensor(acc.iterator, cute.make_layout((4, cute.size(acc) // 4)))
+        for i in range(cute.size(acc) // 4 // THREADS):
+            cute.autovec_copy(zeros, quads[None, i * THREADS + t])
+
+    def row_sums(self, do, o, at, t):
+        """rowsum(o * do) of each row that this thread has a share of: one row in ``together``."""
+        batch, head, row0 = at
+        a, b = [[cute.make_rmem_tensor((VECTOR,), o.element_type) for _ in range(self.tile // self.together)]
+                for _ in range(2)]
+        for i in range(self.tile // self.together):  # all loads first
+            row = cutlass.min(row0 + i * self.together + t // self.lanes, o.shape[1] - 1)
+            for x, to in ((o, a[i]), (do, b[i])):
+                cute.autovec_copy(cute.local_tile(x[batch, row, head, None], (VECTOR,), (t % self.lanes,)), to)
+        return [self.row_sum(x, y) for x, y in zip(a, b)]
+
+    def row_sum(self, x, y):
+        total = Float32(0.0)
+        for e in range(VECTOR):
+            total = total + Float32(x[e]) * Float32(y[e])
+        return cute.arch.warp_reduction(total, lambda p, q: p + q, threads_in_group=self.lanes)
+
+    @cute.jit
+    def write(self, lse, dlse, stats, at, i, total):
+        batch, head, row0 = at
+        first, second = -Float32.inf, Float32(0.0)
+        if row0 + i < lse.shape[2]:
+            of_row = lse[batch, head, row0 + i]
+            if of_row != -Float32.inf:
+                first, second = -of_row * tk.LOG2E, -total
+                if const_expr(dlse is not None):
+                    second = second + dlse[batch, head, row0 + i]
+        stats[i] = first
+        stats[self.tile + i] = second

@@ -1,0 +1,75 @@
+"""What the roles of the backward kernel see: what came in, what is shared, a task, and a warpgroup's registers."""
+from dataclasses import dataclass
+from typing import Optional
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+
+
+@dataclass(frozen=True)
+class Globals:
+    q: tk.gl
+    do: tk.gl
+    k: tk.gl
+    v: tk.gl
+    dk: tk.gl
+    dv: tk.gl
+    stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
+    acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
+    rows_q: Int32
+    rows_k: Int32
+    left: Int32
+    right: Int32
+    heads: Int32
+    kv_heads: Int32
+    heads_per_kv: Int32
+    tiles: Int32  # of a query head
+    blocks: Int32  # of a K/V head
+    all_kv_heads: Int32  # of all batch elements
+    section: Int32  # how many K/V heads are worked on together
+    scale: Float32
+    scale_log2: Float32  # scale * log2(e)
+
+
+@dataclass(frozen=True)
+class Shared:
+    k: tk.SharedTile  # 64 keys for each warpgroup
+    v: tk.SharedTile
+    q: tk.SharedTile  # rings of tiles that pass by
+    do: tk.SharedTile
+    ds: tk.SharedTile  # dS transposed: a stage is one tile of 64 keys from each warpgroup
+    stats: cute.Tensor  # (2 x rows of a tile, stages of q)
+    kv_full: tk.Semaphore
+    q_pipe: tk.Pipe
+    do_pipe: tk.Pipe
+    ds_pipe: tk.Pipe
+
+
+@dataclass(frozen=True)
+class Task:
+    batch: Int32
+    head: Int32  # K/V head
+    block: Int32
+    first: Int32  # see QueryRange
+    whole: Int32
+    whole_end: Int32
+    end: Int32
+    shift: Int32  # by how many tiles the walk over the queries begins later
+
+
+@dataclass(frozen=True)
+class State:
+    """Registers of a warpgroup that has keys."""
+
+    s: tk.RegTile  # scores, transposed: 64 keys x the tile's queries; as are dp, p, ds
+    dp: tk.RegTile
+    p: tk.RegTile
+    ds: tk.RegTile
+    dk: tk.RegTile
+    dv: tk.RegTile
+    q: tk.Ring
+    do: tk.Ring
+    ds_ring: tk.Ring
+    wg: Int32

@@ -1,0 +1,98 @@
+"""Which query tiles a key block is seen by, which of them need a mask, and in which order blocks come: pure arithmetic.
+
+The counterpart of ``ranges`` for the backward pass, where a block of keys stays and the queries pass by. The kernels
+call these functions on run-time ints, the tests on Python's; nobody else computes a range.
+
+Query i is aligned with key i + rows_k - rows_q, so that the last query meets the last key, and sees the keys from
+``left`` before it to ``right`` behind it, inclusive. None: no limit on that side. Causal is right = 0.
+"""
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from tkq.attention.ranges import ceil_div, least, most
+
+
+@dataclass(frozen=True)
+class QueryExtent:
+    """The sizes that ranges depend on. tile: query rows of a Q tile. block: keys of a task."""
+
+    rows_q: Any
+    rows_k: Any
+    tile: int
+    block: int
+    left: Optional[Any] = None
+    right: Optional[Any] = None
+
+    @property
+    def offset(self):
+        """Key j is aligned with query j + offset."""
+        return self.rows_q - self.rows_k
+
+
+@dataclass(frozen=True)
+class QueryRange:
+    """The tiles ``first .. end`` that see a key block, perhaps none: those before ``whole`` with a mask, for the limit
+    on the right or because the block ends beyond the last key; ``whole .. whole_end`` without; those from there on with
+    a mask again, for the limit on the left."""
+
+    first: Any
+    whole: Any
+    whole_end: Any
+    end: Any
+
+
+def query_range(e: QueryExtent, first_key) -> QueryRange:
+    """The query tiles that see any of the keys ``first_key .. first_key + e.block``."""
+    tiles, last_key = ceil_div(e.rows_q, e.tile), least(first_key + e.block, e.rows_k)
+    first = whole = first_key * 0  # as a run-time int where first_key is one
+    end = whole_end = tiles + 0
+    if e.right is not None:
+        nearest = first_key + e.offset - e.right  # the first query that sees the block's first key
+        first = most(nearest, 0) // e.tile
+        whole = ceil_div(most(last_key - 1 + e.offset - e.right, 0), e.tile)
+    if e.left is not None:
+        beyond = most(last_key + e.offset + e.left, 0)  # the first query that no longer sees the block's last key
+        end = least(ceil_div(beyond, e.tile), tiles)
+        seeing_all = most(first_key + e.offset + e.left + 1, 0)
+        whole_end = _chosen(seeing_all >= e.rows_q, end, seeing_all // e.tile)
+    ragged = first_key + e.block > e.rows_k
+    first = least(first, end)
+    whole = _chosen(ragged, end, least(most(whole, first), end))
+    return QueryRange(first, whole, least(most(whole_end, whole), end), end)
+
+
+def mask_limits(e: QueryExtent, first_key, tile):
+    """(first, end) for scores of the keys from ``first_key`` on and the queries of a tile: row i sees the columns
+    ``first + i <= column < end + i``. None: no limit on that side. Rows past the last key are not told from others."""
+    row = first_key + e.offset - tile * e.tile
+    return (None if e.right is None else row - e.right), (None if e.left is None else row + e.left + 1)
+
+
+def place(index, blocks, heads, section, longest_first):
+    """Task ``index`` as (K/V head of all batches, key block).
+
+    longest_first: the heads of a section of ``section``, whose queries and gradients stay in L2 together, side by side:
+    their first blocks, which a causal problem's most queries see, before the others. Otherwise head by head."""
+    if not longest_first:
+        return index // blocks, index % blocks
+    tasks = section * blocks
+    number, within = index // tasks, index % tasks
+    width = least(section, heads - number * section)  # the last section may be narrow
+    return number * section + within % width, within // width
+
+
+def nth_tile(r: QueryRange, n, shift):
+    """The n-th tile of a walk over ``first .. end`` that begins ``shift`` tiles later and comes round.
+
+    Blocks of one head that begin at different tiles do not add to the same rows of dQ at the same time."""
+    at = r.first + n + shift
+    return _chosen(at >= r.end, at - (r.end - r.first), at)
+
+
+def _chosen(condition, a, b):
+    """a if condition else b, of Python's or of run-time ints."""
+    if isinstance(condition, bool):
+        return a if condition else b
+    import cutlass
+
+    return cutlass.select_(condition, a, b)

@@ -1,0 +1,60 @@
+"""The attention kernels that tkq itself can choose, and what their machine code must show.
+
+Head dims, masks, softcap, sinks, varlen, packing and dtypes combine freely: their kernels are compiled when they are
+first asked for. Listed are all plans of the plain kernel, and each further choice beside the others."""
+import itertools
+
+from tkq.attention.plan import LENGTHS, plan
+from tkq.attention.spec import WIDTHS, AttentionSpec
+from tkq.runtime.recipe import Recipe, Shipped
+from tkq.testing.expectation import Expectation
+
+WIDE = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+
+
+def shipped():
+    """Names are unique: flash_attn, dtype, head dims, choices, length."""
+    out = {}
+    for spec, length, quick in (*_plain(), *_choices()):
+        recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, length)))
+        name = _name(spec, length)
+        out.setdefault(recipe, Shipped(name, recipe, _expectation(spec), quick))
+    return list(out.values())
+
+
+def _plain():
+    """Every plan, with each dtype, with and without lse."""
+    for dtype, lse in (("bf16", False), ("bf16", True), ("fp16", True)):
+        for dims, causal, length in itertools.product(WIDE, (False, True), LENGTHS):
+            quick = dtype == "bf16" and not lse and dims[0] in (64, 128)
+            yield AttentionSpec(dtype, dims[0], causal, lse, dims[1]), length, quick
+
+
+def _choices():
+    """One choice beside the defaults; all of them together; every pair of widths."""
+    masks = dict(causal=True), dict(causal=True, left=True), dict(left=True), dict(left=True, right=True), dict(right=True)
+    for mask in masks:
+        yield AttentionSpec("bf16", 128, **mask), "medium", mask == masks[1]
+    for dim, causal in itertools.product((64, 128, 256), (False, True)):
+        yield AttentionSpec("bf16", dim, causal, varlen=True), "medium", dim == 128 and causal
+    yield AttentionSpec("bf16", 128, softcap=True), "medium", False
+    yield AttentionSpec("bf16", 128, True, sinks="bf16"), "medium", False
+    for pack in (2, 8):
+        yield AttentionSpec("bf16", 128, True, pack=pack), "short", False
+    for dim in WIDTHS:
+        yield AttentionSpec("bf16", dim, False, left=True, right=True, softcap=True, sinks="fp32", varlen=True,
+                            used_q=True, used_k=True, pack=4), "medium", dim == 256
+    for dims in itertools.product(WIDTHS, WIDTHS):
+        yield AttentionSpec("bf16", dims[0], True, head_dim_v=dims[1]), "medium", dims == (192, 128)
+
+
+def _name(spec, length):
+    dims = f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}_{spec.head_dim_v}"
+    flags = [flag for flag in ("causal", "left", "right", "softcap", "varlen", "used_q", "used_k") if getattr(spec, flag)]
+    more = [f"sinks_{spec.sinks}"] * bool(spec.sinks) + [f"pack{spec.pack}"] * (spec.pack > 1)
+    return "_".join(("flash_attn", spec.dtype, dims, *flags, *more, length, *["lse"] * spec.lse))
+
+
+def _expectation(spec):
+    """Tensor cores not serialised, TMA in and out, registers handed from the producer to the consumers."""
+    return Expectation(tensor=20, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM", *["MUFU.TANH"] * spec.softcap))

@@ -1,0 +1,172 @@
+"""tkq.flash_attn_varlen: attention of sequences of any length, one behind the other."""
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq import reference
+from tkq.attention.arguments import (
+    OPEN,
+    Options,
+    check_layouts,
+    check_operands,
+    check_options,
+    check_sequences,
+    limits,
+)
+from tkq.attention.ops import launcher_of, nothing_seen
+from tkq.attention.plan import length_class, pack_of
+from tkq.attention.spec import AttentionSpec
+from tkq.runtime import check, counters, dtypes, ops
+
+_launchers: dict = {}  # as ops._launchers
+
+
+def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+                      max_seqlen_k: int, *, causal: bool = False, softmax_scale: Optional[float] = None,
+                      window_size=OPEN, softcap: float = 0.0, sinks: Optional[Tensor] = None,
+                      seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None,
+                      return_lse: bool = False, deterministic: bool = False):
+    """``flash_attn`` of each of B sequences, whose rows lie one behind the other.
+
+    Args:
+        q: (total_q, H, D), bfloat16 or float16. k, v: (total_k, Hk, D) and (total_k, Hk, Dv). Strides: see flash_attn.
+        cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, rising: sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s +
+            1] of q, and so of k and v. A sequence may have no queries, or no keys. They stay on the GPU: nothing waits
+            for their values, and under a CUDA graph they may change between replays.
+        max_seqlen_q, max_seqlen_k: about how long sequences get: what kernel is chosen. Results do not depend on them.
+        seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies behind
+            them in q, k and v is not looked at.
+        causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
+        return_lse: also return the log-sum-exp.
+
+    Returns:
+        o (total_q, H, Dv), contiguous; with return_lse the pair (o, lse), lse (H, total_q) float32. Rows that belong to
+        no sequence or are not in use are rows that see no key: o = 0, lse = -inf, or the sink.
+
+    Raises:
+        As flash_attn; TypeError, ValueError for cu_seqlens and seqused of another dtype, shape or device.
+
+    CPU tensors take ``tkq.reference.flash_attn_varlen``.
+    """
+    left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
+    args = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+            softmax_scale, left, right, softcap)
+    if ops.direct(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k):
+        o, lse = (_cuda if q.is_cuda else _cpu)(*args, return_lse)
+    else:
+        check.refuse_gradient("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
+        _check(*args)  # the dispatcher's words name no argument
+        o, lse = _op(*args, return_lse)
+        lse = lse if return_lse else None
+    return (o, lse) if return_lse else o
+
+
+def _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, *options):
+    """Everything that can be wrong with a call, but for the values of cu_seqlens and seqused."""
+    check_operands("flash_attn_varlen", q, k, v, sinks, 3)
+    check_sequences("flash_attn_varlen", q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    check_options("flash_attn_varlen", Options(*options))
+
+
+def _cuda(*args):
+    try:
+        return forward(*args)
+    except Exception:
+        _check(*args[:-1])
+        q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k = args[:8]
+        check_layouts("flash_attn_varlen", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                      sinks=sinks, seqused_q=seqused_q, seqused_k=seqused_k)
+        raise
+
+
+def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+            softmax_scale, left, right, softcap, return_lse):
+    """(o, lse or None), of CUDA tensors. An exception says that something is wrong, not what."""
+    total, heads, _ = q.shape
+    keys, kv_heads, head_dim_v = v.shape
+    shape = total, heads, head_dim_v
+    if not (total and heads and keys) or cu_seqlens_q.shape[0] <= 1:
+        _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+               softmax_scale, left, right, softcap)
+        return q.new_zeros(shape), nothing_seen((heads, total), sinks, q.device) if return_lse else None
+    if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not 0 <= softcap < math.inf:
+        raise ValueError  # _check says which
+    if seqused_q is None:
+        o = q.new_empty(shape)
+        lse = torch.empty(heads, total, dtype=torch.float32, device=q.device) if return_lse else None
+    else:  # rows that are not in use are nobody's task
+        o = q.new_zeros(shape)
+        lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
+    run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse, causal, softmax_scale, None, left, right, softcap, sinks, seqused_q,
+        seqused_k, max_seqlen_q, max_seqlen_k)
+    return o, lse
+
+
+def run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse=None, causal=False, softmax_scale=None, config=None, left=-1,
+        right=-1, softcap=0.0, sinks=None, seqused_q=None, seqused_k=None, max_seqlen_q=1 << 20, max_seqlen_k=4096):
+    """Launch the kernel into o (total_q, H, Dv) and lse (H, total_q), with no more checks than the compiled function
+    makes.
+
+    config: an AttentionConfig instead of the plan's: for tests and tuning."""
+    _, heads, head_dim = q.shape
+    _, kv_heads, head_dim_v = v.shape
+    causal, right = causal or right == 0, -1 if causal else right
+    pack = 1 if heads == kv_heads else pack_of(max_seqlen_q, heads // kv_heads)
+    index, length = q.get_device(), length_class(max_seqlen_k)
+    key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right <= 0, softcap == 0.0, sinks is None or sinks.dtype,
+           seqused_q is None, seqused_k is None, pack, lse is None, length, index, config)
+    launcher = _launchers.get(key)
+    if launcher is None:
+        spec = AttentionSpec(
+            dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right > 0,
+            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, seqused_q is not None,
+            seqused_k is not None, pack)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
+    kernel, processors = launcher
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    kernel(q, k, v, o, lse, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, counters.counter(index), scale,
+           softcap, left, right, processors)
+
+
+def _cpu(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+         softmax_scale, left, right, softcap, return_lse):
+    _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+           softmax_scale, left, right, softcap)
+    o, lse = reference.flash_attn_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal,
+                                         softmax_scale, left, right, softcap, sinks)
+    return o, lse if return_lse else None
+
+
+# The op returns two tensors always: an empty lse where none is asked for.
+
+
+def _op_cuda(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, sinks: Optional[Tensor],
+             seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
+             causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
+             return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _cuda(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+                   softmax_scale, left, right, softcap, return_lse)
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _op_cpu(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, sinks: Optional[Tensor],
+            seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
+            causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
+            return_lse: bool) -> tuple[Tensor, Tensor]:
+    o, lse = _cpu(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+                  softmax_scale, left, right, softcap, return_lse)
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _op_fake(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, sinks: Optional[Tensor],
+             seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
+             causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
+             return_lse: bool) -> tuple[Tensor, Tensor]:
+    total, heads, _ = q.shape
+    lse = (heads, total) if return_lse else (0,)
+    return q.new_empty(total, heads, v.shape[2]), q.new_empty(lse, dtype=torch.float32)
+
+
+_op = ops.torch_op("flash_attn_varlen", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)

@@ -1,0 +1,64 @@
+"""heads_backward: the gradients of rmsnorm with a weight for each head, from torch tensors to a launch."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .. import runtime
+from ..runtime import arch, dtypes
+from .heads_plan import HeadsSpec, blocks, plan
+from .launch import vector
+
+_MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
+
+
+def recipe(spec: HeadsSpec, config=None):
+    return runtime.Recipe("tkq.norms.heads_backward:build", (spec, config or plan(spec)))
+
+
+def heads_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, *, dresidual_out: Optional[Tensor],
+                   weight_offset: float, needs: tuple, dx_dtype: torch.dtype, dresidual_dtype: Optional[torch.dtype],
+                   dbias_dtype: Optional[torch.dtype]):
+    """(dx, dweight, dbias, dresidual) of rmsnorm; None for what is not needed, and for dresidual without its type.
+
+    dy, x, dresidual_out: (R, H, D), the last dimension contiguous. weight: (H, D). rstd: (R * H,) float32. needs: of
+    dx, dweight and dbias. Sums are added up in float32, in an order that depends on the shape and the device alone.
+
+    Raises:
+        NotImplementedError: D > 8192, or more than 2^30 rows.
+    """
+    R, H, D = x.shape
+    if R * H > _MAX_ROWS:
+        raise NotImplementedError(f"backward of rmsnorm with a weight for each head: got {R * H} rows, allowed are "
+                                  f"{_MAX_ROWS}")
+    dx = torch.empty(R * H, D, dtype=dx_dtype, device=x.device) if needs[0] else None
+    dresidual = torch.empty(R * H, D, dtype=dresidual_dtype, device=x.device) if dresidual_dtype else None
+    make = torch.empty if x.numel() else torch.zeros
+    dweight = make(H * D, dtype=weight.dtype, device=x.device) if needs[1] else None
+    dbias = make(H * D, dtype=dbias_dtype, device=x.device) if needs[2] else None
+    results = [None if t is None else t.view(shape) for t, shape in
+               ((dx, x.shape), (dweight, (H, D)), (dbias, (H, D)), (dresidual, x.shape))]
+    if x.numel() and any(t is not None for t in results):
+        spec = _spec(dy, x, weight, dresidual_out, dx, dresidual, dweight, dbias, weight_offset)
+        _run(spec, dy, x, weight, rstd, dresidual_out, dx, dresidual, dweight, dbias, weight_offset)
+    return tuple(results)
+
+
+def _spec(dy, x, weight, dresidual_out, dx, dresidual, dweight, dbias, offset):
+    streams = [t for t in (dy, x, dresidual_out, dx, dresidual) if t is not None]
+    names = (None if t is None else dtypes.name_of(t.dtype)
+             for t in (dy, x, weight, dx, dresidual, dresidual_out, dweight, dbias))
+    return HeadsSpec(x.shape[-1], *names, bool(offset), vector(streams, (weight,)))
+
+
+def _run(spec, dy, x, weight, rstd, dresidual_out, dx, dresidual, dweight, dbias, offset):
+    arch.require_hopper(x.device)
+    config, (R, H, D) = plan(spec), x.shape
+    count = blocks(config, R * H, H, arch.processors(x.device))
+    shares = count * (config.threads // config.threads_per_row) // H
+
+    def partial(total):
+        return None if total is None else torch.empty(shares, H * D, dtype=torch.float32, device=x.device)
+
+    runtime.function(recipe(spec, config))(dy, x, weight, rstd, dresidual_out, dx, dresidual, partial(dweight),
+                                           partial(dbias), dweight, dbias, offset or None, count)

@@ -1,0 +1,273 @@
+"""From torch tensors to a launch of a norm's kernel.
+
+A call first takes the launcher that the last call of its kind took, for accesses as wide as N allows, and leaves every
+check to the compiled function: dtypes, shapes, strides, addresses and devices. Only where that refuses, or nothing is
+known yet, the call is looked at closely (`_carefully`): the words for a user, or the launcher for narrower accesses.
+"""
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .. import runtime
+from ..runtime import arch, dtypes
+from . import checks
+from .plan import plan
+from .spec import GROUP, NormSpec
+
+_MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
+
+# What a call looks like, addresses aside -> its launcher; None where addresses decide. One entry for each kind of call.
+_known: dict = {}
+_launchers: dict = {}  # the same and the vector -> its launcher
+
+
+class Call(NamedTuple):
+    """What is asked for beside the tensors. out, total: torch types of the result and of the sum of x and residual,
+    None for x's type and for no sum. stats: rstd (and mean) too. scale: None, "row" or "block"."""
+
+    kind: str
+    eps: float
+    offset: float = 0.0
+    out: Optional[torch.dtype] = None
+    total: Optional[torch.dtype] = None
+    stats: bool = False
+    scale: Optional[str] = None
+
+
+# What comes back, a plain tuple: y and the sum, of x's shape; rstd and mean, (rows,); scale, (rows, 1 or groups). None
+# for what was not asked for.
+Results = tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+
+
+def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[torch.dtype]):
+    """The type in which the sum is to be written, where it is a result; None where x itself is that sum."""
+    if residual is not None:
+        return residual_dtype or residual.dtype
+    return None if residual_dtype is None or residual_dtype == x.dtype else residual_dtype
+
+
+def recipe(spec: NormSpec, config=None):
+    """The recipe of a spec, with its planned config or another one."""
+    return runtime.Recipe("tkq.norms.build:build", (spec, config or plan(spec)))
+
+
+# ---- without options: the same as `norm` below, with as little Python as it takes ----------------------------
+
+
+def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
+          out: Optional[Tensor] = None) -> Tensor:
+    """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
+    try:
+        shape = x.shape
+        run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
+                     bias is not None and bias.dtype]
+        rows = x if len(shape) == 2 else _one_stride(x, weight)
+        if 0 < rows.shape[0] <= _MAX_ROWS:
+            y = out
+            if y is None:
+                y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
+            run(rows, weight, bias, y if rows is x else y.view(rows.shape), eps)
+            return y
+    except Exception:  # nothing is known, or it was refused
+        pass
+    call = Call(kind, eps)
+    return (norm(call, x, weight, bias, None) if out is None else _carefully(call, x, weight, bias, None, out))[0]
+
+
+def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
+    """(y, rstd, mean), as `norm` would return them."""
+    try:
+        shape = x.shape
+        run = _known[kind, True, x.dtype, shape[-1], weight is not None and weight.dtype,
+                     bias is not None and bias.dtype]
+        rows = x if len(shape) == 2 else _one_stride(x, weight)
+        M = rows.shape[0]
+        if 0 < M <= _MAX_ROWS:
+            y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
+            rstd = torch.empty(M, dtype=torch.float32, device=x.device)
+            mean = torch.empty_like(rstd) if kind == "layernorm" else None
+            run(rows, weight, bias, y if rows is x else y.view(rows.shape), None, None, rstd, mean, None, eps, None)
+            return y, rstd, mean
+    except Exception:
+        pass
+    y, _, rstd, mean, _ = norm(Call(kind, eps, stats=True), x, weight, bias, None)
+    return y, rstd, mean
+
+
+def _one_stride(x, weight):
+    """x as (M, N) rows that share a weight. Raises where it is not that."""
+    if weight is not None and weight.dim() != 1:
+        raise ValueError
+    return x.view(-1, x.shape[-1])
+
+
+def _empty(shape, dtype, device):
+    return torch.empty(*shape, dtype=dtype, device=device)  # torch reads sizes one by one faster than a list of them
+
+
+# ---- with options -------------------------------------------------------------------------------------------
+
+
+def norm(call: Call, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+         residual: Optional[Tensor]) -> Results:
+    """All that the call asks for, in new tensors."""
+    try:
+        rows, heads = _rows(x, residual, weight)
+        run = _known[_key_with_options(call, x, weight, bias, residual, heads)]
+        if 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
+            results = _allocate(call, x)
+            run(*_arguments(call, rows, weight, bias, results))
+            return results
+    except Exception:  # nothing is known, or it was refused
+        results = None  # so that its memory is free
+    return _carefully(call, x, weight, bias, residual)
+
+
+def _key_with_options(call, x, weight, bias, residual, heads):
+    return (call, heads, x.dtype, x.shape[-1], weight is not None and weight.dtype, bias is not None and bias.dtype,
+            residual is not None and residual.dtype)
+
+
+def _rows(x, residual, weight):
+    """((x, residual), heads): both as (M, N), heads None; or as (R, H, N), heads "rows" or "weight".
+
+    The latter where each head has a weight of its own, and where the rows' places take two strides. Copies only what
+    neither describes."""
+    if weight is not None and weight.dim() == 2:
+        return (_folded(x, 2, True), _folded(residual, 2, True)), "weight"
+    if x.dim() == 2:
+        return (x, residual), None
+    two = _folded(x, 1), _folded(residual, 1)
+    if two[0] is not None and (two[1] is not None or residual is None):
+        return two, None
+    if x.dim() > 2:
+        three = _folded(x, 2), _folded(residual, 2)
+        if three[0] is not None and (three[1] is not None or residual is None):
+            return three, "rows"
+    return (_folded(x, 1, True), _folded(residual, 1, True)), None
+
+
+def _folded(t, kept, copy=False):
+    """t with all but the last `kept` dimensions made one. Where no stride describes that one: a copy, or None."""
+    if t is None:
+        return None
+    shape = (-1, *t.shape[-kept:])
+    if copy:
+        return t.reshape(shape)
+    try:
+        return t.view(shape)
+    except RuntimeError:
+        return None
+
+
+def _allocate(call, x) -> Results:
+    kind, _, _, out, total, stats, scale = call
+    if x.is_contiguous():
+        y = torch.empty_like(x, dtype=out)
+        h = None if total is None else torch.empty_like(x, dtype=total)
+    else:
+        y = _empty(x.shape, out or x.dtype, x.device)
+        h = None if total is None else _empty(x.shape, total, x.device)
+    if not stats and scale is None:
+        return y, h, None, None, None
+    M, device = x.numel() // x.shape[-1], x.device
+    rstd = torch.empty(M, dtype=torch.float32, device=device) if stats else None
+    mean = torch.empty(M, dtype=torch.float32, device=device) if stats and kind == "layernorm" else None
+    return y, h, rstd, mean, None if scale is None else scales(scale, M, x)
+
+
+def scales(granularity: str, M: int, x: Tensor) -> Tensor:
+    """Room for the scales of M rows like x's: (M, 1), or (M, groups) with the columns contiguous, of M rounded up to 4.
+    """
+    if granularity == "row":
+        return torch.empty(M, 1, dtype=torch.float32, device=x.device)
+    groups, padded = -(-x.shape[-1] // GROUP), -(-M // 4) * 4
+    return torch.empty(groups, padded, dtype=torch.float32, device=x.device).t()[:M]
+
+
+def _arguments(call, rows, weight, bias, results):
+    """As `build` has them, for a spec with options."""
+    x, residual = rows
+    y, total, rstd, mean, scale = results
+    if y.dim() != 2:
+        shape = (-1, x.shape[-1])
+        y, total = y.view(shape), None if total is None else total.view(shape)
+    return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
+
+
+# ---- the first call of a kind -------------------------------------------------------------------------------
+
+
+def _carefully(call, x, weight, bias, residual, out=None):
+    """Find the launcher, compile it where it is new, and call it. `out` takes the place of y."""
+    checks.norm(call.kind, x, weight, bias, residual, None if call.scale else call.out, call.total)
+    arch.require_hopper(x.device)
+    rows, heads = _rows(x, residual, weight)
+    results = _allocate(call, x) if out is None else (out, None, None, None, None)
+    if not x.numel():
+        return results
+    arguments = _arguments(call, rows, weight, bias, results)
+    spec = _spec(call, heads, arguments)
+    key = _key(call, x, weight, bias, residual, heads)
+    run = _launchers.get((key, spec.vector))
+    if run is None:
+        run = _launchers[key, spec.vector] = runtime.function(recipe(spec))
+    _known[key] = run if spec.vector == spec.widest and _known.get(key, run) is not None else None
+    if spec.plain:
+        arguments = (*arguments[:4], call.eps)
+    for part in _parts(arguments):
+        run(*part)
+    return results
+
+
+def _key(call, x, weight, bias, residual, heads):
+    if residual is None and heads is None and call == Call(call.kind, call.eps, stats=call.stats):
+        return (call.kind, call.stats, x.dtype, x.shape[-1], weight is not None and weight.dtype,
+                bias is not None and bias.dtype)
+    return _key_with_options(call, x, weight, bias, residual, heads)
+
+
+def _spec(call, heads, arguments):
+    x, weight, bias, y, residual, total = arguments[:6]
+    names = [None if t is None else dtypes.name_of(t.dtype) for t in (x, weight, bias, residual, total)]
+    out = None if y.dtype == x.dtype else dtypes.name_of(y.dtype)
+    return NormSpec(call.kind, x.shape[-1], names[0], names[1], names[2],
+                    vector([t for t in (x, residual, y, total) if t is not None], (weight, bias)), names[3], names[4],
+                    out, call.scale, bool(call.offset), call.stats, heads)
+
+
+def vector(streams, vectors=()) -> int:
+    """Elements of one access: as many as 16 bytes of the widest stream, N, the strides of rows and every base address
+    allow."""
+    vector = 16 // max(t.element_size() for t in streams)
+    while not (all(_fits(t, vector) for t in streams) and all(
+            t is None or t.data_ptr() % min(16, vector * t.element_size()) == 0 for t in vectors)):
+        vector //= 2
+    return vector
+
+
+def _fits(t, vector):
+    return not (t.data_ptr() % (vector * t.element_size()) or t.shape[-1] % vector
+                or any(s % vector for s in t.stride()[:-1]))
+
+
+def _parts(arguments):
+    """The arguments of each launch: one, or as many as so many rows need."""
+    x, y = arguments[0], arguments[3]
+    if y.shape[0] <= _MAX_ROWS:
+        return [arguments]
+    of_position = y.shape[0] // x.shape[0]
+    step = max(1, _MAX_ROWS // of_position)
+    return [_part(arguments, i, min(step, x.shape[0] - i), of_position) for i in range(0, x.shape[0], step)]
+
+
+def _part(arguments, first, count, of_position):
+    """Positions `first` and on of x and residual, and the rows that they are."""
+    def cut(i, t):
+        if not isinstance(t, Tensor) or i in (1, 2):  # weight and bias are all rows'
+            return t
+        n = 1 if i in (0, 4) else of_position
+        return t.narrow(0, first * n, count * n)
+
+    return tuple(cut(i, t) for i, t in enumerate(arguments))

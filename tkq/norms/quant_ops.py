@@ -1,0 +1,90 @@
+"""tkq.rmsnorm_quant and tkq.layernorm_quant: what PyTorch sees of the norms that write float8."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .. import reference_norms
+from ..runtime import check, ops
+from . import checks, launch
+from .launch import Call
+from .spec import SCALES
+
+
+def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor] = None, eps: float = 1e-6,
+                  residual: Optional[Tensor] = None, prenorm: bool = False, weight_offset: float = 0.0,
+                  residual_dtype: Optional[torch.dtype] = None, granularity: str = "row"):
+    """`tkq.rmsnorm`, its result y quantised in the same pass: y ~ q * scale.
+
+    Args:
+        x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype: as `tkq.rmsnorm`.
+        granularity: "row", one scale for each row; or "block", one for each 128 columns of a row.
+
+    Returns:
+        (q, scale), with prenorm (q, scale, h). q: contiguous, float8_e4m3fn, of x's shape. scale: float32, (M, 1), or
+        (M, ceil(N / 128)) for blocks, M being all leading dimensions together. Multiply by it to get y back. Block
+        scales lie as the float8 GEMM reads them, a column of M one after the other: strides (1, M rounded up to 4).
+
+        scale = max(amax / 448, 2^-126) for amax, the largest |y|, of which 448 is the image: e4m3's largest number.
+        So zeros have the scale 2^-126 and q = 0. Where a y of the row (or block) is NaN, its scale is and all of its
+        q are. Where one is infinite, the scale is, too: q is NaN there, 0 elsewhere, and q * scale NaN throughout.
+
+    Raises:
+        As `tkq.rmsnorm`; ValueError: another granularity; NotImplementedError: a gradient is asked for.
+    """
+    return _quant("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
+
+
+def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, eps: float = 1e-5,
+                    residual: Optional[Tensor] = None, prenorm: bool = False, weight_offset: float = 0.0,
+                    residual_dtype: Optional[torch.dtype] = None, granularity: str = "row"):
+    """`tkq.layernorm`, its result quantised in the same pass. Arguments and results as `rmsnorm_quant`."""
+    return _quant("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
+
+
+def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype, granularity):
+    if granularity not in SCALES:
+        raise ValueError(f"{kind}_quant: granularity: got {granularity!r}, allowed are {', '.join(SCALES)}")
+    checks.options(kind, weight, offset, prenorm, residual_dtype)
+    way = ops.route(x, weight, bias, residual)
+    if way != "direct":
+        check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
+        checks.norm(kind, x, weight, bias, residual, None, residual_dtype)
+    total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
+    if way == "direct":
+        call = Call(kind, eps, offset, torch.float8_e4m3fn, total, False, granularity)
+        q, h, _, _, scale = _forward(call, x, weight, bias, residual)
+    else:
+        q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
+    return (q, scale, x if total is None else h) if prenorm else (q, scale)
+
+
+def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
+    if x.is_cuda:
+        return launch.norm(call, x, weight, bias, residual)
+    checks.norm(call.kind, x, weight, bias, residual, None, call.total)
+    y, h, _, _ = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
+    q, found = reference_norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
+    scale = launch.scales(call.scale, found.shape[0], x).copy_(found)
+    return q.view(x.shape), None if call.total is None else h.contiguous().to(call.total, copy=True), None, None, scale
+
+
+def _op(kind):
+    """`tkq::rmsnorm_quant` or `tkq::layernorm_quant`: q, scale and the sum, which is empty where not asked for."""
+    def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor] = None,
+            weight_offset: float = 0.0, total_dtype: Optional[torch.dtype] = None,
+            granularity: str = "row") -> tuple[Tensor, Tensor, Tensor]:
+        call = Call(kind, eps, weight_offset, torch.float8_e4m3fn, total_dtype, False, granularity)
+        q, h, _, _, scale = _forward(call, x, weight, bias, residual)
+        return q, scale, x.new_empty(0) if h is None else h
+
+    def fake(x, weight, bias, eps, residual=None, weight_offset=0.0, total_dtype=None, granularity="row"):
+        checks.norm(kind, x, weight, bias, residual, None, total_dtype)
+        return (x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
+                launch.scales(granularity, x.numel() // x.shape[-1], x),
+                x.new_empty(0) if total_dtype is None else x.new_empty(x.shape, dtype=total_dtype))
+
+    return ops.torch_op(f"{kind}_quant", cuda=run, cpu=run, fake=fake)
+
+
+_OPS = {kind: _op(kind) for kind in ("rmsnorm", "layernorm")}

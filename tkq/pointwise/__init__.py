@@ -1,0 +1,1 @@
+"""Elementwise kernels: rotary embedding, and the gated activations SwiGLU and GeGLU."""

@@ -1,0 +1,49 @@
+"""Loads and stores of a few neighbouring elements, and how a thread finds them."""
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, StoreCacheMode
+
+from ..utils import domain_offset_i64
+
+
+def run_at(m, coord, n: int):
+    """The n neighbours of m from `coord` on, in the last mode; the address is computed in 64 bits."""
+    return cute.make_tensor(domain_offset_i64(coord, m).iterator, cute.make_layout(n))
+
+
+def load(src, once: bool = False):
+    """src, in registers, in accesses of at most 16 bytes. once: nobody reads it again soon, so L1 does not keep it."""
+    dtype = src.element_type
+    bits = min(128, cute.size(src) * dtype.width)
+    hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if once and bits >= 64 else {}
+    atom = cute.make_copy_atom(CopyG2ROp(), dtype, num_bits_per_copy=bits, **hint)
+    held = cute.make_rmem_tensor(cute.size(src), dtype)
+    part = cute.make_layout(bits // dtype.width)
+    cute.copy(atom, cute.logical_divide(src, part), cute.logical_divide(held, part))
+    return held
+
+
+def wide(held):
+    """The elements of a register tensor as fp32 values, one by one."""
+    values = held.load().to(Float32)
+    return [values[i] for i in range(cute.size(held))]
+
+
+def packed(values, dtype):
+    """fp32 values as a register tensor of `dtype`."""
+    n = len(values)
+    gathered, result = cute.make_rmem_tensor(n, Float32), cute.make_rmem_tensor(n, dtype)
+    for i, value in enumerate(values):
+        gathered[i] = value
+    result.store(gathered.load().to(dtype))
+    return result
+
+
+def store(held, dst):
+    """dst = held, in accesses of at most 16 bytes that L2 may evict first."""
+    dtype = held.element_type
+    bits = min(128, cute.size(held) * dtype.width)
+    hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if bits >= 64 else {}
+    atom = cute.make_copy_atom(CopyR2GOp(), dtype, num_bits_per_copy=bits, **hint)
+    part = cute.make_layout(bits // dtype.width)
+    cute.copy(atom, cute.logical_divide(held, part), cute.logical_divide(dst, part))

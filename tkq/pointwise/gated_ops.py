@@ -1,0 +1,303 @@
+"""tkq.swiglu and tkq.geglu: from torch tensors to a launch, forward and backward."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .. import reference_pointwise as reference
+from .. import runtime
+from ..runtime import arch, check, dtypes, ops
+from .plan import MAX_UNITS, plan_gated
+from .spec import WIDTH, GatedSpec
+
+MAX_N = 1 << 30
+_GELU = {"none": "geglu", "tanh": "geglu_tanh"}
+_LAYOUTS = ("split", "interleaved")
+
+# Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
+_launchers: dict = {}
+
+
+def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") -> Tensor:
+    """silu(gate) * up, with silu(x) = x / (1 + exp(-x)) (Shazeer, GLU Variants Improve Transformer, 2020).
+
+    Computed in float32 and rounded once. Differentiable once; the backward reads dy, gate and up and writes dgate and
+    dup in one pass, each only where it is needed.
+
+    Args:
+        gate: (..., N), bf16, fp16 or fp32, last dimension contiguous. Or, without up, gate and up in one tensor
+            (..., 2 N). Rows may be any distance apart: a slice of a wider tensor is read in place. Leading dimensions
+            that no single row stride describes are copied first.
+        up: as gate, of its shape and type.
+        layout: of the one tensor. "split": gate is x[..., :N], up x[..., N:]. "interleaved": gate is x[..., 0::2], up
+            x[..., 1::2]; it is copied first where its rows do not begin at an even element.
+
+    Returns:
+        A contiguous tensor (..., N) of gate's type.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not allowed.
+        ValueError: shapes, types or devices that do not match, a last dimension that is not contiguous, a layout that
+            is not known.
+        NotImplementedError: N above 2^30.
+        RuntimeError: a GPU other than Hopper.
+    """
+    return _gated("swiglu", gate, up, layout)
+
+
+def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", layout: str = "split") -> Tensor:
+    """gelu(gate) * up, with gelu(x) = x Phi(x), Phi the normal distribution (Hendrycks and Gimpel, 2016).
+
+    approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+    All else as ``swiglu``, and a ValueError for another approximation.
+    """
+    if approximate not in _GELU:
+        raise ValueError(f"geglu: approximate: got {approximate!r}, allowed are 'none', 'tanh'")
+    return _gated(_GELU[approximate], gate, up, layout)
+
+
+def _gated(kind, gate, up, layout):
+    packing = layout if up is None else "apart"
+    if ops.direct(gate, up):
+        return _forward(gate, up, kind, packing)
+    if ops.recording(gate, up):
+        return _Function.apply(gate, up, kind, packing)
+    _check(gate, up, kind, packing)
+    return _op(gate, up, kind, packing)
+
+
+def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool = True,
+                   need_up: bool = True):
+    """(dgate, dup) from the inputs of the forward, None where not needed; packed, (the packed gradient, None)."""
+    if ops.direct(dy, gate, up):
+        return _gradients(dy, gate, up, kind, packing, need_gate, need_up)
+    dgate, dup = _backward_op(dy, gate, up, kind, packing, need_gate, need_up)
+    return dgate if need_gate else None, dup if need_up and up is not None else None
+
+
+# ---- launches ------------------------------------------------------------------------------------------------------
+
+
+def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Optional[Tensor] = None,
+           config=None) -> Tensor:
+    """The forward's kernel. out: a contiguous tensor at a multiple of 16 bytes to write to; config: another than the
+    plan's. Both for tests and tuning."""
+    try:
+        if out is None:
+            out = _empty_result(gate, packing)
+        if 2 <= gate.dim() <= 3:
+            _launch(gate, up, None, out, None, kind, packing, None, config)
+        elif up is None or up.shape == gate.shape:  # with rows joined, others could look alike
+            _launch(_rows(gate), _rows(up), None, _rows(out), None, kind, packing, None, config)
+        else:
+            raise ValueError
+    except Exception:
+        # The compiled function checks types, shapes, strides, addresses and devices; words for a user are found when
+        # they are needed.
+        _check(gate, up, kind, packing)
+        raise
+    return out
+
+
+def _empty_result(gate, packing):
+    if packing == "apart":
+        return _empty(gate)
+    *leading, columns = gate.shape
+    return gate.new_empty(*leading, columns // 2)  # sizes one by one: torch parses them faster than a tuple
+
+
+def _empty(x):
+    """A contiguous tensor like x."""
+    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _gradients_on_gpu(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,
+                      need_up: bool, out: Optional[tuple] = None, config=None):
+    """The backward's kernel. out: (dgate, dup) to write to, and config, as in `_value`."""
+    if up is None:
+        wanted = "both"
+        out = out or (_empty(gate), None)
+    elif need_gate or need_up:
+        wanted = "both" if need_gate and need_up else "gate" if need_gate else "up"
+        out = out or (_empty(gate) if need_gate else None, _empty(up) if need_up else None)
+    else:
+        return None, None
+    if dy.stride()[-1] != 1:  # what autograd hands on may have any strides
+        dy = dy.contiguous()
+    tensors = (gate, up, dy, *out)
+    _launch(*(tensors if 2 <= gate.dim() <= 3 else map(_rows, tensors)), kind, packing, wanted, config)
+    return out
+
+
+def _rows(x):
+    """x as (M, N)."""
+    if x is None:
+        return None
+    if x.stride()[-1] != 1 and x.shape[-1] > 1:
+        raise ValueError  # reshape would copy; _check has the words
+    return x.reshape(x.numel() // max(x.shape[-1], 1), x.shape[-1])
+
+
+def _launch(x, u, dy, out, du, kind, packing, gradients, config):
+    """Tensors of two or three dimensions, N or 2 N columns, or None: gate or both, up, dy, the result or dgate or both,
+    dup."""
+    columns, elements, size = x.shape[-1], x.numel(), x.itemsize
+    bits = 16 | x.data_ptr() | ((columns >> 1 if packing == "split" else columns) | _strides(x)) * size
+    if u is not None:
+        bits |= u.data_ptr() | _strides(u) * size
+    if packing == "interleaved":
+        bits >>= 1
+    if dy is not None:
+        bits |= dy.data_ptr() | _strides(dy) * size
+    vector = (bits & -bits) // size  # columns of the result in one access, as many as addresses and strides allow
+    run = _launchers.get((kind, packing, gradients, x.dtype, vector, x.dim(), x.get_device(), config))
+    if run is None or vector < 2 or elements >= MAX_UNITS:
+        _launch_with_care(vector, (x, u, dy, out, du), kind, packing, gradients, config)
+    elif elements:
+        run(x, u, dy, out, du)
+
+
+def _strides(x):
+    """A number that has every power of two that all strides but the last have."""
+    strides = x.stride()
+    return strides[0] | strides[-2]
+
+
+def _launch_with_care(vector, tensors, kind, packing, gradients, config):
+    """The first call of a kind, calls with rows of an odd length, with very many elements, or with none."""
+    x, u = tensors[:2]
+    _check(x, u, kind, packing)
+    if not x.numel():
+        return
+    if not vector:  # interleaved, and rows begin in the middle of a pair
+        x = x.clone(memory_format=torch.contiguous_format)
+        _launch(x, *tensors[1:], kind, packing, gradients, config)
+        return
+    joined = _joined(tensors) if packing == "apart" and vector == 1 else None
+    if joined:
+        _launch(*joined, kind, packing, gradients, config)
+        return
+    if x.numel() // vector <= MAX_UNITS:
+        _launcher(x, kind, packing, vector, gradients, config)(*tensors)
+        return
+    tensors, step = [_rows(t) for t in tensors], MAX_UNITS // -(-x.shape[-1] // vector)
+    run = _launcher(tensors[0], kind, packing, vector, gradients, config)
+    for i in range(0, tensors[0].shape[0], step):
+        run(*(t if t is None else t[i:i + step] for t in tensors))
+
+
+def _joined(tensors):
+    """The tensors with several rows joined into one, so that a row has whole vectors; None where one of them does not
+    allow it."""
+    given = [t for t in tensors if t is not None]
+    rows, together = given[0].numel() // given[0].shape[-1], 16 // given[0].itemsize
+    if rows % together or not all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in given):
+        return None
+    return [t if t is None else t.view(-1, t.shape[-1] * together) for t in tensors]
+
+
+def _launcher(x, kind, packing, vector, gradients, config):
+    key = kind, packing, gradients, x.dtype, vector, x.dim(), x.get_device(), config
+    if key not in _launchers:
+        arch.require_hopper(x.device)
+        spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients, x.dim())
+        _launchers[key] = runtime.function(recipe(spec, config))
+    return _launchers[key]
+
+
+def recipe(spec: GatedSpec, config=None):
+    """The recipe of a spec, with its planned config or another one."""
+    return runtime.Recipe("tkq.pointwise.build:gated", (spec, config or plan_gated(spec)))
+
+
+# ---- checks and the path without a GPU ---------------------------------------------------------------------------
+
+
+def _check(gate, up, kind, packing):
+    """Raises what the public functions promise."""
+    op = "swiglu" if kind == "swiglu" else "geglu"
+    check.dtype("gate", gate, tuple(WIDTH))
+    if gate.dim() == 0:
+        raise ValueError(f"{op}: gate: got shape (), allowed are (..., N)")
+    check.last_dim_contiguous("gate", gate)
+    if up is None:
+        if packing not in _LAYOUTS:
+            raise ValueError(f"{op}: layout: got {packing!r}, allowed are {', '.join(map(repr, _LAYOUTS))}")
+        if gate.shape[-1] % 2:
+            raise ValueError(f"{op}: gate: got shape {tuple(gate.shape)}; without up it holds both, so its last "
+                             "dimension must be even")
+    else:
+        check.dtype("up", up, tuple(WIDTH))
+        if up.dtype != gate.dtype:
+            raise TypeError(f"{op}: up is {up.dtype}, gate is {gate.dtype}; both must have one dtype")
+        check.shape("up", up, tuple(gate.shape))
+        check.last_dim_contiguous("up", up)
+        check.same_device(gate=gate, up=up)
+    if gate.shape[-1] > MAX_N:
+        raise NotImplementedError(f"{op}: gate: got {gate.shape[-1]} columns, allowed are at most {MAX_N}")
+
+
+def _on_cpu(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
+    _check(gate, up, kind, packing)
+    return reference.gated(kind, gate, up, packing).contiguous()
+
+
+def _gradients_on_cpu(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,
+                      need_up: bool):
+    dgate, dup = reference.gated_backward(kind, dy, gate, up, packing)
+    wanted = need_gate or up is None
+    return dgate.contiguous() if wanted else None, dup.contiguous() if need_up and dup is not None else None
+
+
+def _forward(gate, up, kind, packing):
+    return (_value if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
+
+
+def _gradients(dy, gate, up, kind, packing, need_gate, need_up):
+    run = _gradients_on_gpu if gate.is_cuda else _gradients_on_cpu
+    return run(dy, gate, up, kind, packing, need_gate, need_up)
+
+
+# ---- what PyTorch sees ---------------------------------------------------------------------------------------------
+
+
+def _setup(ctx, inputs, output):
+    gate, up, ctx.kind, ctx.packing = inputs
+    ctx.save_for_backward(gate, up)
+
+
+def _backward(ctx, dy):
+    gate, up = ctx.saved_tensors
+    need_gate, need_up = ctx.needs_input_grad[:2]
+    dgate, dup = gated_backward(dy, gate, up, ctx.kind, ctx.packing, need_gate, need_up)
+    return dgate, dup, None, None
+
+
+def _op_forward(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
+    return _forward(gate, up, kind, packing)
+
+
+def _op_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,
+                 need_up: bool) -> tuple[Tensor, Tensor]:
+    """What is not needed is empty."""
+    found = _gradients(dy, gate, up, kind, packing, need_gate, need_up)
+    dgate, dup = (gate.new_empty(0) if t is None else t for t in found)
+    return dgate, dup
+
+
+def _fake_forward(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
+    _check(gate, up, kind, packing)
+    columns = gate.shape[-1] // (1 if packing == "apart" else 2)
+    return gate.new_empty((*gate.shape[:-1], columns))
+
+
+def _fake_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,
+                   need_up: bool) -> tuple[Tensor, Tensor]:
+    apart = packing == "apart"
+    return gate.new_empty(gate.shape if need_gate or not apart else 0), gate.new_empty(
+        gate.shape if need_up and apart else 0)
+
+
+_op = ops.torch_op("gated", cuda=_op_forward, cpu=_op_forward, fake=_fake_forward, setup=_setup, backward=_backward)
+_backward_op = ops.torch_op("gated_backward", cuda=_op_backward, cpu=_op_backward, fake=_fake_backward)
+_Function = ops.eager_function("Gated", forward=_forward, setup=_setup, backward=_backward)

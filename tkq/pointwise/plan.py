@@ -1,0 +1,122 @@
+"""Which thread takes what. Pure: no torch, no DSL.
+
+The kernels do this arithmetic on values of the DSL, the tests on Python's integers: `select(condition, a, b)` is
+`cutlass.select_` there, and an ordinary conditional here."""
+from dataclasses import dataclass
+
+from .spec import WIDTH, GatedSpec, RopeSpec
+
+MAX_UNITS = (1 << 31) - (1 << 20)  # of one launch: units are counted in 32 bits, and the last block may pass the end
+
+
+@dataclass(frozen=True)
+class GatedConfig:
+    """threads: of a block. vectors: that a thread takes, a block's threads apart; it loads all before it uses any."""
+
+    threads: int = 128
+    vectors: int = 4
+
+
+def plan_gated(spec: GatedSpec) -> GatedConfig:
+    """8 loads of 16 bytes in flight a thread in the forward, 6 in the backward, more of narrower ones."""
+    if spec.backward:
+        return GatedConfig(vectors=2 if spec.packing != "interleaved" else 4)
+    return GatedConfig(vectors=4 if spec.packing != "interleaved" else 8)
+
+
+def vector_of(config: GatedConfig, block, thread, j):
+    """The j-th vector of a thread, counted row after row through the result."""
+    return block * (config.threads * config.vectors) + j * config.threads + thread
+
+
+def gated_variants(spec: GatedSpec) -> list[GatedConfig]:
+    """The configs worth timing, the planned one first."""
+    every = [GatedConfig(threads, vectors) for threads in (128, 256) for vectors in (1, 2, 4, 8)]
+    return list(dict.fromkeys([plan_gated(spec), *every]))
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """threads: of a block. heads_each: heads of one token that a thread takes with one load of cos and sin."""
+
+    threads: int = 128
+    heads_each: int = 4
+
+
+def plan_rope(spec: RopeSpec, heads: int) -> RopeConfig:
+    """heads: of x; the larger count where there are two tensors. 8 loads in flight a thread, where there are so many
+    heads."""
+    most = 4 if columns(spec).two else 8
+    while most > 1 and most > heads:
+        most //= 2
+    return RopeConfig(heads_each=most)
+
+
+def rope_variants(spec: RopeSpec, heads: int) -> list[RopeConfig]:
+    """The configs worth timing, the planned one first."""
+    every = [RopeConfig(threads, each) for threads in (128, 256) for each in (1, 2, 4, 8) if each <= heads]
+    return list(dict.fromkeys([plan_rope(spec, heads), *every]))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of one head are dealt out, in chunks: first those that turn, then those that are copied.
+
+    A chunk is one access of `vector` elements, or `two` of them `gap` (in a copied chunk `rest_gap`) elements apart, of
+    which the second may lie past the end of what is copied. Chunks begin `step` elements apart.
+    """
+
+    turning: int
+    copied: int
+    step: int
+    two: bool
+    gap: int
+    rest_gap: int
+
+    @property
+    def chunks(self) -> int:
+        return self.turning + self.copied
+
+
+def columns(spec: RopeSpec) -> Columns:
+    v, half = spec.vector, spec.rotary_dim // 2
+    if spec.interleaved and v > 1:
+        return Columns(spec.rotary_dim // v, spec.rest // v, v, False, 0, 0)
+    copied = -(-spec.rest // (2 * v))
+    if spec.interleaved:
+        return Columns(half, copied, 2, True, 1, 1)
+    return Columns(half // v, copied, v, True, half, copied * v)
+
+
+def place_of(spec: RopeSpec, chunk, select):
+    """(does the chunk turn? its first column, how far its second access is from the first)
+
+    Where the second access would lie past the end, it is the first once more: the same elements are copied twice."""
+    c = columns(spec)
+    if c.copied == 0:
+        return True, chunk * c.step, c.gap
+    turns = chunk < c.turning
+    copied = spec.rotary_dim + (chunk - c.turning) * c.step
+    rest_gap = select(copied + c.rest_gap < spec.rotary_dim + spec.rest, c.rest_gap, 0)
+    return turns, select(turns, chunk * c.step, copied), select(turns, c.gap, rest_gap)
+
+
+def unit_of(unit, chunks: int, groups):
+    """(token, group of heads, chunk) of a unit. groups: how many, an integer or a divider that divmod takes."""
+    token, group = divmod(unit // chunks, groups)
+    return token, group, unit % chunks
+
+
+def table_vector(spec: RopeSpec) -> int:
+    """Elements of cos, and of sin, that go with one chunk."""
+    return spec.vector if columns(spec).two else spec.vector // 2
+
+
+def table_alignment(spec: RopeSpec) -> int:
+    """Bytes that the addresses of the table's rows must be multiples of."""
+    return min(16, table_vector(spec) * WIDTH[spec.table] // 8)
+
+
+def rows_are_known(spec: RopeSpec) -> bool:
+    """Can the caller tell from sizes alone that every token's row is in the table?"""
+    return spec.positions == "token" or (spec.positions == "offset" and not spec.varlen)

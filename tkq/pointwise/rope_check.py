@@ -1,0 +1,110 @@
+"""What a call of tkq.rope turns by, and everything that can be wrong with one."""
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from ..runtime import check
+from .spec import INDEX, WIDTH
+
+
+class Turn(NamedTuple):
+    """By what angles a call turns: every argument of the ops but x (or q and k)."""
+
+    cos: Tensor
+    sin: Tensor
+    offset: int
+    offsets: Optional[Tensor]
+    position_ids: Optional[Tensor]
+    cu_seqlens: Optional[Tensor]
+    interleaved: bool
+    inverse: bool
+
+
+def check_call(tensors, turn):
+    """Raises what the public functions promise. tensors: x, or q and k."""
+    names = ("x",) if len(tensors) == 1 else ("q", "k")
+    for name, x in zip(names, tensors, strict=True):
+        check.dtype(name, x, tuple(WIDTH))
+        check.rank(name, x, 3, 4)
+        check.last_dim_contiguous(name, x)
+    x, last = tensors[0], tensors[-1]
+    if last.dtype != x.dtype:
+        raise TypeError(f"rope_qk: k is {last.dtype}, q is {x.dtype}; both must have one dtype")
+    if last.shape[:-2] != x.shape[:-2] or last.shape[-1] != x.shape[-1]:
+        raise ValueError(f"rope_qk: k has shape {tuple(last.shape)}, q {tuple(x.shape)}; only heads may differ")
+    _check_table(x, turn.cos, turn.sin)
+    _check_positions(x, turn)
+    check.same_device(**dict(zip(names, tensors, strict=True)), cos=turn.cos, sin=turn.sin,
+                      seqlen_offsets=turn.offsets, position_ids=turn.position_ids, cu_seqlens=turn.cu_seqlens)
+
+
+def _check_table(x, cos, sin):
+    for name, t in (("cos", cos), ("sin", sin)):
+        check.dtype(name, t, tuple(WIDTH))
+        check.rank(name, t, 2, 3)
+        check.last_dim_contiguous(name, t)
+    if sin.dtype != cos.dtype or sin.shape != cos.shape:
+        raise ValueError(f"rope: sin is {tuple(sin.shape)} {sin.dtype}, cos {tuple(cos.shape)} {cos.dtype}; they must "
+                         "agree")
+    if not 1 <= cos.shape[-1] <= x.shape[-1] // 2:
+        raise ValueError(f"rope: cos: last dimension is {cos.shape[-1]}, allowed are 1 to {x.shape[-1] // 2}, half the "
+                         f"columns that turn; of a table with both halves pass cos[..., :R // 2]")
+    tokens = x.shape[:-2] if x.dim() == 4 else (1, *x.shape[:-2])
+    if cos.dim() == 3 and cos.shape[:2] != tokens and (1, *cos.shape[1:2]) != (cos.shape[0], *tokens[1:]):
+        raise ValueError(f"rope: cos: shape is {tuple(cos.shape)}, expected ({tokens[0]} or 1, {tokens[1]}, R / 2): a "
+                         "row for each token")
+
+
+def _check_positions(x, turn):
+    tokens, starts = tuple(x.shape[:-2]), turn.cu_seqlens
+    given = [name for name, is_given in (
+        ("a table with a row for each token", turn.cos.dim() == 3), ("position_ids", turn.position_ids is not None),
+        ("seqlen_offsets", turn.offsets is not None or turn.offset != 0)) if is_given]
+    if len(given) > 1:
+        raise ValueError(f"rope: got {' and '.join(given)}; one of them names the positions")
+    if starts is not None:
+        check.dtype("cu_seqlens", starts, ("int32",))
+        if len(tokens) != 1 or (given and given[0] != "seqlen_offsets"):
+            raise ValueError(f"rope: cu_seqlens: goes with x (total, H, D), and not with {given or ['x (B, S, H, D)']}")
+        if starts.dim() != 1 or starts.shape[0] < 2 or starts.stride(0) != 1:
+            raise ValueError(f"rope: cu_seqlens: got shape {tuple(starts.shape)}, strides {starts.stride()}; expected "
+                             "(B + 1,), contiguous, B of 1 and more")
+    elif len(tokens) == 1 and not (turn.cos.dim() == 3 or turn.position_ids is not None):
+        raise ValueError("rope: x has 3 dimensions: cu_seqlens or position_ids is needed")
+    if turn.position_ids is not None:
+        _check_ids(turn.position_ids, tokens)
+    if turn.offsets is not None:
+        check.dtype("seqlen_offsets", turn.offsets, INDEX)
+        check.shape("seqlen_offsets", turn.offsets, (x.shape[0] if starts is None else starts.shape[0] - 1,))
+    _check_offset(turn, tokens)
+
+
+def _check_ids(ids, tokens):
+    check.dtype("position_ids", ids, INDEX)
+    allowed = (tokens, (1, *tokens[1:]), tokens[1:]) if len(tokens) == 2 else (tokens,)
+    if tuple(ids.shape) not in allowed:
+        raise ValueError(f"rope: position_ids: shape is {tuple(ids.shape)}, expected one of {allowed}")
+
+
+def _check_offset(turn, tokens):
+    offset, rows = turn.offset, turn.cos.shape[-2]
+    if not isinstance(offset, (int, torch.SymInt)):
+        raise TypeError(f"seqlen_offsets: got {type(offset).__name__}, expected an int or a tensor")
+    if offset < 0 or offset >= 1 << 31:
+        raise ValueError(f"rope: seqlen_offsets: got {offset}, allowed are 0 to 2^31 - 1")
+    if len(tokens) == 2 and turn.position_ids is None and turn.offsets is None and offset + tokens[1] > rows:
+        raise ValueError(f"rope: cos: has {rows} rows; {tokens[1]} tokens from position {offset} need "
+                         f"{offset + tokens[1]}")
+
+
+def check_written(x):
+    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        raise ValueError(f"rope: x: has strides {x.stride()}, so that elements share memory; not allowed in place")
+
+
+def check_leaf(x):
+    base = x._base if x._is_view() else x
+    if base.is_leaf and base.requires_grad:
+        raise RuntimeError("rope: x is a leaf that requires a gradient (or a view of one), and cannot be written in "
+                           "place")

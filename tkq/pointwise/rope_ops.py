@@ -1,0 +1,195 @@
+"""tkq.rope and tkq.rope_qk: from torch tensors to a launch, forward and backward."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .. import reference_pointwise as reference
+from ..runtime import check, ops
+from .rope_check import Turn, check_call, check_leaf, check_written
+from .rope_launch import launch
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seqlen_offsets: int | Tensor = 0,
+         position_ids: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None, max_seqlen: Optional[int] = None,
+         inplace: bool = False) -> Tensor:
+    """Rotary position embedding (Su et al., RoFormer, 2021): pairs (a, b) of the first R columns of every head become
+    (a cos - b sin, b cos + a sin), with the cos and sin of the token's position.
+
+    Computed in float32 and rounded once. Differentiable once, in x: the gradient turns back.
+
+    Args:
+        x: (B, S, H, D), or (total, H, D) with cu_seqlens or position_ids; bf16, fp16 or fp32. The last dimension is
+            contiguous, the others may have any strides: q or k sliced from a packed qkv is read in place.
+        cos, sin: (rows, R / 2), R even and at most D; bf16, fp16 or fp32, not necessarily x's type. Row p holds the
+            angles of position p: ``rope_cos_sin`` makes them. Or (B, S, R / 2) or (1, S, R / 2), a row for each token
+            (transformers' tables, whose halves are equal, as cos[..., :R // 2]); then no other argument names
+            positions.
+        interleaved: columns 2 i and 2 i + 1 are a pair (GPT-J); otherwise i and i + R / 2 (GPT-NeoX, Llama).
+        seqlen_offsets: the position of a sequence's first token: an integer, or (B,) int32 or int64.
+        position_ids: the position of each token, (B, S), (1, S), (S,) or (total,), int32 or int64.
+        cu_seqlens: (B + 1,) int32, contiguous: sequence b is the tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1 of x
+            (total, H, D). Tokens of no sequence are copied.
+        max_seqlen: the longest sequence, if known: then the table's length is checked.
+        inplace: write to x and return it. Columns beyond R are not touched. Autograd follows as for any in-place
+            operation; under torch.compile and functorch the result is computed apart and copied.
+
+    Returns:
+        A contiguous tensor of x's shape and type, columns beyond R copied; or x. Where a position from a tensor (or
+        from cu_seqlens) has no row in the table the result is NaN: the values are on the GPU, and not looked at before.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not allowed.
+        ValueError: shapes or devices that do not match, a last dimension that is not contiguous, a table too short for
+            S and an integer offset, arguments that contradict each other.
+        NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
+        RuntimeError: a GPU other than Hopper.
+    """
+    turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+    if ops.direct(x, cos, sin, turn[3], position_ids, cu_seqlens):
+        return _in_place(x, *turn) if inplace else _forward(x, *turn)
+    check.refuse_gradient("rope", cos=cos, sin=sin)
+    if ops.recording(x, cos, sin, turn[3], position_ids, cu_seqlens):
+        if inplace:
+            check_leaf(x)
+        return (_InPlaceFunction if inplace else _Function).apply(x, *turn)
+    check_call((x,), Turn(*turn))
+    return x.copy_(_op(x, *turn)) if inplace else _op(x, *turn)
+
+
+def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False,
+            seqlen_offsets: int | Tensor = 0, position_ids: Optional[Tensor] = None,
+            cu_seqlens: Optional[Tensor] = None, max_seqlen: Optional[int] = None) -> tuple[Tensor, Tensor]:
+    """(rope(q), rope(k)) in one launch: the queries and keys of the same tokens.
+
+    Args:
+        q, k: (B, S, H, D) and (B, S, Hk, D), or (total, H, D) and (total, Hk, D), of one type.
+        All others, what is returned and what is raised: as in ``rope``.
+    """
+    turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+    if ops.direct(q, k, cos, sin, turn[3], position_ids, cu_seqlens):
+        return _forward_qk(q, k, *turn)
+    check.refuse_gradient("rope_qk", cos=cos, sin=sin)
+    if ops.recording(q, k, cos, sin, turn[3], position_ids, cu_seqlens):
+        return _QKFunction.apply(q, k, *turn)
+    check_call((q, k), Turn(*turn))
+    return _qk_op(q, k, *turn)
+
+
+def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
+    offset, offsets = (0, seqlen_offsets) if isinstance(seqlen_offsets, Tensor) else (seqlen_offsets, None)
+    if max_seqlen is not None:
+        check.tensor("cos", cos)
+        if offset + max_seqlen > cos.shape[-2]:
+            raise ValueError(f"rope: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
+                             f"{offset + max_seqlen}")
+    return cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, False  # a Turn, without its cost
+
+
+def _empty(x):
+    """A contiguous tensor like x."""
+    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _forward(x, *turn):
+    if not x.is_cuda:
+        check_call((x,), Turn(*turn))
+        return reference.rope(x, *turn)
+    out = _empty(x)
+    launch(turn, x, out)
+    return out
+
+
+def _forward_qk(q, k, *turn):
+    if not q.is_cuda:
+        check_call((q, k), Turn(*turn))
+        return reference.rope(q, *turn), reference.rope(k, *turn)
+    out = _empty(q), _empty(k)
+    launch(turn, q, out[0], k, out[1])
+    return out
+
+
+def _in_place(x, *turn):
+    if not x.is_cuda:
+        check_call((x,), Turn(*turn))
+        return x.copy_(reference.rope(x, *turn))
+    if 0 in x.stride():
+        check_written(x)
+    columns_ = 2 * turn[0].shape[-1]
+    turned = x if columns_ >= x.shape[-1] else x[..., :columns_]  # more columns than there are: refused by name
+    launch(turn, turned, turned)
+    torch.autograd.graph.increment_version(x)
+    return x
+
+
+# ---- what PyTorch sees ---------------------------------------------------------------------------------------------
+
+
+def _setup(ctx, inputs, output):
+    *tensors, ctx.offset, offsets, ids, starts, ctx.interleaved, ctx.inverse = inputs
+    ctx.save_for_backward(*tensors[-2:], offsets, ids, starts)
+
+
+def _back(ctx):
+    """The turn the other way."""
+    cos, sin, offsets, ids, starts = ctx.saved_tensors
+    return Turn(cos, sin, ctx.offset, offsets, ids, starts, ctx.interleaved, not ctx.inverse)
+
+
+def _contiguous(dy):
+    return dy if dy.stride(-1) == 1 else dy.contiguous()
+
+
+def _turned(dy, turn):
+    dy = _contiguous(dy)
+    return _forward(dy, *turn) if ops.direct(dy, *turn[:2], *turn[3:6]) else _op(dy, *turn)
+
+
+def _backward(ctx, dy):
+    return _turned(dy, _back(ctx)), *[None] * len(Turn._fields)
+
+
+def _backward_qk(ctx, dq, dk):
+    turn, (need_q, need_k) = _back(ctx), ctx.needs_input_grad[:2]
+    if need_q and need_k:
+        dq, dk = _contiguous(dq), _contiguous(dk)
+        direct = ops.direct(dq, dk, *turn[:2], *turn[3:6])
+        found = _forward_qk(dq, dk, *turn) if direct else _qk_op(dq, dk, *turn)
+    else:
+        found = [_turned(dy, turn) if needed else None for dy, needed in ((dq, need_q), (dk, need_k))]
+    return *found, *[None] * len(Turn._fields)
+
+
+def _setup_in_place(ctx, inputs, output):
+    ctx.mark_dirty(inputs[0])
+    _setup(ctx, inputs, output)
+
+
+def _op_forward(x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
+                position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
+                inverse: bool) -> Tensor:
+    return _forward(x, cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse)
+
+
+def _op_forward_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
+                   position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
+                   inverse: bool) -> tuple[Tensor, Tensor]:
+    return _forward_qk(q, k, cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse)
+
+
+def _fake(x, *turn):
+    check_call((x,), Turn(*turn))
+    return x.new_empty(x.shape)
+
+
+def _fake_qk(q, k, *turn):
+    check_call((q, k), Turn(*turn))
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+_op = ops.torch_op("rope", cuda=_op_forward, cpu=_op_forward, fake=_fake, setup=_setup, backward=_backward)
+_qk_op = ops.torch_op("rope_qk", cuda=_op_forward_qk, cpu=_op_forward_qk, fake=_fake_qk, setup=_setup,
+                      backward=_backward_qk)
+_Function = ops.eager_function("Rope", forward=_forward, setup=_setup, backward=_backward)
+_InPlaceFunction = ops.eager_function("RopeInPlace", forward=_in_place, setup=_setup_in_place, backward=_backward)
+_QKFunction = ops.eager_function("RopeQK", forward=_forward_qk, setup=_setup, backward=_backward_qk)

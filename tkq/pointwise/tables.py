@@ -1,0 +1,82 @@
+"""tkq.rope_cos_sin: the tables of a rotary embedding, computed once."""
+import collections
+import threading
+
+import torch
+from torch import Tensor
+
+CACHED = 16  # tables (pairs) that are kept
+
+_tables: collections.OrderedDict = collections.OrderedDict()  # (dim, base, dtype, device) -> (cos, sin), latest last
+_one_at_a_time = threading.Lock()
+
+
+def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.dtype = torch.float32,
+                 device=None, inv_freq: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * base^(-2 i / dim), what ``rope`` takes (Su et al., 2021).
+
+    Computed in float64 and rounded once. The last 16 tables are kept, by dim, base, dtype and device; a shorter
+    ``seqlen`` gets a view of a longer table, so do not write to it. Nothing is kept, or taken from what is, while
+    torch.compile traces, while a CUDA graph is captured, or with ``inv_freq``.
+
+    Args:
+        seqlen: positions 0 to seqlen - 1; 0 and more.
+        dim: columns of a head that turn; even.
+        base: theta.
+        dtype: float32 unless given; bfloat16 and float16 too.
+        device: the current CUDA device where there is one, unless given; otherwise the CPU.
+        inv_freq: (dim / 2,) angles per position, in place of base^(-2 i / dim): for scaled rotary embeddings.
+
+    Returns:
+        cos, sin: (seqlen, dim / 2).
+
+    Raises:
+        ValueError: a size that is not allowed.
+    """
+    if seqlen < 0:
+        raise ValueError(f"rope_cos_sin: seqlen: got {seqlen}, allowed are 0 and more")
+    if dim < 2 or dim % 2:
+        raise ValueError(f"rope_cos_sin: dim: got {dim}, allowed are even numbers from 2 on")
+    if inv_freq is not None and inv_freq.shape != (dim // 2,):
+        raise ValueError(f"rope_cos_sin: inv_freq: shape is {tuple(inv_freq.shape)}, expected ({dim // 2},)")
+    if inv_freq is not None:
+        return _computed(seqlen, inv_freq.to(dtype=torch.float64, device=device or inv_freq.device), dtype)
+    device = _device(device)
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return _computed(seqlen, _frequencies(dim, base, device), dtype)
+    cos, sin = _kept(seqlen, dim, float(base), dtype, device)
+    return cos[:seqlen], sin[:seqlen]
+
+
+def _device(device) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _kept(seqlen, dim, base, dtype, device):
+    key = dim, base, dtype, device
+    with _one_at_a_time:
+        found = _tables.get(key)
+        if found is None or found[0].shape[0] < seqlen:
+            rows = 1 << max(seqlen - 1, 0).bit_length()  # a sequence that grows does not make a table each time
+            with torch.inference_mode(False):
+                found = _tables[key] = _computed(rows, _frequencies(dim, base, device), dtype)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # once: any stream may use it next
+        _tables.move_to_end(key)
+        while len(_tables) > CACHED:
+            _tables.popitem(last=False)
+        return found
+
+
+def _frequencies(dim, base, device):
+    return base ** (torch.arange(0, dim, 2, dtype=torch.float64, device=device) / -dim)
+
+
+def _computed(seqlen, frequencies, dtype):
+    angles = torch.outer(torch.arange(seqlen, dtype=torch.float64, device=frequencies.device), frequencies)
+    return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,0 +1,84 @@
+"""The norms with all their options, their gradients and their float8 forms, in plain PyTorch: what they mean.
+
+The path of CPU tensors, and the oracle of the tests. Computed in float32 (float64 stays float64), rounded once at the
+end. Clear rather than fast.
+"""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+E4M3_LARGEST = 448.0
+SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
+GROUP = 128
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def norm(kind: str, x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None,
+         residual: Optional[Tensor] = None, *, eps: float, weight_offset: float = 0.0):
+    """(y, h, rstd, mean), all wide: y = (h - mean) * rstd * (weight + weight_offset) + bias for h = x + residual.
+
+    kind: "rmsnorm" (mean is None) or "layernorm". weight: (N,), or (H, N) for x (..., H, N). rstd, mean: (rows,)."""
+    h = _wide(x) if residual is None else _wide(x) + _wide(residual)
+    mean = h.mean(-1, keepdim=True) if kind == "layernorm" else None
+    centred = h if mean is None else h - mean
+    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    y = centred * rstd
+    if weight is not None:
+        y = y * (weight.to(y.dtype) + weight_offset)
+    if bias is not None:
+        y = y + bias.to(y.dtype)
+    return y, h, rstd.reshape(-1), None if mean is None else mean.reshape(-1)
+
+
+def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rstd: Tensor,
+                  mean: Optional[Tensor] = None, *, dresidual_out: Optional[Tensor] = None, weight_offset: float = 0.0,
+                  needs=(True, True, True), dx_dtype: Optional[torch.dtype] = None,
+                  dresidual_dtype: Optional[torch.dtype] = None, dbias_dtype: Optional[torch.dtype] = None):
+    """(dx, dweight, dbias, dresidual) of `norm`, None for what is not needed.
+
+    x: what was normalised (x + residual). dresidual_out: the gradient of that sum as a result of its own.
+    needs: of dx, dweight and dbias. dx_dtype: x's where not given. dresidual_dtype: where given, dx in it too.
+    dbias_dtype: the weight's where not given, or x's."""
+    xs, g = _wide(x), _wide(dy)
+    shape = (*x.shape[:-1], 1)
+    normed = (xs if mean is None else xs - mean.to(xs.dtype).view(shape)) * rstd.to(xs.dtype).view(shape)
+    dweight = dbias = dx = None
+    summed = tuple(range(x.dim() - (weight.dim() if weight is not None else 1)))
+    if needs[1]:
+        dweight = _sum(g * normed, summed).to(weight.dtype)
+    if needs[2]:
+        dbias = _sum(g, summed).to(dbias_dtype or (x if weight is None else weight).dtype)
+    if not needs[0]:
+        return None, dweight, dbias, None
+    if weight is not None:
+        g = g * (weight.to(g.dtype) + weight_offset)
+    dx = g - normed * (g * normed).mean(-1, keepdim=True)
+    if mean is not None:
+        dx = dx - g.mean(-1, keepdim=True)
+    dx = dx * rstd.to(xs.dtype).view(shape)
+    if dresidual_out is not None:
+        dx = dx + _wide(dresidual_out)
+    dresidual = None if dresidual_dtype is None else dx.to(dresidual_dtype, copy=True)
+    return dx.to(dx_dtype or x.dtype), dweight, dbias, dresidual
+
+
+def _sum(t, dims):
+    return t.sum(dims) if dims else t  # torch takes no dimensions for all
+
+
+def quantise(y: Tensor, granularity: str):
+    """(q, scale) with y ~ q * scale, for y (M, N): q in float8_e4m3fn.
+
+    scale = max(amax / 448, 2^-126) in float32, of each row (M, 1) or of each 128 columns of a row (M, ceil(N / 128)).
+    Where amax is NaN, scale and q are; where it is infinite, scale is, and q is 0, or NaN for the infinite elements."""
+    M, N = y.shape
+    groups = 1 if granularity == "row" else -(-N // GROUP)
+    width = N if granularity == "row" else GROUP
+    padded = torch.nn.functional.pad(_wide(y), (0, groups * width - N)).view(M, groups, width)
+    scale = (padded.abs().amax(-1, keepdim=True) / E4M3_LARGEST).clamp_min(SMALLEST_SCALE)
+    q = (padded / scale).clamp(-E4M3_LARGEST, E4M3_LARGEST).to(torch.float8_e4m3fn)
+    return q.view(M, groups * width)[:, :N].contiguous(), scale.view(M, groups).float()

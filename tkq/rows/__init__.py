@@ -1,0 +1,1 @@
+"""The parts of RowKernel, the engine behind the backward passes: geometry, exchange, ring, column sums, launch."""

@@ -1,0 +1,407 @@
+"""What a RowKernel runs: the launch, the roles of a block, and the way of a row through its exchanges."""
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, const_expr
+
+from .. import tile as tk
+from ..reduction_base import ReductionBase
+from .columns import ColumnSums, sum_slabs
+from .exchange import Slots, across_lanes, of_vector
+from .plan import WARP, RowPlan, scratch_bytes
+from .ring import GlobalRows, RowRing
+from .share import loaded, part, put, share
+from .spec import RowSpec
+
+
+@dataclass(frozen=True)
+class Args:
+    """What a launch brings; tuples are empty as None. rows: M. workspace: (column sums, units, pitch) fp32."""
+
+    loads: Any
+    stores: Any
+    vectors: Any
+    scalars: Any
+    results: Any
+    columns: Any
+    workspace: Any
+    counter: Any
+    parameters: Any
+    rows: Int32
+
+
+class RowEngine(ReductionBase):
+    """The device's side of `tkq.row_kernel.RowKernel`, whose docstring draws the roles and says what a subclass writes.
+
+    Between methods goes a context: g (``Args``), s (the block's ``Share``), part (the thread's), rows (``RowRing`` or
+    ``GlobalRows``), slots (one for each exchange), columns (``ColumnSums`` or None), vectors (what is held of them).
+    r is a row's numbers by name, e a chunk's elements."""
+
+    def __init__(self, spec: RowSpec, plan: RowPlan):
+        super().__init__(tk.element_type(spec.loads[0].dtype), spec.N, stage=len(spec.sums))
+        self.spec, self.plan, self.cluster_n = spec, plan, plan.cluster
+        for name, value in {**self.options, **dict(spec.options)}.items():
+            setattr(self, name, value)
+        self.active = self.exchanges_of(spec)
+        if spec.sums != tuple(x.monoid.sums for x in self.active):
+            raise ValueError(f"{type(self).__name__}: sums: got {spec.sums}, its exchanges have "
+                             f"{tuple(x.monoid.sums for x in self.active)}")
+        streams = (*spec.loads, *spec.stores, *spec.vectors, *spec.columns)
+        self.given = {*(s.name for s in streams), *spec.scalars, *spec.results}
+
+    @classmethod
+    def only_down(cls, spec: RowSpec) -> bool:
+        """Is nothing but ``down``'s column sums asked for?"""
+        return not spec.stores and not spec.results and cls.down is not None
+
+    @classmethod
+    def exchanges_of(cls, spec: RowSpec) -> tuple:
+        """Those that a call needs."""
+        return () if cls.only_down(spec) else cls.exchanges
+
+    def has(self, name) -> bool:
+        """Was the tensor given? Known at compile time."""
+        return name in self.given
+
+    @property
+    def early(self) -> bool:
+        """Do the column sums leave the registers before the last tile is written?"""
+        return bool(self.plan.early and self.active and self.down is not None)
+
+    # ---- what ReductionBase asks for ----------------------------------------------------------------
+
+    def _calculate_threads_per_row(self):
+        return self.plan.threads_per_row
+
+    def _get_num_threads(self):
+        return self.plan.threads
+
+    def _set_cluster_n(self):
+        self.cluster_n = self.plan.cluster
+
+    # ---- launch -------------------------------------------------------------------------------------
+
+    @cute.jit
+    def __call__(self, loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, units: Int32,
+                 stream: cuda.CUstream):
+        """Tuples of tensors in the spec's order, or None; workspace and counter with column sums only; units: the most
+        clusters (blocks, without clusters) that may run at once."""
+        p = self.plan
+        rows = Int32(loads[0].shape[0])
+        g = Args(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, rows)
+        units = cutlass.min(units, cute.ceil_div(rows, p.groups))
+        barrier = const_expr(columns is not None and p.finish == "grid")
+        self.kernel(g).launch(
+            grid=[units * p.cluster, 1, 1], block=[p.block, 1, 1],
+            cluster=[p.cluster, 1, 1] if const_expr(p.cluster > 1) else None, stream=stream, min_blocks_per_mp=1,
+            cooperative=bool(barrier and p.cooperative), use_pdl=p.pdl)
+        if const_expr(columns is not None and p.finish == "tail"):
+            slabs = cute.ceil_div(p.pitch // 4, p.slab)
+            self.tail(g, units).launch(grid=[slabs, 1, 1], block=[p.threads, 1, 1], stream=stream, use_pdl=True)
+
+    # ---- device -------------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(self, g: Args):
+        p = self.plan
+        al = tk.SharedAllocator()
+        s = share(p, g.rows)
+        rows = GlobalRows(g.loads) if const_expr(p.direct) else RowRing.allocate(
+            al, p, [t.element_type for t in g.loads])
+        slots = [Slots.allocate(al, p, x.monoid) for x in self.active] if const_expr(p.width > 1) else []
+        columns = self._column_sums(al, g) if const_expr(g.columns is not None) else None
+        needed = [x for x in (rows, *slots, columns) if hasattr(x, "init")]
+        if tk.warp_id() == 0:
+            with cute.arch.elect_one():
+                for x in needed:
+                    x.init()
+            cute.arch.mbarrier_init_fence()
+            tk.publish()
+        if const_expr(p.pdl):
+            cute.arch.griddepcontrol_wait()
+        if const_expr(p.finish == "tail"):
+            cute.arch.griddepcontrol_launch_dependents()
+        if const_expr(not p.direct):
+            if tk.warp_id() == 0:
+                rows.prime(g.loads, s)
+        if const_expr(p.cluster > 1):
+            tk.cluster_arrive_relaxed()
+            tk.cluster_wait()
+        else:
+            tk.sync_block()
+        c = SimpleNamespace(g=g, s=s, rows=rows, slots=slots, columns=columns)
+        if const_expr(p.direct):
+            self.compute(c)
+        else:
+            tk.specialise(lambda: self.produce(c), lambda _: self.compute(c), p.consumers, p.registers)
+        if const_expr(p.cluster > 1):
+            tk.cluster_arrive_relaxed()  # nobody leaves while another may still send to it
+            tk.cluster_wait()
+
+    def _column_sums(self, al, g):
+        p = self.plan
+        registers = {s.name: cute.make_rmem_tensor((p.vector, p.chunks), Float32) for s in self.spec.columns}
+        scratch = al.allocate_array(Float32, max(4, scratch_bytes(self.spec.shape, p) // 4), byte_alignment=128)
+        return ColumnSums(registers, g.workspace, scratch, al.semaphores(), al.semaphores(), g.counter, p)
+
+    @cute.jit
+    def produce(self, c: Constexpr):
+        c.rows.produce(c.g.loads, c.s)
+        if const_expr(c.columns is not None):
+            c.columns.keep_barrier()
+
+    @cute.jit
+    def compute(self, c: Constexpr):
+        p = self.plan
+        thread = cute.arch.thread_idx()[0] - (p.block - p.threads)
+        c.part = part(p, c.s, thread)
+        c.thread = thread
+        c.vectors = self._vectors(c)
+        if const_expr(c.columns is not None):
+            c.columns.clear()
+        if const_expr(p.width == 1 or not self.active):
+            self._rows_of_a_warp(c)
+        else:
+            self._rows_of_many(c)
+        if const_expr(c.columns is not None):
+            if const_expr(not self.early):
+                c.columns.flush(c.part, thread)
+            c.columns.finish(c.g.columns, c.s.units, thread)
+
+    @cute.jit
+    def _rows_of_a_warp(self, c: Constexpr):
+        """A row lies within a warp: its element needs shuffles only."""
+        ring = c.rows.ring() if const_expr(not self.plan.direct) else None
+        numbers, following = self._numbers(), self._numbers()
+        self._load_numbers(c, following, Int32(0))
+        for i in cutlass.range(c.s.tiles, unroll=1):
+            self._move(numbers, following)
+            self._load_numbers(c, following, i + 1)
+            row = c.part.row(i)
+            views = self._views(c, ring, row)
+            if const_expr(not self.plan.direct):
+                c.rows.wait(ring)
+            r = self._known(c, numbers)
+            for k in cutlass.range_constexpr(len(self.active)):
+                self._reduced(r, k, self._element(c, k, views, row, r))
+                cute.arch.sync_warp()  # read memory again below, rather than hold the row in registers
+            if const_expr(self.early and c.columns is not None):
+                if i == c.s.tiles - 1:
+                    c.columns.flush(c.part, c.thread)
+            self._write(c, views, row, c.part.exists(row), r)
+            if const_expr(not self.plan.direct):
+                c.rows.release(ring)
+                ring.advance()
+
+    @cute.jit
+    def _rows_of_many(self, c: Constexpr):
+        """Several warps share a row. In step i a warp works on tile i, then on tile i - 1, whose first exchange is done
+        by now, and so on: tile i - a has ``age`` a."""
+        oldest = const_expr(len(self.active))
+        state = self._state(c)
+        self._load_numbers(c, state.following, Int32(0))
+        self._move(state.numbers[0], state.following)
+        for i in cutlass.range(c.s.tiles + oldest, unroll=1):
+            self._load_numbers(c, state.following, i + 1)
+            if i < c.s.tiles:
+                self._step(c, 0, i, state)
+            if const_expr(self.early and c.columns is not None):
+                if i == c.s.tiles - 1:
+                    c.columns.flush(c.part, c.thread)
+            for age in cutlass.range_constexpr(1, oldest + 1):
+                if i >= age and i - age < c.s.tiles:
+                    self._step(c, age, i - age, state)
+            self._grow_older(state)
+
+    def _state(self, c):
+        """What the rows under way need: their numbers, the results of exchanges that are over, and positions."""
+        oldest = len(self.active)
+        kept = [[cute.make_rmem_tensor((x.monoid.sums,), Float32) for _ in range(oldest - k)]
+                for k, x in enumerate(self.active)]
+        for tensor in [t for tensors in kept for t in tensors]:
+            tensor.fill(0.0)
+        return SimpleNamespace(
+            numbers=[self._numbers() for _ in range(oldest + 1)], following=self._numbers(), kept=kept,
+            stages=[None if self.plan.direct else c.rows.ring() for _ in range(oldest + 1)],
+            sent=[x.ring() for x in c.slots], seen=[x.ring() for x in c.slots])
+
+    @cute.jit
+    def _step(self, c: Constexpr, age: Constexpr[int], tile: Int32, state: Constexpr):
+        row = c.part.row(tile)
+        stage = state.stages[age]
+        views = self._views(c, stage, row)
+        if const_expr(age == 0 and not self.plan.direct):
+            c.rows.wait(stage)
+        r = self._known(c, state.numbers[age])
+        for k in cutlass.range_constexpr(age):
+            kept = state.kept[k][age - k - 1]
+            if const_expr(k == age - 1):
+                values = c.slots[k].collect(state.seen[k], c.part)
+                state.seen[k].advance()
+                for i in cutlass.range_constexpr(len(values)):
+                    kept[i] = values[i]
+            self._reduced(r, k, tuple(kept[i] for i in range(self.active[k].monoid.sums)))
+        if const_expr(age < len(self.active)):
+            element = self._element(c, age, views, row, r)
+            c.slots[age].publish(state.sent[age], c.part, element)
+            state.sent[age].advance()
+        else:
+            self._write(c, views, row, c.part.exists(row), r)
+            if const_expr(not self.plan.direct):
+                c.rows.release(stage)
+        if const_expr(not self.plan.direct):
+            stage.advance()
+
+    def _grow_older(self, state):
+        for a in range(len(self.active), 0, -1):
+            self._move(state.numbers[a], state.numbers[a - 1])
+        self._move(state.numbers[0], state.following)
+        for tensors in state.kept:
+            for a in range(len(tensors) - 1, 0, -1):
+                self._move(tensors[a], tensors[a - 1])
+
+    # ---- a row's numbers ----------------------------------------------------------------------------
+
+    def _numbers(self):
+        numbers = cute.make_rmem_tensor((max(1, len(self.spec.scalars)),), Float32)
+        numbers.fill(0.0)
+        return numbers
+
+    def _move(self, dst, src):
+        for i in range(cute.size(dst)):
+            dst[i] = src[i]
+
+    def _load_numbers(self, c, numbers, tile):
+        """Of a tile to come; past the end those of the last row."""
+        row = cutlass.min(c.part.row(tile), c.s.rows - 1)
+        for i in range(len(self.spec.scalars)):
+            numbers[i] = c.g.scalars[i][row]
+
+    def _known(self, c, numbers):
+        known = {name: numbers[i] for i, name in enumerate(self.spec.scalars)}
+        return SimpleNamespace(**known, **dict(zip(self.parameters, c.g.parameters or (), strict=True)))
+
+    def _reduced(self, r, k, values):
+        r.__dict__.update(getattr(self, self.active[k].row)(values, r))
+
+    # ---- a row's elements ---------------------------------------------------------------------------
+
+    def _views(self, c, stage, row):
+        return c.rows.views(row if self.plan.direct else stage, c.part)
+
+    def _vectors(self, c):
+        """This thread's part of the (N,) vectors, as far as it is held."""
+        held = {}
+        for stream, t in zip(self.spec.vectors, c.g.vectors or (), strict=True):
+            view = c.part.of_vector(t, stream.align)
+            if self.plan.vectors == "late":
+                held[stream.name] = view
+                continue
+            dtype = t.element_type if self.plan.vectors == "packed" else Float32
+            held[stream.name] = cute.make_rmem_tensor((self.plan.vector, self.plan.chunks), dtype)
+            for j in range(self.plan.chunks):
+                held[stream.name][None, j].store(loaded(view[None, j], c.part.inside(j)).to(dtype))
+        return held
+
+    def _elements(self, c, views, j):
+        inside = c.part.inside(j)
+        e = {stream.name: loaded(view[None, j], inside) for stream, view in zip(self.spec.loads, views, strict=True)}
+        for name, held in c.vectors.items():
+            late = self.plan.vectors == "late"
+            e[name] = loaded(held[None, j], inside) if late else held[None, j].load().to(Float32)
+        return SimpleNamespace(**e)
+
+    def _element(self, c, k, views, row, r):
+        """The warp's part of the row as an element of exchange k's monoid, in all of its lanes."""
+        monoid = self.active[k].monoid
+        total = cute.make_rmem_tensor((monoid.sums,), Float32)
+        for i in range(monoid.sums):
+            total[i] = Float32(monoid.neutral[i])
+        self._accumulate_if(c, k, views, c.part.exists(row), r, total)
+        return across_lanes(tuple(total[i] for i in range(monoid.sums)), monoid,
+                            min(WARP, self.plan.threads_per_row))
+
+    @cute.jit
+    def _accumulate_if(self, c: Constexpr, k: Constexpr[int], views: Constexpr, exists: Constexpr, r: Constexpr,
+                       total: cute.Tensor):
+        if const_expr(exists is True):
+            self._accumulate(c, k, views, r, total)
+        else:
+            if exists:
+                self._accumulate(c, k, views, r, total)
+
+    def _accumulate(self, c, k, views, r, total):
+        exchange = self.active[k]
+        monoid, found = exchange.monoid, None
+        for j in range(self.plan.chunks):
+            e = self._elements(c, views, j)
+            inside = c.part.inside(j)
+            values = tuple(_or_neutral(v, inside, n)
+                           for v, n in zip(getattr(self, exchange.partial)(e, r), monoid.neutral, strict=True))
+            found = values if found is None else monoid.combine(found, values)
+            if k == 0 and self.early:
+                self._add_columns(c, j, self.down(e, r))
+        for i, value in enumerate(of_vector(found, monoid)):
+            total[i] = value
+
+    def _add_columns(self, c, j, values):
+        for stream in self.spec.columns:
+            c.columns.add(stream.name, j, values[stream.name])
+
+    @cute.jit
+    def _write(self, c: Constexpr, views: Constexpr, row: Int32, exists: Constexpr, r: Constexpr):
+        if const_expr(exists is True):
+            self._write_row(c, views, row, r)
+        else:
+            if exists:
+                self._write_row(c, views, row, r)
+
+    def _write_row(self, c, views, row, r):
+        for name, t in zip(self.spec.results, c.g.results or (), strict=True):
+            _store_one(t, row, getattr(r, name), (c.part.thread == 0) & (c.s.rank == 0))
+        if not self.spec.stores and (self.early or not self.spec.columns):
+            return
+        outs = [c.part.of_row(t, row) for t in c.g.stores or ()]
+        for j in range(self.plan.chunks):
+            e = self._elements(c, views, j)
+            values = {} if self.only_down(self.spec) else self.write(e, r)
+            for stream, t, out in zip(self.spec.stores, c.g.stores or (), outs, strict=True):
+                x = cute.make_rmem_tensor((self.plan.vector,), t.element_type)
+                x.store(values[stream.name].to(t.element_type))
+                put(out[None, j], x, c.part.inside(j), self.plan.streaming)
+            if not self.early:
+                self._add_columns(c, j, {**values, **(self.down(e, r) if self.down is not None else {})})
+
+    # ---- the other way to finish --------------------------------------------------------------------
+
+    @cute.kernel
+    def tail(self, g: Args, units: Int32):
+        """A kernel of its own for the column sums, launched under the end of the main one."""
+        cute.arch.griddepcontrol_wait()
+        p = self.plan
+        scratch = tk.SharedAllocator().allocate_array(Float32, 4 * p.threads * len(g.columns), byte_alignment=16)
+        sum_slabs(p, g.workspace, g.columns, scratch, units, cute.arch.thread_idx()[0])
+
+
+@cute.jit
+def _store_one(t: cute.Tensor, row: Int32, value: Float32, mine):
+    if mine:
+        t[row] = value
+
+
+@cute.jit
+def _or_neutral(value, inside: Constexpr, neutral: Constexpr[float]):
+    """What counts of a chunk that may lie outside the row."""
+    if const_expr(inside is True):
+        return value
+    if const_expr(not isinstance(value, cute.TensorSSA)):
+        return cutlass.select_(inside, value, Float32(neutral))
+    kept = cute.make_rmem_tensor(value.shape, Float32)
+    kept.fill(neutral)
+    if inside:
+        kept.store(value)
+    return kept.load()
