@@ -75,7 +75,7 @@ class CrossEntropy(ClassRows, OnlineRow):
         writes = cutlass.select_(target.known, owner, first)
         self.put(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])
         if mD is not None:
-            slope = self.slope(target, top + rest, weights, kept.all[0], o)
+            slope = self.slope(target, top + rest, weights, kept.all[0] if self.spec.part else Float32(1), o)
             probability = self.probabilities(row, exponentials, mine, top, total, o)
             self._forget()
             self.put_gradient(mD, mW, row, probability, target, slope, o)

@@ -134,11 +134,12 @@ def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
         check_targets(target, x.shape[1], terms.ignore_index)
     gradient = logits if inplace else torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype,
                                                           device=x.device)
-    loss, losses, kept = torch.empty((), **like), torch.empty(M, **like), torch.empty(2 * M, **like)
+    loss, losses, kept = torch.empty((), **like), torch.empty(M, **like), torch.empty(2 * M + 2, **like)
     if not M:
         return loss.fill_(0.0 if terms.reduction == "sum" else torch.nan), gradient
-    all = torch.ones(2, **like) if terms.reduction == "sum" else torch.empty(2, **like)
+    all = None
     if terms.reduction == "mean":
+        all = torch.empty(2, **like)
         total(None, index, terms, None, all)
     to = x if inplace else rows(gradient)
     part_forward(x, index, terms, losses, kept, all, to)
@@ -195,9 +196,9 @@ def scale_recipe(spec: ScaleSpec):
 
 def part_forward(x, target, terms, losses, kept, all, gradient=None) -> None:
     """The losses of some rows (m, V) into losses (m,), what a backward needs of them into kept (2 m,), and, times
-    all[0], their gradient, which may be x."""
+    all[0], their gradient, which may be x. Without `all`, kept is (2 m + 2,), and the gradient times 1."""
     kind = "forward" if gradient is None else "fused"
-    run = launcher(kind, x, target, terms, "none", gradient, True)
+    run = launcher(kind, x, target, terms, "none", gradient, all is not None)
     run(x, target, terms.weight, losses, kept, all, gradient, terms.ignore_index, terms.label_smoothing, terms.z_loss,
         terms.softcap)
 

@@ -18,7 +18,8 @@ class CrossEntropySpec:
     "backward". N: classes. x: element type of the logits and their gradient. target: int32 or int64.
     weight: type of the class weights, or None. smoothing, softcap: are there label smoothing, a softcap?
 
-    part: the rows are some of many, so that what belongs to all of them lies apart: see `rows.Kept`. A fused one is.
+    part: the rows are some of many, so that what belongs to all of them lies apart: see `rows.Kept`. What a fused one
+    multiplies its gradients by lies there, too; without a part it is 1.
 
     vector: elements of one access. shifted: rows begin anywhere in 16 bytes, logits and gradient alike; accesses are
     whole units of 16 bytes all the same. Where not, vector divides N and every row starts at a multiple of it.
@@ -39,8 +40,6 @@ class CrossEntropySpec:
     def __post_init__(self):
         if self.part and self.kind == "forward" and self.reduction != "none":
             raise ValueError(f"reduction: got {self.reduction} of a part of the rows, allowed is none")
-        if self.kind == "fused" and not self.part:
-            raise ValueError("part: got False, a fused one takes what its gradients are multiplied by from there")
         allowed = {"kind": KINDS, "reduction": REDUCTIONS if self.kind != "fused" else ("none",)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:

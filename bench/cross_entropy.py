@@ -1,0 +1,123 @@
+"""cross_entropy beside its peers: forward, mean, backward, both in one pass; the cost of a call.
+
+    python -m bench.cross_entropy [--sections calls,forward,mean,backward,both] [--quick] [--shapes 32768x4096]
+
+bf16 logits, int64 targets. Bytes: forward one read of M x N; backward, and both, one read and one write, their roof a
+copy. forward: losses of rows, for everyone. backward: from the logits and what each one's forward keeps. both: the sum
+of the losses and its gradient; "tkq apart" is tkq's forward and backward one after the other.
+Results go to OUT/cross_entropy.json after every case, a table is printed last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+import tkq
+from bench import harness, peers
+from bench.foundation import Job
+from bench.results import Bound
+from bench.row_bench import BACKWARD_SHAPES, BF16, ends, main, randn, targets
+from bench.shapes import NORM_SHAPES
+from tkq import reference_losses as reference
+from tkq.losses import launch
+from tkq.losses.ops import cross_entropy_and_gradient
+from tkq.reference_losses import Terms
+from tkq.testing.timing import relative_error
+
+AT_LEAST = 1.00
+EACH, SUM = Terms(reduction="none"), Terms(reduction="sum")
+PEERS = ("QuACK", "torch.compile")
+CHUNK = 1 << 28  # logits whose losses are computed together, in float32
+
+
+def _question(section, op, m, n, streams):
+    return harness.Question(section, op, f"M{m} N{n}", "GB/s", streams * m * n * 2, Bound(PEERS, AT_LEAST))
+
+
+def _logits(m, n):
+    return lambda i: (randn(i, m, n), targets(i, m, n))
+
+
+def forward_jobs(shapes) -> Iterator[Job]:
+    for m, n in shapes:
+        def error(name, inputs, output, m=m):
+            x, t = inputs
+            return max(relative_error(output[rows], F.cross_entropy(x[rows].float(), t[rows], reduction="none"))
+                       for rows in ends(m))
+
+        yield Job(_question("forward", "cross_entropy", m, n, 1),
+                  lambda x, t: tkq.cross_entropy(x, t, reduction="none"), "cross_entropy", PEERS, _logits(m, n), error)
+
+
+def mean_jobs(shapes) -> Iterator[Job]:
+    for m, n in shapes:
+        def error(name, inputs, output, m=m, n=n):
+            x, t = inputs
+            rows = max(1, CHUNK // n)
+            wanted = sum(F.cross_entropy(x[i:i + rows].float(), t[i:i + rows], reduction="sum").double()
+                         for i in range(0, m, rows))
+            return relative_error(output, (wanted / m).float())
+
+        yield Job(_question("mean", "cross_entropy_mean", m, n, 1), lambda x, t: tkq.cross_entropy(x, t),
+                  "cross_entropy_mean", PEERS, _logits(m, n), error)
+
+
+def backward_jobs(shapes) -> Iterator[Job]:
+    for m, n in shapes:
+        def inputs(i, m=m, n=n):
+            x, t = _logits(m, n)(i)
+            _, saved = launch.forward(x, t, EACH)
+            lse = saved[:2 * m].view(m, 2).sum(1)
+            return x, t, torch.rand(m, device="cuda") + 0.5, saved, lse
+
+        def error(name, inputs, output, m=m):
+            if name == "copy":
+                return None
+            x, t, dloss, *_ = inputs
+            return max(relative_error(output[rows], reference.cross_entropy_backward(
+                x[rows].float(), t[rows], dloss[rows], EACH)) for rows in ends(m))
+
+        yield Job(_question("backward", "cross_entropy_backward", m, n, 2),
+                  lambda x, t, dloss, saved, lse: launch.backward(x, t, dloss, saved, EACH), "cross_entropy_backward",
+                  (*PEERS, "copy"), inputs, error)
+
+
+def both_jobs(shapes) -> Iterator[Job]:
+    for m, n in shapes:
+        def error(name, inputs, output, m=m):
+            if name == "copy":
+                return None
+            x, t = inputs
+            one = torch.ones((), device="cuda")
+            return max(relative_error(output[1][rows], reference.cross_entropy_backward(
+                x[rows].float(), t[rows], one, SUM)) for rows in ends(m))
+
+        yield Job(_question("both", "both", m, n, 2),
+                  lambda x, t: cross_entropy_and_gradient(x, t, reduction="sum"), "both",
+                  (*PEERS, "tkq apart", "copy"), _logits(m, n), error)
+
+
+def calls() -> dict:
+    """(call, is it recorded by autograd) by name, on tiny tensors."""
+    x, t = torch.randn(8, 256, device="cuda", dtype=BF16), torch.randint(256, (8,), device="cuda")
+    r = x.clone().requires_grad_()
+    found = {"x + x": (lambda: x + x, False)}
+    for reduction in ("none", "mean"):
+        for name, given, recorded in (("", x, False), (", recorded", r, True)):
+            found[f"cross_entropy tkq, {reduction}{name}"] = (
+                lambda given=given, reduction=reduction: tkq.cross_entropy(given, t, reduction=reduction), recorded)
+    for name, call in peers.find("cross_entropy_mean", ("torch", "QuACK"))[0].items():
+        found[f"cross_entropy {name}, mean"] = (lambda call=call: call(x, t), False)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(
+        None, "cross_entropy", __doc__,
+        {"forward": forward_jobs, "mean": mean_jobs, "backward": backward_jobs, "both": both_jobs},
+        {"forward": NORM_SHAPES, "mean": NORM_SHAPES, "backward": BACKWARD_SHAPES, "both": BACKWARD_SHAPES}, calls,
+        {"copy": lambda case: None, "tkq apart": lambda case: None}))

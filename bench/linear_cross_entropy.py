@@ -1,0 +1,108 @@
+"""linear_cross_entropy, forward and backward, beside its peers: time and memory.
+
+    python -m bench.linear_cross_entropy [--shapes 8192x4096x128256] [--without torch] [--seconds 280]
+
+bf16; M rows of K numbers, V classes. Time: 6 M K V operations, three products; all are called eagerly, as Liger's host
+waits for the GPU. Memory: the most in use above the inputs and their gradients. Results go to
+OUT/linear_cross_entropy.json and OUT/linear_cross_entropy_memory.json. Exit status 0 if the bound on memory holds and
+every result is accurate, 1 if not, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import tkq
+from bench import harness, peers
+from bench.foundation import Job, Run
+from bench.losses_peers import with_gradients
+from bench.row_bench import BF16, targets
+from tkq import reference_losses as reference
+from tkq.testing.timing import Effort, relative_error
+
+SHAPES = ((4096, 4096, 128256), (8192, 4096, 128256), (8192, 4096, 32000), (16384, 2048, 50304))
+PEERS = ("QuACK", "Liger", "torch")
+OF_UNFUSED = 0.15
+SAMPLE_ROWS = 64
+
+
+def jobs(shapes) -> Iterator[Job]:
+    for m, k, v in shapes:
+        def inputs(i, m=m, k=k, v=v):
+            g = torch.Generator("cuda").manual_seed(i)
+            x = torch.randn(m, k, device="cuda", dtype=BF16, generator=g)
+            weight = torch.randn(v, k, device="cuda", dtype=BF16, generator=g) / k**0.5
+            return x, weight, targets(i, m, v)
+
+        def error(name, inputs, output, m=m):
+            x, weight, target = inputs
+            rows = slice(0, SAMPLE_ROWS)
+            one = torch.full((), SAMPLE_ROWS / m, device="cuda")  # the mean of all rows, as far as these go
+            wanted, _ = reference.linear_cross_entropy_backward(x[rows], weight, target[rows], one)
+            return relative_error(output[1][rows], wanted.float())
+
+        question = harness.Question("linear", "linear_cross_entropy", f"M{m} K{k} V{v}", "TFLOP/s", 6 * m * k * v)
+        yield Job(question, with_gradients(tkq.linear_cross_entropy), "linear_cross_entropy", PEERS, inputs, error)
+
+
+def memory(shapes, names) -> dict:
+    """Bytes at most above inputs and gradients, by shape and candidate."""
+    found = {}
+    for job, (m, k, v) in zip(jobs(shapes), shapes):
+        inputs = job.make_inputs(0)
+        gradients = (m * k + v * k) * 2
+        calls = {"tkq": job.ours, **peers.find(job.peer_op, names)[0]}
+        for name, call in calls.items():
+            for _ in range(2):  # the first one compiles
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+                call(*inputs)
+                torch.cuda.synchronize()
+            found.setdefault(job.question.shape, {})[name] = torch.cuda.max_memory_allocated() - before - gradients
+        del inputs
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.linear_cross_entropy", description=__doc__.split("\n")[0])
+    parser.add_argument("--shapes", help="such as 8192x4096x128256")
+    parser.add_argument("--without", default="", help="peers to leave out")
+    parser.add_argument("--seconds", type=float, default=280, help="start no case after so long")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--round-seconds", type=float, default=0.3, help="one candidate's turn")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("bench.linear_cross_entropy times kernels: it needs a GPU, and PyTorch finds none here.")
+        return 2
+    shapes = SHAPES
+    if options.shapes:
+        shapes = tuple(tuple(map(int, shape.split("x"))) for shape in options.shapes.split(","))
+    without = tuple(filter(None, options.without.split(",")))
+    effort = Effort(options.rounds, options.round_seconds, graphs=False)
+    run = Run(options.out / "linear_cross_entropy.json", options.seconds, effort, without)
+    for left, job in zip(range(len(shapes), 0, -1), jobs(shapes)):
+        run.case(job, left)
+    found = memory(shapes, tuple(name for name in PEERS if name not in without))
+    (options.out / "linear_cross_entropy_memory.json").write_text(json.dumps(found, indent=1) + "\n")
+    missed = False
+    for shape, taken in found.items():
+        print(shape, *(f"{name} {taken[name] / 2**20:.0f} MB" for name in taken), sep="  ")
+        if "torch" in taken and shape == "M8192 K4096 V128256":
+            missed = taken["tkq"] > OF_UNFUSED * taken["torch"]
+            verdict = "MISSED" if missed else "ok"
+            print(f"  {taken['tkq'] / taken['torch']:.3f} of torch, at most {OF_UNFUSED}: {verdict}")
+    print("\n".join(f"PROBLEM {p}" for p in run.report.problems))
+    wrong = [case for case in run.report.cases if case.accurate() is False]
+    return 1 if missed or wrong or run.report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""softmax beside its peers, and beside copies that move as many bytes: forward, backward, the cost of a call.
+
+    python -m bench.softmax [--sections calls,forward,backward] [--quick] [--shapes 32768x4096] [--match backward]
+
+bf16. Bytes: forward one read and one write of M x N, its roof a copy; backward two reads and one write, its roof
+torch.add. Results go to OUT/softmax.json after every case, a table is printed last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+import tkq
+from bench import harness, peers
+from bench.foundation import Job
+from bench.results import Bound
+from bench.row_bench import BACKWARD_SHAPES, BF16, ends, main, randn
+from bench.shapes import NORM_SHAPES
+from tkq import reference_losses as reference
+from tkq.softmax.ops import _launch_backward
+from tkq.testing.timing import relative_error
+
+FORWARD, BACKWARD = 0.99, 1.00
+OF_COPY = 0.95
+
+
+def forward_jobs(shapes) -> Iterator[Job]:
+    for m, n in shapes:
+        def error(name, inputs, output, m=m):
+            if name == "copy":
+                return None
+            x, = inputs
+            return max(relative_error(output[rows], reference.softmax(x[rows].float())) for rows in ends(m))
+
+        question = harness.Question(
+            "forward", "softmax", f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(("QuACK", "torch.compile"), FORWARD)
+        )
+        yield Job(question, lambda x: tkq.softmax(x), "softmax", ("QuACK", "torch.compile", "copy"),
+                  lambda i, m=m, n=n: (randn(i, m, n),), error)
+
+
+def backward_jobs(shapes) -> Iterator[Job]:
+    for m, n in shapes:
+        def inputs(i, m=m, n=n):
+            return torch.softmax(randn(i, m, n), -1), randn(i + 1000, m, n)
+
+        def error(name, inputs, output, m=m):
+            if name == "add":
+                return None
+            y, dy = inputs
+            wanted = [reference.softmax_backward(y[rows].float(), dy[rows].float()) for rows in ends(m)]
+            return max(relative_error(output[rows], right) for rows, right in zip(ends(m), wanted))
+
+        question = harness.Question(
+            "backward", "softmax_backward", f"M{m} N{n}", "GB/s", 3 * m * n * 2,
+            Bound(("QuACK", "torch.compile"), BACKWARD)
+        )
+        yield Job(question, lambda y, dy: _launch_backward(y, dy, 1.0, False), "softmax_backward",
+                  ("QuACK", "torch.compile", "add"), inputs, error)
+
+
+def calls() -> dict:
+    """(call, is it recorded by autograd) by name, on tiny tensors."""
+    x = torch.randn(8, 256, device="cuda", dtype=BF16)
+    r = x.clone().requires_grad_()
+    found = {"x + x": (lambda: x + x, False), "softmax tkq": (lambda: tkq.softmax(x), False),
+             "softmax tkq, recorded": (lambda: tkq.softmax(r), True)}
+    for name, call in peers.find("softmax", ("torch", "QuACK"))[0].items():
+        found[f"softmax {name}"] = (lambda call=call: call(x), False)
+    return found
+
+
+def _copy_bound(case):
+    return OF_COPY if int(case.shape.split("N")[1]) >= 4096 else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(None, "softmax", __doc__, {"forward": forward_jobs, "backward": backward_jobs},
+                  {"forward": NORM_SHAPES, "backward": BACKWARD_SHAPES}, calls,
+                  {"copy": _copy_bound, "add": lambda case: None}))
