@@ -24,7 +24,7 @@ from tkq.attention.backward_plan import BackwardConfig, plan
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.runtime import Recipe, ensure
 
-CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal"
+CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
 # What differs from the plan, and for which head_dims and masks it makes sense.
 VARIANTS = {

@@ -131,7 +131,7 @@ def test_bad_input_is_named(name, change, error, words):
 
 def test_unsupported_head_dim_is_named():
     q, k, v = low(dim=40)
-    with pytest.raises(NotImplementedError, match="head_dim is 40, supported are 64, 128"):
+    with pytest.raises(NotImplementedError, match="head_dim is 40, supported are 64, 128, 256"):
         attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
 
 

@@ -25,7 +25,7 @@ def attention_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, l
 
     Args:
         do: the gradient of o. Where its strides do not suit TMA it is copied.
-        q, o: (B, Sq, H, D), bfloat16 or float16, D 64 or 128. k, v: (B, Sk, Hk, D). Strides as in ``flash_attn``.
+        q, o: (B, Sq, H, D), bfloat16 or float16, D 64, 128 or 256. k, v: (B, Sk, Hk, D). Strides as in ``flash_attn``.
         lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
         causal, softmax_scale: as in ``flash_attn``.
         window_size: (left, right), how many keys a query sees before and behind the one it is aligned with, key

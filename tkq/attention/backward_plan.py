@@ -5,24 +5,26 @@ from dataclasses import dataclass
 from tkq.attention.backward_spec import HEAD_DIMS, BackwardSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
-SEMAPHORE_BYTES = 2048  # semaphores and the tiles' alignment
-BLOCK = 128  # keys of a block: two warpgroups of 64
+SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
 ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """tile: query rows of a step. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in flight. dq_cols: columns of
-    a product of dQ (of head_dim). registers: of a thread of the producer, the dQ warpgroup, the warpgroups with keys.
+    """tile: query rows of a step. block: keys of a block. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in
+    flight. dq_cols: columns of a product of dQ (of head_dim). registers: of a thread of the producer, of the dQ
+    warpgroup, of the others.
+
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
-    gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks,
-    the blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step.
-    post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2.
+    gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
+    blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
+    shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a
+    kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 
     tile: int = 64
+    block: int = 128
     q_stages: int = 3
     do_stages: int = 3
     ds_stages: int = 2
@@ -49,9 +51,11 @@ class BackwardConfig:
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block."""
         tile = self.tile * head_dim * 2
-        stats, ds = 8 * self.tile * self.q_stages, BLOCK * self.tile * 2 * self.ds_stages
+        stats, ds = 8 * self.tile * self.q_stages, self.block * self.tile * 2 * self.ds_stages
         dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
-        return SEMAPHORE_BYTES + 2 * BLOCK * head_dim * 2 + (self.q_stages + self.do_stages) * tile + stats + ds + dq
+        p = 2 * 64 * self.tile * 2 if head_dim > 128 else 0
+        keys = 2 * self.block * head_dim * 2
+        return SEMAPHORE_BYTES + keys + (self.q_stages + self.do_stages) * tile + stats + ds + dq + p
 
     def check(self, head_dim: int) -> "BackwardConfig":
         """Itself; ValueError for a configuration that cannot run."""
@@ -68,9 +72,10 @@ class BackwardConfig:
 
 def plan(spec: BackwardSpec) -> BackwardConfig:
     """The configuration for a problem."""
-    return _D64 if spec.head_dim == 64 else _D128
+    return {64: _D64, 128: _D128, 256: _D256}[spec.head_dim]
 
 
+_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, kv=64, kv_stages=1)
 _D128 = BackwardConfig()
 _D64 = BackwardConfig(tile=128)
 

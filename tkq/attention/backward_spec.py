@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 from tkq.attention.spec import DTYPES
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,14 @@ class Shared:
     do: tk.SharedTile
     ds: tk.SharedTile  # dS transposed: a stage is one tile of 64 keys from each warpgroup
     stats: cute.Tensor  # (2 x rows of a tile, stages of q)
+    p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
     dq: Optional[cute.Tensor]  # a part of dQ on its way out
     last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
     kv_full: tk.Semaphore
     q_pipe: tk.Pipe
     do_pipe: tk.Pipe
     ds_pipe: tk.Pipe
+    p_pipe: tk.Pipe
 
 
 @dataclass(frozen=True)
@@ -78,3 +80,29 @@ class State:
     ds_ring: tk.Ring
     turns: tk.Turns
     wg: Int32
+
+
+@dataclass(frozen=True)
+class ValueState:
+    """Registers of the warpgroup of a wide head that makes P and keeps dV."""
+
+    s: tk.RegTile
+    p: tk.RegTile
+    dv: tuple  # of tiles, side by side
+    q: tk.Ring
+    do: tk.Ring
+    p_ring: tk.Ring
+
+
+@dataclass(frozen=True)
+class KeyState:
+    """Registers of the warpgroup of a wide head that makes dS and keeps dK."""
+
+    dp: tk.RegTile
+    p: tk.RegTile
+    ds: tk.RegTile
+    dk: tuple  # of tiles, side by side
+    q: tk.Ring
+    do: tk.Ring
+    p_ring: tk.Ring
+    ds_ring: tk.Ring
