@@ -258,7 +258,8 @@ def test_heads_with_every_option():
 
 
 def e4m3(v):
-    """v rounded to the nearest number of e4m3, ties to even, in float64."""
+    """v rounded to the nearest number of e4m3, ties to even, in float64. On the CPU: a GPU's powers of 2 are not exact."""
+    v = v.cpu()
     exponent = torch.floor(torch.log2(v.abs().clamp_min(2.0**-6))).clamp(-6, 8)
     step = 2.0 ** (exponent - 3)
     return (torch.round(v / step) * step).clamp(-448, 448)
@@ -280,7 +281,7 @@ def check_quantised(kind, x, extra, granularity, what=""):
     # what the kernel had instead of the ratio: off by float32's rounding, of terms as large as the row's largest
     off = 2e-6 * ratio.abs() + 1e-6 * 448 * (1 if kind == "rmsnorm" else 4)
     low, high = e4m3(ratio - off), e4m3(ratio + off)
-    got = q.double()
+    got = q.double().cpu()
     assert ((got == low) | (got == high) | ((got >= low) & (got <= high))).all(), what
     assert (got == e4m3(ratio)).double().mean() >= 0.99 or N < 100, what
     if "residual" in extra:
@@ -384,7 +385,9 @@ def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3):
             assert leaf.grad is None
             continue
         assert leaf.grad.dtype == leaf.dtype and leaf.grad.shape == leaf.shape
-        assert_2x(leaf.grad, truth[name], same[name].to(leaf.dtype), ulps=ulps, bias_ulps=0.05, what=name)
+        # The mean of many roundings to 16 bits is not 0, but some hundredth of one: 0.0028 for 129000 of them.
+        assert_2x(leaf.grad, truth[name], same[name].to(leaf.dtype), ulps=ulps, bias_ulps=max(0.05, ulps / 300),
+                  what=name)
 
 
 def leaves_of(shape, x="bf16", frozen=(), **vectors):
@@ -524,6 +527,7 @@ def test_the_op_in_fake_mode():
         op = getattr(torch.ops.tkq, kind)
         torch.library.opcheck(op, (x, w, None, EPS, r, 1.0, torch.float32, torch.bfloat16, True), test_utils=utils)
         for granularity in ("row", "block"):
+            getattr(tkq, kind + "_quant")  # registers the op
             op = getattr(torch.ops.tkq, kind + "_quant")
             torch.library.opcheck(op, (x, w, None, EPS, r, 0.0, torch.bfloat16, granularity), test_utils=utils)
 
