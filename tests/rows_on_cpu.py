@@ -27,7 +27,7 @@ SHARED_BY_MANY = RowConfig(4, 32, 3)  # where nothing is exchanged: threads and 
 class OnCpu:
     """Mixed in before a RowPass."""
 
-    def _load_atom(self):
+    def _load_atom(self, m):
         return None
 
     _store_atom = _load_atom
@@ -119,6 +119,7 @@ def use(monkeypatch):
     monkeypatch.setattr(online, "larger", lambda a, b: cutlass.select_(a > b, a, b))
     for module in (ops, launch):
         monkeypatch.setattr(module, "_launchers", {})
+        monkeypatch.setattr(module, "_known", {})
         monkeypatch.setattr(module.runtime, "function", _compiled)
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(ops, "plan", lambda spec: ALONE)

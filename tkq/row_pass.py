@@ -9,12 +9,11 @@ from typing import NamedTuple, Optional
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Float32, Int32, Uint32, const_expr
-from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
 
 from . import row_plan
 from . import tile as tk
-from .reduction_base import ReductionBase
 from .reduction_plan import tile as tile_of
+from .row_copies import RowCopies, both, floats
 from .utils import domain_offset_i64
 
 
@@ -61,15 +60,10 @@ class Row(NamedTuple):
 
     def block(self, j):
         """Vector j, as fp32."""
-        part = self.data[None, j]
-        if part.memspace != cute.AddressSpace.rmem:
-            held = cute.make_rmem_tensor_like(part)
-            cute.autovec_copy(part, held)
-            part = held
-        return part.load().to(Float32)
+        return floats(self.data[None, j])
 
 
-class RowPass(ReductionBase):
+class RowPass(RowCopies):
     """dtype, N, vector: of the rows: element type, columns, elements of one access. config: a RowConfig. stage:
     exchanges.
 
@@ -79,7 +73,7 @@ class RowPass(ReductionBase):
 
     def __init__(self, dtype, N, vector, config, stage=1, reduction_dtype=Float32, shifted=False):
         super().__init__(dtype, N, stage, reduction_dtype)
-        self.vector, self.config, self.shifted = vector, config, shifted
+        self.vector, self.config, self.shifted, self.access = vector, config, shifted, vector * dtype.width
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row
@@ -116,36 +110,21 @@ class RowPass(ReductionBase):
 
     # ---- where a thread's elements are ------------------------------------------------------------
 
-    def _column(self, tidx, rank):
-        """This thread's first column; its vectors are `vector * threads_per_row` columns apart."""
-        t = self.tile
-        col = tidx % t.threads_per_row * t.vector
-        return rank * t.cols + col if t.cluster > 1 else col
-
     def _shift(self, m, row):
         """How many elements of its first 16 bytes lie before the row."""
         address = domain_offset_i64((row, 0), m).iterator.toint()
         return Int32((address & 15) // (self.dtype.width // 8))
 
     def _view(self, m, coord):
-        """This thread's (vector, blocks) of a row of m, from `coord` on."""
-        t = self.tile
-        layout = cute.make_layout((t.vector, t.blocks), stride=(1, t.vector * t.threads_per_row))
-        first = domain_offset_i64(coord, m).iterator
+        view = super()._view(m, coord)
         if self.shifted:  # `coord` was chosen so that it is
-            first = cute.make_ptr(m.element_type, first.toint(), m.memspace, assumed_align=16)
-        return cute.make_tensor(first, layout)
+            first = cute.make_ptr(m.element_type, view.iterator.toint(), m.memspace, assumed_align=16)
+            view = cute.make_tensor(first, view.layout)
+        return view
 
     def _first(self, place, j):
         """The column that vector j begins with."""
         return place.col + j * (self.tile.vector * self.tile.threads_per_row)
-
-    def _inside(self, col):
-        """For each vector: does it lie within the row? True at compile time where no thread's can lie outside."""
-        t = self.tile
-        step = t.vector * t.threads_per_row
-        furthest = t.cols * (t.cluster - 1) + step
-        return tuple(True if furthest + j * step <= self.N else col + j * step < self.N for j in range(t.blocks))
 
     def _whole(self, j):
         """At compile time: is all of vector j in the row, in every thread?"""
@@ -196,97 +175,35 @@ class RowPass(ReductionBase):
 
     def _row(self, m, place):
         """Start loading this thread's part of its row of m. Vectors outside the row are zero."""
-        t, atom, source = self.tile, self._load_atom(), self._view(m, (place.there, place.col))
-        if self.config.load == "shared":
-            layout = cute.make_layout((t.vector, t.blocks, t.threads), stride=(1, t.vector * t.threads, t.vector))
-            held = place.here.smem.allocate_tensor(self.dtype, layout, byte_alignment=16)[None, None, place.here.thread]
-        else:
-            held = cute.make_rmem_tensor((t.vector, t.blocks), self.dtype)
-        for j in range(t.blocks):
-            self._fetch(atom, source[None, j], held[None, j], place.inside[j])
+        here = place.here
+        held = self._fetch_row(m, (place.there, place.col), place.inside, here.smem, here.thread)
         if self.config.load == "shared":
             cute.arch.cp_async_commit_group()
         return Row(held, place, 0)
 
-    def _streams(self):
-        """Are x and the output marked as used once? It pays beside whole vectors in registers (bench/tune_norms.py)."""
-        return self.config.load == "registers" and self.vector * self.dtype.width == 128
-
-    def _load_atom(self):
-        bits = self.vector * self.dtype.width
-        if self.config.load == "shared":
-            # only copies of 16 bytes can go past L1
-            op = cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL if bits == 128 else LoadCacheMode.ALWAYS)
-            return cute.make_copy_atom(op, self.dtype, num_bits_per_copy=bits)
-        hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self._streams() else {}
-        return cute.make_copy_atom(CopyG2ROp(), self.dtype, num_bits_per_copy=bits, **hint)
-
-    def _store_atom(self):
-        hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self._streams() else {}
-        bits = self.vector * self.dtype.width
-        return cute.make_copy_atom(CopyR2GOp(), self.dtype, num_bits_per_copy=bits, **hint)
-
     def _landed(self):
-        """Wait for what `_load` started; registers wait by themselves."""
+        """Wait for what `_row` started; registers wait by themselves."""
         if self.config.load == "shared":
             cute.arch.cp_async_wait_group(0)
 
-    def _forget(self):
-        """Between two passes over shared memory: or the compiler keeps what the first one read, as fp32."""
-        if self.config.load == "shared":
-            cute.arch.sync_warp()
-
-    def _packed(self, y):
-        packed = cute.make_rmem_tensor(self.tile.vector, self.dtype)
-        packed.store(y.to(self.dtype))
-        return packed
-
     def _store(self, m, place, j, packed):
         """Vector j of this thread's row of m."""
-        stored = place.inside[j] if self.tile.rows == 1 else _both(place.inside[j], place.row < m.shape[0])
+        stored = place.inside[j] if self.tile.rows == 1 else both(place.inside[j], place.row < m.shape[0])
         to = self._view(m, (place.row, place.col))[None, j]
         if self.shifted and not self._whole(j):
-            self._put_elements(packed, to, stored, self._first(place, j))
+            self._put_elements(self._store_atom(m), packed, to, stored, self._first(place, j))
         else:
-            self._put(packed, to, stored)
+            self._put(self._store_atom(m), packed, to, stored)
 
     @cute.jit
-    def _fetch(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, inside):
-        """dst = src if inside, else 0."""
-        if const_expr(inside is True):
-            self._copy(atom, src, dst)
-        else:
-            if inside:
-                self._copy(atom, src, dst)
-            else:
-                dst.fill(0)
-
-    def _copy(self, atom, src, dst):
-        """As many copies as the vector has parts of the atom's size."""
-        part = cute.make_layout(cute.size(atom.layout_src_tv))
-        cute.copy(atom, cute.logical_divide(src, part), cute.logical_divide(dst, part))
-
-    @cute.jit
-    def _put(self, src: cute.Tensor, dst: cute.Tensor, stored):
-        if const_expr(stored is True):
-            self._copy(self._store_atom(), src, dst)
-        else:
-            if stored:
-                self._copy(self._store_atom(), src, dst)
-
-    @cute.jit
-    def _put_elements(self, src: cute.Tensor, dst: cute.Tensor, stored, col):
+    def _put_elements(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, stored, col):
         """Those of the vector's elements that are in the row; the vector begins at column `col`."""
         if const_expr(stored is True):
             stored = Boolean(True)
         if stored:
             if col >= 0 and col + self.vector <= self.N:
-                self._copy(self._store_atom(), src, dst)
+                self._copy(atom, src, dst)
             else:
                 for i in cutlass.range_constexpr(self.vector):
                     if Uint32(col + i) < self.N:
                         dst[i] = src[i]
-
-
-def _both(a, b):
-    return b if a is True else a & b

@@ -28,7 +28,7 @@ def nans(like):
 def forward(x, log=False, scale=1.0):
     """Into an output that is NaN before."""
     out = nans(x)
-    y = ops._launch(x, scale, log, out)
+    y = ops._carefully(x, scale, log, out)
     assert y is out
     return y
 
@@ -55,7 +55,7 @@ def check_backward(x, log=False, scale=1.0, dy=None, what=""):
     y = TORCH[log](x.float() * scale, -1).to(x.dtype)
     dy = make(x.shape, "fp32", seed=5).to(x.dtype) if dy is None else dy
     dx = nans(x)
-    assert ops._launch_backward(y, dy, scale, log, dx) is dx
+    assert ops._backward_carefully(y, dy, scale, log, dx) is dx
 
     def formula(y, g):
         total = (g if log else g * y).sum(-1, keepdim=True)
@@ -300,9 +300,9 @@ def test_more_than_2_31_elements(log):
     sample = make((len(rows), N), "bf16", 3.0)
     x[rows] = sample
     y = torch.full_like(x, float("nan"))
-    ops._launch(x, 1.0, log, y)
+    ops._carefully(x, 1.0, log, y)
     assert torch.equal(y[rows], check_forward(sample, log))
     assert not torch.isnan(y[:: M // 1000]).any() and not torch.isnan(y[-100:]).any()
     g = torch.ones_like(x)
-    ops._launch_backward(y, g, 1.0, log, x)
+    ops._backward_carefully(y, g, 1.0, log, x)
     assert torch.equal(x[rows], ops._launch_backward(y[rows], g[rows], 1.0, log))

@@ -63,8 +63,8 @@ class CrossEntropyBackward(ClassRows, ElementPass):
         slope = self.slope(target, top + rest, weights, scale, o)
         for j in range(self.tile.blocks):
             z = self.value(row.block(j), o)
-            packed = self.gradient(exp(z - top - rest), z, row, j, mW, target, slope, o)
-            self._store(mD, place, j, packed)
+            d = self.gradient(exp(z - top - rest), z, row, j, mW, slope, o)
+            self._store(mD, place, j, self.cleared(d, mD, target))
         self.put_hit(mD, owner, exp(at_target - top - rest), at_target, place, target, slope, o)
 
 
@@ -88,4 +88,4 @@ class Scale(ElementPass):
             place = self._place(here, mX)
             row = self._row(mX, place)
             for j in cutlass.range_constexpr(self.tile.blocks):
-                self._store(mX, place, j, self._packed(row.block(j) * factor))
+                self._store(mX, place, j, self._packed(row.block(j) * factor, mX))

@@ -124,8 +124,9 @@ class CrossEntropy(ClassRows, OnlineRow):
         return lambda j: exp(self.values(row, j, o) - top) * inverse
 
     def put_gradient(self, mD, mW, row, probability, target, slope: Slope, o):
-        packed = [self.gradient(probability(j), self.values(row, j, o), row, j, mW, target, slope, o)
-                  for j in range(self.tile.blocks)]
+        found = (self.gradient(probability(j), self.values(row, j, o), row, j, mW, slope, o)
+                 for j in range(self.tile.blocks))
+        packed = [self.cleared(d, mD, target) for d in found]
         self._forget()  # or the compiler moves each store up to where its result is computed
         for j in range(self.tile.blocks):
             self._store(mD, row.place, j, packed[j])

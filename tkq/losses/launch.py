@@ -5,46 +5,49 @@ from torch import Tensor
 from .. import reduction_plan as geometry
 from .. import row_plan, runtime
 from ..reference_losses import Terms
-from ..runtime import arch, debug, dtypes
+from ..runtime import arch, dtypes
+from ..runtime.debug import enabled
 from .checks import check_call, check_targets
 from .plan import TotalConfig, plan, scale
 from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
 
-# Launchers by what a call looks like.
-_launchers: dict = {}
+# What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
+# cannot take, so that a hit needs no check of its own.
+_known: dict = {}
+_launchers: dict = {}  # with addresses -> any launcher
 
 
 def forward(logits: Tensor, target: Tensor, terms: Terms) -> tuple:
-    """(loss, what a backward needs: see rows.Kept)."""
+    """(loss, what a backward needs: see rows.Kept), with as little Python as it takes."""
+    weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     try:
-        return _forward(logits, target, terms)
-    except Exception:
-        # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
-        # are found only when something is wrong.
-        check_call(logits, target, terms)
-        raise
+        run = _known["forward", logits.dtype, logits.shape[-1], target.dtype, weight is not None and weight.dtype,
+                     reduction, smoothing != 0, softcap != 0]
+        M = logits.shape[0]
+        if logits.dim() == 2 and target.dim() == 1 and 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
+            each = reduction == "none"
+            saved = torch.empty(2 * M + 2 if each else 3 * M + 2, dtype=torch.float32, device=logits.device)
+            loss = saved.new_empty(M if each else ())
+            run(logits, target, weight, loss, saved, None, None, ignore_index, smoothing, z_loss, softcap)
+            return loss, saved
+    except Exception:  # nothing is known, or it was refused
+        pass
+    return _carefully(logits, target, terms)
 
 
-def _forward(logits, target, terms):
+def _carefully(logits, target, terms):
+    check_call(logits, target, terms)
     x, index = rows(logits), flat(target)
-    if target.dim() != logits.dim() - 1 or (logits.dim() != 2 and target.shape != logits.shape[:-1]):
-        raise ValueError("target")
-    if not 0 <= terms.label_smoothing <= 1 or not terms.softcap >= 0:
-        raise ValueError("label_smoothing, softcap")
-    M, each = x.shape[0], terms.reduction == "none"
-    if debug.enabled():
-        check_call(logits, target, terms)
+    if enabled():
         check_targets(target, x.shape[1], terms.ignore_index)
-    loss = torch.empty(target.shape if each else (), dtype=torch.float32, device=x.device)
-    saved = torch.empty(saved_size(M, terms.reduction), dtype=torch.float32, device=x.device)
-    if M:
-        run = launcher("forward", x, index, terms, terms.reduction)
-        run(x, index, terms.weight, loss.view(-1) if each and loss.dim() != 1 else loss, saved, None, None,
-            terms.ignore_index, terms.label_smoothing, terms.z_loss, terms.softcap)
-    else:
-        check_call(logits, target, terms)  # nothing is launched that would
-        loss.fill_(0.0 if terms.reduction == "sum" else torch.nan)
-    return loss, saved
+    M, each, like = x.shape[0], terms.reduction == "none", dict(dtype=torch.float32, device=x.device)
+    saved = torch.empty(saved_size(M, terms.reduction), **like)
+    if not M:
+        return torch.full(target.shape if each else (), 0.0 if terms.reduction == "sum" else torch.nan, **like), saved
+    loss = torch.empty(M if each else (), **like)
+    run = launcher("forward", x, index, terms, terms.reduction)
+    run(x, index, terms.weight, loss, saved, None, None, *terms[1:2], *terms[3:])
+    return loss.view(target.shape) if each else loss, saved
 
 
 def saved_size(M: int, reduction: str) -> int:
@@ -55,6 +58,20 @@ def saved_size(M: int, reduction: str) -> int:
 def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms: Terms,
              inplace: bool = False) -> Tensor:
     """The logits' gradient, written over them or into a new tensor."""
+    weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
+    try:
+        run = _known["backward", logits.dtype, logits.shape[-1], target.dtype, weight is not None and weight.dtype,
+                     reduction, smoothing != 0, softcap != 0]
+        if logits.dim() == 2 and target.dim() == 1 and logits.shape[0] and logits.is_contiguous():
+            to = logits if inplace else torch.empty_like(logits)
+            run(logits, target, weight, dloss, saved, None, to, ignore_index, smoothing, z_loss, softcap)
+            return to
+    except Exception:
+        pass
+    return _backward_carefully(logits, target, dloss, saved, terms, inplace)
+
+
+def _backward_carefully(logits, target, dloss, saved, terms, inplace):
     x, index = rows(logits), flat(target)
     if inplace:
         result, to = logits if x.data_ptr() == logits.data_ptr() else x.view(logits.shape), x
@@ -64,8 +81,7 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
     if x.shape[0]:
         dloss = dloss if dloss.dim() < 2 and (terms.reduction != "none" or dloss.dim()) else dloss.reshape(-1)
         run = launcher("backward", x, index, terms, terms.reduction, to)
-        run(x, index, terms.weight, dloss, saved, None, to, terms.ignore_index, terms.label_smoothing, terms.z_loss,
-            terms.softcap)
+        run(x, index, terms.weight, dloss, saved, None, to, *terms[1:2], *terms[3:])
     return result
 
 
@@ -83,11 +99,7 @@ def gradient_stride(logits: Tensor) -> tuple:
 
 def rows(logits: Tensor) -> Tensor:
     """Logits as (M, V)."""
-    if logits.dim() == 2:
-        return logits
-    if logits.dim() == 0 or (logits.stride(-1) != 1 and logits.shape[-1] > 1):
-        raise ValueError("logits")
-    return logits.reshape(-1, logits.shape[-1])
+    return logits if logits.dim() == 2 else logits.reshape(-1, logits.shape[-1])
 
 
 def flat(target: Tensor) -> Tensor:
@@ -98,27 +110,28 @@ def flat(target: Tensor) -> Tensor:
 def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str, gradient=None, part: bool = False):
     """The compiled kernel for logits (M, V), their targets and, but for a forward, their gradient."""
     given = (x,) if gradient is None or gradient is x else (x, gradient)
-    weight = terms.weight
-    key = (kind, part, reduction, x.dtype, x.shape[1], x.device, target.dtype, weight is not None and weight.dtype,
-           terms.label_smoothing != 0, terms.softcap != 0, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
+    kind_of_call = (kind, x.dtype, x.shape[1], target.dtype, terms.weight is not None and terms.weight.dtype, reduction,
+                    terms.label_smoothing != 0, terms.softcap != 0)
+    key = (*kind_of_call, part, x.device, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
     run = _launchers.get(key)
     if run is None:
-        run = _launchers[key] = _compiled(kind, x, target, terms, reduction, given, part)
-    if x.shape[0] > MAX_ROWS:
-        raise NotImplementedError(f"logits: got {x.shape[0]} rows, allowed are at most {MAX_ROWS}")
+        if x.shape[0] > MAX_ROWS:
+            raise NotImplementedError(f"logits: got {x.shape[0]} rows, allowed are at most {MAX_ROWS}")
+        spec = _spec(kind, x, target, terms, reduction, given, part)
+        run = _launchers[key] = runtime.function(recipe(spec))
+        if spec.vector * spec.width == 128 and not spec.shifted and not part:
+            _known[kind_of_call] = run
     return run
 
 
-def _compiled(kind, x, target, terms, reduction, given, part):
-    if part is False:
-        check_call(x, target, terms)
+def _spec(kind, x, target, terms, reduction, given, part):
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in given])
     weight = None if terms.weight is None else dtypes.name_of(terms.weight.dtype)
-    return runtime.function(recipe(CrossEntropySpec(
+    return CrossEntropySpec(
         kind, x.shape[1], dtypes.name_of(x.dtype), dtypes.name_of(target.dtype), weight, reduction,
-        terms.label_smoothing != 0, terms.softcap != 0, vector, shifted, part)))
+        terms.label_smoothing != 0, terms.softcap != 0, vector, shifted, part)
 
 
 def recipe(spec: CrossEntropySpec, config=None):
@@ -130,7 +143,7 @@ def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
     """(loss, its gradient for logits) of a mean or sum, in one pass over the logits."""
     x, index = rows(logits), flat(target)
     M, like = x.shape[0], dict(dtype=torch.float32, device=x.device)
-    if debug.enabled():
+    if enabled():
         check_targets(target, x.shape[1], terms.ignore_index)
     gradient = logits if inplace else torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype,
                                                           device=x.device)
@@ -199,12 +212,10 @@ def part_forward(x, target, terms, losses, kept, all, gradient=None) -> None:
     all[0], their gradient, which may be x. Without `all`, kept is (2 m + 2,), and the gradient times 1."""
     kind = "forward" if gradient is None else "fused"
     run = launcher(kind, x, target, terms, "none", gradient, all is not None)
-    run(x, target, terms.weight, losses, kept, all, gradient, terms.ignore_index, terms.label_smoothing, terms.z_loss,
-        terms.softcap)
+    run(x, target, terms.weight, losses, kept, all, gradient, *terms[1:2], *terms[3:])
 
 
 def part_backward(x, target, terms, dloss, kept, all) -> None:
     """The gradient of some rows, over them. dloss: (m,), or () where the loss was reduced."""
     run = launcher("backward", x, target, terms, terms.reduction, x, True)
-    run(x, target, terms.weight, dloss, kept, all, x, terms.ignore_index, terms.label_smoothing, terms.z_loss,
-        terms.softcap)
+    run(x, target, terms.weight, dloss, kept, all, x, *terms[1:2], *terms[3:])

@@ -45,12 +45,13 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     """
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
     _check(x, weight, target, terms)
-    if ops.direct(x, weight, target, class_weight):
+    way = ops.route(x, weight, target, class_weight)
+    if way == "direct":
         return _forward(x, weight, target, *terms, False, False)[0]
     check.refuse_gradient("linear_cross_entropy", class_weight=class_weight)
     check.refuse_tangent("linear_cross_entropy", x=x, weight=weight)
     record = torch.is_grad_enabled()
-    call = _Function.apply if ops.recording(x, weight, target, class_weight) else _op
+    call = _Function.apply if way == "record" else _op
     return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad)[0]
 
 
@@ -142,7 +143,7 @@ def _backward(ctx, dloss, *_):
     terms = Terms(class_weight, *ctx.terms)
     if terms.reduction == "none" or ctx.handed_out:
         dx, dweight = _anew(x, weight, target, dloss, kept, all, terms, ctx.grad_x, ctx.grad_weight)
-    elif ops.direct(x, weight, target, dloss):
+    elif ops.route(x, weight, target, dloss) != "op":
         ctx.handed_out = True  # from here on these are the caller's, and what is saved is no longer what it was
         dx, dweight = _multiplied(dx, dweight, linear.owed(terms, x, dloss, all), weight)
     else:
@@ -169,7 +170,7 @@ def _multiplied(dx, dweight, factor, weight):
 
 def _anew(x, weight, target, dloss, kept, all, terms, grad_x, grad_weight):
     call = _op_backward
-    if ops.direct(x, weight, target, dloss):
+    if ops.route(x, weight, target, dloss) != "op":
         call = _cuda_backward if x.is_cuda else _cpu_backward
     return call(x, weight, target, dloss, kept, all, *terms, grad_x, grad_weight)
 

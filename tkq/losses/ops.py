@@ -52,11 +52,13 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
     terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
-    if ops.direct(logits, target, weight):
+    way = ops.route(logits, target, weight)
+    if way == "direct":
         return (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)[0]
-    check.refuse_gradient("cross_entropy", weight=weight)
-    if ops.recording(logits, target, weight):
-        return _Function.apply(logits, target, *terms, inplace_backward)[0]
+    if weight is not None:
+        check.refuse_gradient("cross_entropy", weight=weight)
+    if way == "record":
+        return _Recorded.apply(logits, target, terms, inplace_backward)
     check.refuse_tangent("cross_entropy", logits=logits)
     check_call(logits, target, terms)  # here too: the dispatcher's own words name no argument
     return _op(logits, target, *terms, inplace_backward)[0]
@@ -119,27 +121,36 @@ def _fake(logits, target, weight, ignore_index, reduction, label_smoothing, z_lo
             logits.new_empty(launch.saved_size(rows, reduction), dtype=torch.float32))
 
 
-def _forward(logits, target, *rest):
-    return (_cuda if logits.is_cuda else _cpu)(logits, target, *rest)
-
-
 def _setup(ctx, inputs, output):
-    logits, target, weight, *ctx.terms, ctx.inplace = inputs
+    logits, target, weight, *ctx.terms, _ = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(logits, target, weight, output[1])
 
 
 def _backward(ctx, dloss, _):
     logits, target, weight, saved = ctx.saved_tensors
-    if not ops.direct(logits, target, weight, dloss, saved):
-        dlogits = _op_backward(logits, target, dloss, saved, weight, *ctx.terms)
+    return _op_backward(logits, target, dloss, saved, weight, *ctx.terms), *[None] * 8
+
+
+def _record(ctx, logits, target, terms, inplace):
+    """The same in plain eager mode, past the dispatcher."""
+    loss, saved = (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)
+    ctx.terms, ctx.inplace = terms, inplace
+    ctx.save_for_backward(logits, target, terms.weight, saved)
+    return loss
+
+
+def _recorded_backward(ctx, dloss):
+    logits, target, weight, saved = ctx.saved_tensors
+    if ops.route(logits, target, weight, dloss) == "op":
+        dlogits = _op_backward(logits, target, dloss, saved, *ctx.terms)
     elif logits.is_cuda:
-        dlogits = launch.backward(logits, target, dloss, saved, Terms(weight, *ctx.terms), ctx.inplace)
+        dlogits = launch.backward(logits, target, dloss, saved, ctx.terms, ctx.inplace)
         if ctx.inplace:
             torch.autograd.graph.increment_version(logits)  # whoever else saved them learns of it
     else:
-        dlogits = _cpu_backward(logits, target, dloss, saved, weight, *ctx.terms)
-    return dlogits, *[None] * 8
+        dlogits = _cpu_backward(logits, target, dloss, saved, *ctx.terms)
+    return dlogits, None, None, None
 
 
 def _cuda_backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, weight: Optional[Tensor],
@@ -159,4 +170,4 @@ def _fake_backward(logits, target, dloss, saved, weight, *terms):
 
 _op = ops.torch_op("cross_entropy", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _op_backward = ops.torch_op("cross_entropy_backward", cuda=_cuda_backward, cpu=_cpu_backward, fake=_fake_backward)
-_Function = ops.eager_function("CrossEntropy", forward=_forward, setup=_setup, backward=_backward)
+_Recorded = ops.eager_function("CrossEntropy", forward=_record, backward=_recorded_backward)

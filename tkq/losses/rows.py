@@ -149,12 +149,16 @@ class ClassRows:
         total = cutlass.select_(target.known, total, Float32.nan)
         return Slope(scale * total, scale * each, scale * one)
 
-    def gradient(self, p, z, row, j, mW, target: Target, slope: Slope, o: Options):
-        """Vector j of the logits' gradient, packed, as if the target were elsewhere; zeros where the row is ignored."""
+    def gradient(self, p, z, row, j, mW, slope: Slope, o: Options):
+        """Vector j of the logits' gradient, as if the target were elsewhere."""
         d = p * slope.all
         if self.spec.smoothing:
             d = d - self.class_weights(mW, row, j) * slope.each
-        packed = self._packed(self.through_cap(d, z, o))
+        return self.through_cap(d, z, o)
+
+    def cleared(self, d, mD, target: Target):
+        """A vector of the gradient as mD's elements; zeros where the row is ignored, whatever it holds."""
+        packed = self._packed(d, mD)
         self._clear(packed, target.ignored)
         return packed
 

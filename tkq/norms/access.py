@@ -3,10 +3,10 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
-from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import CopyG2ROp
 
-from ..reduction_base import ReductionBase
+from ..row_copies import RowCopies, both
 from ..utils import domain_offset_i64
 
 
@@ -29,23 +29,17 @@ class Mine(NamedTuple):
     smem: object
 
 
-class RowAccess(ReductionBase):
+class RowAccess(RowCopies):
     """Expects self.spec, self.config and, while the kernel is traced, self.tile."""
 
+    @property
+    def access(self):
+        return self.spec.access
+
+    def _past_l1(self):
+        return not self.config.split
+
     # ---- where a thread's elements are ------------------------------------------------------------
-
-    def _view(self, m, coord):
-        """This thread's (vector, blocks) of a row of m, from `coord` on."""
-        t = self.tile
-        layout = cute.make_layout((t.vector, t.blocks), stride=(1, t.vector * t.threads_per_row))
-        return cute.make_tensor(domain_offset_i64(coord, m).iterator, layout)
-
-    def _inside(self, col):
-        """For each vector: does it lie within the row? True at compile time where no thread's can lie outside."""
-        t = self.tile
-        step = t.vector * t.threads_per_row
-        furthest = t.cols * (t.cluster - 1) + step
-        return tuple(True if furthest + j * step <= self.N else col + j * step < self.N for j in range(t.blocks))
 
     def _places(self, tidx, count, heads):
         """The rows of this thread, of `count` in all. Those of one step of the block lie together."""
@@ -66,38 +60,9 @@ class RowAccess(ReductionBase):
         """Does every thread of the grid have rows, whatever M is?"""
         return self.tile.rows * self.config.rows_each == 1
 
-    # ---- loads ----------------------------------------------------------------------------------------
-
-    def _streams(self):
-        """Are x and the output marked as used once? It pays beside whole vectors in registers (bench/tune_norms.py)."""
-        return self.config.load == "registers" and self.spec.access == 128
-
-    def _load_atom(self, m):
-        bits = self.spec.vector * m.element_type.width
-        if self.config.load == "shared":
-            past_l1 = bits == 128 and not self.config.split  # only 16-byte copies can go past it
-            op = cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL if past_l1 else LoadCacheMode.ALWAYS)
-            return cute.make_copy_atom(op, m.element_type, num_bits_per_copy=bits)
-        hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self._streams() else {}
-        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits, **hint)
-
     def _load(self, m, place, mine):
         """Start loading this thread's part of a row of m; where it will be. Vectors outside the row are zero."""
-        t = self.tile
-        source = self._view(m, (*place.at, mine.col))
-        if self.config.load == "shared":
-            layout = cute.make_layout((t.vector, t.blocks, t.threads), stride=(1, t.vector * t.threads, t.vector))
-            held = mine.smem.allocate_tensor(m.element_type, layout, byte_alignment=16)[None, None, mine.tidx]
-        else:
-            held = cute.make_rmem_tensor((t.vector, t.blocks), m.element_type)
-        for j in range(t.blocks):
-            self._fetch(self._load_atom(m), source[None, j], held[None, j], mine.inside[j])
-        return held
-
-    def _forget(self):
-        """Between two passes over shared memory: or the compiler keeps what the first one read, as fp32."""
-        if self.config.load == "shared":
-            cute.arch.sync_warp()
+        return self._fetch_row(m, (*place.at, mine.col), mine.inside, mine.smem, mine.tidx)
 
     # ---- weight and bias ------------------------------------------------------------------------------
 
@@ -127,17 +92,6 @@ class RowAccess(ReductionBase):
 
     # ---- stores ---------------------------------------------------------------------------------------
 
-    def _store_atom(self, m):
-        hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self._streams() else {}
-        bits = self.spec.vector * m.element_type.width
-        return cute.make_copy_atom(CopyR2GOp(), m.element_type, num_bits_per_copy=bits, **hint)
-
-    def _packed(self, y, m):
-        """A vector of floats as m's elements."""
-        packed = cute.make_rmem_tensor(self.tile.vector, m.element_type)
-        packed.store(y.to(m.element_type))
-        return packed
-
     def _store(self, m, place, mine, packed, j):
         """Vector j of a row of m (M, N)."""
         stored = self._within(mine.inside[j], place, m)
@@ -151,40 +105,7 @@ class RowAccess(ReductionBase):
         """condition, and the row is one of m's."""
         return condition if self._whole_grid() else both(condition, place.row < m.shape[0])
 
-    # ---- copies ---------------------------------------------------------------------------------------
-
-    @cute.jit
-    def _fetch(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, inside):
-        """dst = src if inside, else 0."""
-        if const_expr(inside is True):
-            self._copy(atom, src, dst)
-        else:
-            if inside:
-                self._copy(atom, src, dst)
-            else:
-                dst.fill(0)
-
-    def _copy(self, atom, src, dst):
-        """As many copies as the vector has parts of the atom's size."""
-        part = cute.make_layout(cute.size(atom.layout_src_tv))
-        cute.copy(atom, cute.logical_divide(src, part), cute.logical_divide(dst, part))
-
-    @cute.jit
-    def _put(self, atom: Constexpr, src: cute.Tensor, dst: cute.Tensor, stored):
-        if const_expr(stored is True):
-            cute.copy(atom, src, dst)
-        else:
-            if stored:
-                cute.copy(atom, src, dst)
-
     @cute.jit
     def _put_scalar(self, dst: cute.Tensor, value: Float32, stored):
         if stored:
             dst[(0,) * len(dst.shape)] = value
-
-
-def both(a, b):
-    """a and b, where either may be True at compile time."""
-    if a is True or b is True:
-        return b if a is True else a
-    return a & b

@@ -16,9 +16,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from .. import tile as tk
+from ..row_copies import both
 from ..runtime import fake
 from ..utils import WARP, row_reduce
-from .access import Mine, Place, RowAccess, both
+from .access import Mine, Place, RowAccess
 
 FINISH = 256  # threads of a block of the second kernel
 

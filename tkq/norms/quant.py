@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from .. import tile as tk
+from ..row_copies import both
 from ..utils import WARP, row_reduce, warp_reduce
-from .access import both
 from .row import Options
 from .spec import GROUP
 

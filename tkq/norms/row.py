@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 from .. import tile as tk
+from ..row_copies import floats
 from .access import Mine, RowAccess
 
 
@@ -30,16 +31,8 @@ class Row(NamedTuple):
 
     def block(self, j):
         """Vector j, as fp32: x, or x + residual."""
-        parts = [_floats(held[None, j]) for held in self.data]
+        parts = [floats(held[None, j]) for held in self.data]
         return parts[0] + parts[1] if len(parts) == 2 else parts[0]
-
-
-def _floats(part):
-    if part.memspace != cute.AddressSpace.rmem:
-        held = cute.make_rmem_tensor_like(part)
-        cute.autovec_copy(part, held)
-        part = held
-    return part.load().to(Float32)
 
 
 @dataclass(frozen=True)

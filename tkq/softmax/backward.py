@@ -41,7 +41,7 @@ class SoftmaxBackward(RowPass):
                 dx = dy.block(j) - exp(y.block(j)) * total
             else:
                 dx = y.block(j) * (dy.block(j) - total)
-            self._store(mDX, place, j, self._packed(dx * scale))
+            self._store(mDX, place, j, self._packed(dx * scale, mDX))
 
     def partial(self, y, dy):
         """This thread's part of what is summed over the row."""

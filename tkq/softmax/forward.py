@@ -39,7 +39,7 @@ class Softmax(OnlineRow):
         row = self._row(mX, place)
         self._landed()
         result = self.normaliser(row, scale)
-        packed = [self._packed(result(j)) for j in range(self.tile.blocks)]
+        packed = [self._packed(result(j), mO) for j in range(self.tile.blocks)]
         self._forget()  # or the compiler moves each store up to where its result is computed
         for j in range(self.tile.blocks):
             self._store(mO, place, j, packed[j])

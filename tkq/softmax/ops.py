@@ -10,8 +10,10 @@ from .spec import MAX_N, SoftmaxSpec
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-# Launchers by what a call looks like. An entry says that such a call was checked, so a hit needs no check of its own.
-_launchers: dict = {}
+# What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
+# cannot take, so that a hit needs no check of its own.
+_known: dict = {}
+_launchers: dict = {}  # with addresses -> any launcher
 
 
 def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
@@ -51,10 +53,11 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 def _softmax(x, dim, scale, log):
     if dim != -1:
         return _along(x, dim, scale, log)
-    if ops.direct(x):
+    way = ops.route(x)
+    if way == "direct":
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
-    if ops.recording(x):
-        return _Function.apply(x, scale, log)
+    if way == "record":
+        return _Recorded.apply(x, scale, log)
     check.refuse_tangent("softmax", x=x)
     _check(x, scale)  # here too: the dispatcher's own words name no argument
     return _op(x, scale, log)
@@ -74,8 +77,34 @@ def _along(x, dim, scale, log):
 # ---- launches -------------------------------------------------------------------------------------------------------
 
 
-def _launch(x: Tensor, scale: float, log: bool, out=None) -> Tensor:
-    """Run the kernel. out: a contiguous tensor like x to write to, for whoever owns the memory."""
+def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
+    """Run the kernel, with as little Python as it takes."""
+    try:
+        run = _known[log, False, x.dtype, x.shape[-1]]
+        if x.dim() == 2 and x.is_contiguous() and 0 < x.shape[0] <= _MAX_ROWS:
+            y = torch.empty_like(x)
+            run(x, y, scale)
+            return y
+    except Exception:  # nothing is known, or it was refused
+        pass
+    return _carefully(x, scale, log)
+
+
+def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
+    """The gradient of x."""
+    try:
+        run = _known[log, True, y.dtype, y.shape[-1]]
+        if y.dim() == dy.dim() == 2 and y.is_contiguous() and 0 < y.shape[0] <= _MAX_ROWS:
+            dx = torch.empty_like(y)
+            run(y, dy, dx, scale)
+            return dx
+    except Exception:
+        pass
+    return _backward_carefully(y, dy, scale, log)
+
+
+def _carefully(x, scale, log, out=None):
+    """out: a contiguous tensor like x to write to, for whoever owns the memory."""
     rows = _rows(x)
     if out is None:
         out = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -83,8 +112,8 @@ def _launch(x: Tensor, scale: float, log: bool, out=None) -> Tensor:
     return out
 
 
-def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool, out=None) -> Tensor:
-    """The gradient of x. out: as in ``_launch``."""
+def _backward_carefully(y, dy, scale, log, out=None):
+    """out: as in ``_carefully``."""
     if dy.shape != y.shape or dy.dtype != y.dtype or dy.device != y.device:
         raise ValueError(f"dy: is {tuple(dy.shape)} {dy.dtype} on {dy.device}, expected {tuple(y.shape)} {y.dtype} on "
                          f"{y.device}, as y")
@@ -97,8 +126,6 @@ def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool, out=None) -
 
 def _rows(x):
     """x as (M, N), its last dimension contiguous."""
-    if type(x) is Tensor and x.dim() == 2 and x.stride(1) == 1:
-        return x
     _check_tensor(x)
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         x = x.contiguous()
@@ -123,7 +150,11 @@ def _launcher(x, tensors, scale, log, backward):
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in tensors])
-    return runtime.function(recipe(SoftmaxSpec(x.shape[1], dtypes.name_of(x.dtype), vector, log, backward, shifted)))
+    spec = SoftmaxSpec(x.shape[1], dtypes.name_of(x.dtype), vector, log, backward, shifted)
+    run = runtime.function(recipe(spec))
+    if vector * size == 16 and not shifted:
+        _known[log, backward, x.dtype, x.shape[1]] = run
+    return run
 
 
 def recipe(spec: SoftmaxSpec, config=None):
@@ -181,17 +212,20 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, dy):
     y, = ctx.saved_tensors
-    if ops.direct(y, dy):
-        dx = (_launch_backward if y.is_cuda else _on_cpu_backward)(y, dy, ctx.scale, ctx.log)
-    else:
-        dx = _op_backward(y, dy, ctx.scale, ctx.log)
-    return dx, None, None
+    call = _op_backward
+    if ops.route(y, dy) != "op":
+        call = _launch_backward if y.is_cuda else _on_cpu_backward
+    return call(y, dy, ctx.scale, ctx.log), None, None
 
 
-def _forward(x, scale, log):
-    return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
+def _record(ctx, x, scale, log):
+    """The same in plain eager mode, past the dispatcher."""
+    y = (_launch if x.is_cuda else _on_cpu)(x, scale, log)
+    ctx.scale, ctx.log = scale, log
+    ctx.save_for_backward(y)
+    return y
 
 
 _op = ops.torch_op("softmax", cuda=_cuda, cpu=_on_cpu, fake=_fake, setup=_setup, backward=_backward)
 _op_backward = ops.torch_op("softmax_backward", cuda=_cuda_backward, cpu=_on_cpu_backward, fake=_fake_backward)
-_Function = ops.eager_function("Softmax", forward=_forward, setup=_setup, backward=_backward)
+_Recorded = ops.eager_function("Softmax", forward=_record, backward=_backward)
