@@ -258,7 +258,7 @@ def test_heads_with_every_option():
 
 
 def e4m3(v):
-    """v rounded to the nearest number of e4m3, ties to even, in float64; on the CPU: a GPU does not have 2^n exactly."""
+    """v rounded to the nearest number of e4m3, ties to even, in float64. On the CPU: 2^n is not exact on a GPU."""
     v = v.cpu()
     exponent = torch.floor(torch.log2(v.abs().clamp_min(2.0**-6))).clamp(-6, 8)
     step = 2.0 ** (exponent - 3)
