@@ -19,17 +19,34 @@ from pathlib import Path
 
 from bench.shapes import NORM_SHAPES
 from tkq.norms.plan import Config, plan, variants
-from tkq.norms.spec import NormSpec
+from tkq.norms.spec import OUT_WIDTH, NormSpec
 
 FINALISTS = 3
+EPS = 1e-5
 
 
 # As the benchmark calls them: QuACK's layernorm takes float32 vectors, so ours gets them too.
-VECTORS = {"rmsnorm": ("bf16", None), "layernorm": ("fp32", None), "layernorm with bias": ("fp32", "fp32")}
+CASES = {
+    "rmsnorm": dict(weight="bf16"),
+    "layernorm": dict(weight="fp32"),
+    "layernorm with bias": dict(weight="fp32", bias="fp32"),
+    "rmsnorm with residual": dict(weight="bf16", residual="bf16", total="bf16"),
+    "rmsnorm with float32 residual": dict(weight="bf16", residual="fp32", total="fp32", vector=4),
+    "rmsnorm trained": dict(weight="bf16", stats=True),
+    "rmsnorm quant row": dict(weight="bf16", out="e4m3", scale="row"),
+    "rmsnorm quant block": dict(weight="bf16", out="e4m3", scale="block"),
+    "rmsnorm quant row with residual": dict(weight="bf16", out="e4m3", scale="row", residual="bf16", total="bf16"),
+}
+PLAIN = ("rmsnorm", "layernorm", "layernorm with bias")
 
 
 def spec_of(case: str, N: int) -> NormSpec:
-    return NormSpec(case.split()[0], N, "bf16", *VECTORS[case], vector=8)
+    return NormSpec(case.split()[0], N, "bf16", **{"vector": 8, **CASES[case]})
+
+
+def gigabytes(spec: NormSpec, M: int) -> float:
+    """What a call moves: x and the residual in, the result and the sum out."""
+    return M * spec.N * sum(OUT_WIDTH[d] for d in (spec.x, spec.residual, spec.total, spec.result) if d) / 8 * 1e-9
 
 
 def label(c: Config) -> str:
@@ -44,7 +61,7 @@ def label(c: Config) -> str:
 
 def _compile(job):
     from tkq import runtime
-    from tkq.norms.ops import recipe
+    from tkq.norms.launch import recipe
 
     spec, config = job
     try:
@@ -72,36 +89,55 @@ def _candidate(spec: NormSpec, config: Config):
     import torch
 
     from tkq import runtime
-    from tkq.norms.ops import recipe
+    from tkq.norms import launch
+    from tkq.norms.launch import recipe
+    from tkq.runtime.dtypes import torch_type
 
     run = runtime.function(recipe(spec, config))
+    if spec.plain:
+        def call(x, weight, bias, residual):
+            out = torch.empty_like(x)
+            run(x, weight, bias, out, EPS)
+            return out
+        return call
+    types = [None if d is None else torch_type(d) for d in (spec.out, spec.total)]
+    asked = launch.Call(spec.kind, EPS, 0.0, *types, spec.stats, spec.scale)
 
-    def call(x, weight, bias):
-        out = torch.empty_like(x)
-        run(x, weight, bias, out, 1e-5)
-        return out
+    def call_with_options(x, weight, bias, residual):
+        results = launch._allocate(asked, x)
+        run(*launch._arguments(asked, (x, residual), weight, bias, results))
+        return results[0]
 
-    return call
+    return call_with_options
 
 
 def _inputs(spec: NormSpec, M: int):
     import torch
 
+    from tkq.runtime.dtypes import torch_type
+
+    shapes = ((spec.x, (M, spec.N)), (spec.weight, (spec.N,)), (spec.bias, (spec.N,)), (spec.residual, (M, spec.N)))
+
     def make(i):
         g = torch.Generator("cuda").manual_seed(i)
-        x = torch.randn(M, spec.N, device="cuda", dtype=torch.bfloat16, generator=g)
-        vectors = [
-            None if d is None else torch.randn(spec.N, device="cuda", dtype=torch.float32, generator=g)
-            for d in (spec.weight, spec.bias)
-        ]
-        return x, *(v.bfloat16() if v is not None and spec.weight == "bf16" else v for v in vectors)
+        return tuple(None if d is None else torch.randn(shape, device="cuda", dtype=torch_type(d), generator=g)
+                     for d, shape in shapes)
 
     return make
 
 
+def _peers(case: str, names: tuple):
+    """Those of a plain norm, which take no residual; none of the others: bench/norms.py has them."""
+    from bench import peers
+
+    if case not in PLAIN:
+        return {}, {}
+    found, missing = peers.find(case.split()[0], names)
+    return {name: lambda x, w, b, _, call=call: call(x, w, b) for name, call in found.items()}, missing
+
+
 def tune(case: str, M: int, N: int, peer_names: tuple) -> dict:
     """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
-    from bench import peers
     from tkq.testing import timing
 
     spec = spec_of(case, N)
@@ -111,18 +147,18 @@ def tune(case: str, M: int, N: int, peer_names: tuple) -> dict:
     ranked = sorted((t for t in first.timings if t.ok), key=lambda t: t.median_ms)
     best = [ours[t.name] for t in ranked[:FINALISTS]]
     final = dict.fromkeys([plan(spec), *best])
-    found, missing = peers.find(spec.kind, peer_names)
+    found, missing = _peers(case, peer_names)
     second = timing.compare(
         {**found, **{label(c): _candidate(spec, c) for c in final}}, make, timing.Effort(9, 0.02, 0.1)
     )
-    gigabytes = 2 * M * N * 2 * 1e-9
+    moved = gigabytes(spec, M)
     rows = sorted((t for t in second.timings if t.ok), key=lambda t: t.median_ms)
     print(f"\n{case} M {M} N {N}   (planned: {label(plan(spec))})")
     for t in rows:
         against = (
             f"  {timing.ratio(t, second['QuACK']):.3f} of QuACK" if "QuACK" in found and second["QuACK"].ok else ""
         )
-        print(f"  {t.name:36s} {t.median_ms:.4f} ms {gigabytes / t.median_ms * 1e3:6.0f} GB/s{against}", flush=True)
+        print(f"  {t.name:36s} {t.median_ms:.4f} ms {moved / t.median_ms * 1e3:6.0f} GB/s{against}", flush=True)
     for t in ranked[FINALISTS:]:
         print(f"    not among the best: {t.name:36s} {t.median_ms:.4f} ms")
     for t in (*first.timings, *second.timings):
@@ -145,13 +181,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precompile", action="store_true", help="compile only")
     parser.add_argument("--out", type=Path, help="folder for norms.json")
-    parser.add_argument("--case", choices=tuple(VECTORS), action="append")
+    parser.add_argument("--case", choices=tuple(CASES), action="append", help="all where not given")
     parser.add_argument("--n", type=int, action="append", help="only these N")
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: a minute more")
     options = parser.parse_args()
     peer_names = ("copy", "QuACK", "torch.compile")[: 3 if options.compiled else 2]
-    chosen = options.case or tuple(VECTORS)
+    chosen = options.case or tuple(CASES)
     cases = [(case, M, N) for M, N in NORM_SHAPES for case in chosen if not options.n or N in options.n]
     precompile([(spec_of(case, N), c) for case, _, N in cases for c in variants(spec_of(case, N))], options.processes)
     if options.precompile:

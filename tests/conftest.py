@@ -10,6 +10,7 @@ _skipped = pytest.StashKey[int]()
 def pytest_addoption(parser):
     parser.addoption("--all-kernels", action="store_true",
                      help="compile every kernel that tkq ships, not only those that stand for the others")
+    parser.addoption("--slow", action="store_true", help="the slow GPU tests too: repeats, huge tensors, every variant")
 
 
 def _why_no_gpu():
@@ -23,6 +24,10 @@ def _why_no_gpu():
 
 
 def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow") and "slow" not in config.getoption("-m"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
     on_gpu = [item for item in items if _GPU_TESTS in item.path.parents]
     for item in on_gpu:
         item.add_marker(pytest.mark.gpu)

@@ -80,6 +80,9 @@ TMA_COPIES = [("bf16", 2, 64, 64, None, False), ("fp16", 3, 24, 80, None, False)
               ("e4m3", 4, 128, 96, None, False), ("fp32", 3, 64, 64, 64, False), ("bf16", 2, 40, 128, 32, False)]
 TMA_COPIES += [("fp32", 2, 64, 64, None, True), ("bf16", 3, 64, 64, 32, True), ("fp16", 4, 8, 16, None, True)]
 
+# rows, cols, pack
+PIECES = [(64, 64, 1), (64, 128, 4), (16, 96, 8)]
+
 # dtype, rows, cols, cluster, stages
 MULTICASTS = [("bf16", 64, 64, 1, 2), ("bf16", 64, 64, 2, 2), ("bf16", 176, 128, 2, 3), ("e4m3", 128, 128, 2, 1),
               ("bf16", 64, 128, 4, 2), ("fp32", 32, 32, 4, 3)]
@@ -102,6 +105,12 @@ LCFS = [("single", 2, 3, 1), ("static", 2, 3, 1), ("dynamic", 2, 3, 1), ("static
 REMOTE = [(2, 1), (4, 2), (8, 4)]
 
 ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (32, "bf16"), (16, "fp16")]
+# dtype, cols
+NARROW = [("bf16", 64), ("fp16", 32), ("bf16", 176)]
+
+# (registers, warpgroups, warps) of each role
+ROLES = [((24, 1, 1), (72, 1, 4), (144, 2, 4)), ((40, 1, 2), (232, 2, 4))]
+
 FILLS = [(24, "fp32"), (64, "fp32"), (32, "bf16"), (16, "fp16")]
 
 
@@ -115,6 +124,7 @@ def _cases():
     yield from (("transfer:build_round_trip", x, _round_trip_sass(*x)) for x in ROUND_TRIPS)
     yield "transfer:build_stacked", (32,), ("UTMALDG", "UTMASTG")
     yield from (("memory:build_tma", x, ("UTMALDG", "UTMAREDG" if x[-1] else "UTMASTG")) for x in TMA_COPIES)
+    yield from (("memory:build_pieces", x, ("UTMALDG", "UTMASTG")) for x in PIECES)
     yield from (("memory:build_multicast", x, ("UTMALDG", "UTMASTG", "USETMAXREG")) for x in MULTICASTS)
     yield "memory:build_bulk", (1024,), ("UBLKCP", "UBLKRED", "REDG", "ATOMG")
     yield from (("memory:build_copy_async", (stages,), ("LDGSTS",)) for stages in (1, 3))
@@ -125,6 +135,8 @@ def _cases():
     yield from (("sync:build_turns", x, ("BAR",)) for x in ((1,), (2,), (3,)))
     yield from (("sync:build_ring", x, ()) for x in ((1, 0), (2, 0), (3, 5)))
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
+    yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
+    yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
     yield from (("schedule:build_deal", x, ("ATOMG",) if x[0] == "dynamic" else ()) for x in DEALS)
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)

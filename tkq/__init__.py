@@ -33,7 +33,8 @@ _PUBLIC = {
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms", "reference_pointwise",
+_MODULES = ("attention", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms",
+            "reference_pointwise",
             "row_kernel", "rows", "runtime", "testing", "tile", "utils")
 
 __all__ = [*_PUBLIC, "__version__"]

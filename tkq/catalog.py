@@ -16,6 +16,7 @@ _LISTS = (
     "tkq.softmax.shipped",
     "tkq.losses.shipped",
     "tkq.attention.shipped",
+    "tkq.attention.backward_plan",
 )
 
 

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq.reference_attention_forward import flash_attn, flash_attn_varlen  # noqa: F401
+from tkq.reference_attention_forward import flash_attn, flash_attn_varlen, visible  # noqa: F401
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rs
         dweight = _sum(g * normed, summed).to(weight.dtype)
     if needs[2]:
         dbias = _sum(g, summed).to(dbias_dtype or (x if weight is None else weight).dtype)
-    if not needs[0]:
+    if not needs[0] and dresidual_dtype is None:
         return None, dweight, dbias, None
     if weight is not None:
         g = g * (weight.to(g.dtype) + weight_offset)
@@ -63,7 +63,7 @@ def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rs
     if dresidual_out is not None:
         dx = dx + _wide(dresidual_out)
     dresidual = None if dresidual_dtype is None else dx.to(dresidual_dtype, copy=True)
-    return dx.to(dx_dtype or x.dtype), dweight, dbias, dresidual
+    return dx.to(dx_dtype or x.dtype) if needs[0] else None, dweight, dbias, dresidual
 
 
 def _sum(t, dims):

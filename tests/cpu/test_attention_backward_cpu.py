@@ -1,14 +1,13 @@
 """Attention's gradients without a GPU: the formula against autograd, the autograd glue, what is refused, the fake."""
 import math
-from typing import Optional
 
 import pytest
 import torch
 
+import tkq
 from tkq import reference, reference_attention
 from tkq.attention import autograd, backward_ops
 from tkq.attention.backward_ops import attention_backward
-from tkq.runtime import ops
 
 SHAPES = ((17, 33), (33, 17), (16, 16), (1, 40), (40, 1), (5, 0), (0, 5))
 
@@ -59,14 +58,6 @@ def test_seen_is_the_definition():
 # ---- the glue --------------------------------------------------------------------------------------
 
 
-def recorded(q, k, v, causal, scale, return_lse):
-    o, lse = reference.flash_attn(q, k, v, causal, scale)
-    return o, lse
-
-
-Recorded = ops.eager_function("Recorded", forward=recorded, setup=autograd.setup, backward=autograd.backward)
-
-
 def low(*shape, **options):
     return inputs(*shape, dtype=torch.bfloat16, **options)
 
@@ -77,7 +68,8 @@ def test_gradients_flow(causal, used):
     q, k, v = (x.requires_grad_() for x in low())
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
     losses = []
-    for o, lse in (Recorded.apply(q, k, v, causal, 0.2, True), forward(*wide, causal, 0.2)):
+    ours = tkq.flash_attn(q, k, v, causal=causal, softmax_scale=0.2, return_lse=True)
+    for o, lse in (ours, forward(*wide, causal, 0.2)):
         losses.append((o.double().square().sum() if used != "lse" else 0) + (
             lse.double().square().sum() if used != "o" else 0))
     for x, w in zip(torch.autograd.grad(losses[0], (q, k, v), allow_unused=True),
@@ -93,7 +85,7 @@ def test_exactly_the_gradients_that_are_needed(needs, monkeypatch):
     real = autograd.attention_backward
     monkeypatch.setattr(autograd, "attention_backward", lambda *a, **kw: asked.append(kw["needs"]) or real(*a, **kw))
     x = [t.requires_grad_(bool(n)) for t, n in zip(low(), needs)]
-    o, _ = Recorded.apply(*x, True, None, True)
+    o = tkq.flash_attn(*x, causal=True)
     o.float().sum().backward()
     assert asked == [tuple(map(bool, needs))]
     assert [t.grad is not None for t in x] == list(map(bool, needs))
@@ -139,7 +131,7 @@ def test_bad_input_is_named(name, change, error, words):
 
 def test_unsupported_head_dim_is_named():
     q, k, v = low(dim=40)
-    with pytest.raises(NotImplementedError, match="head_dim is 40, supported are 64, 128"):
+    with pytest.raises(NotImplementedError, match="head_dim is 40, supported are 64, 128, 256"):
         attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
 
 
@@ -180,19 +172,6 @@ def test_traces_under_compile():
         assert torch.equal(got, want)
 
 
-def _forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: Optional[float],
-                return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return reference.flash_attn(q, k, v, causal, softmax_scale)
-
-
-def _forward_fake(q, k, v, causal, softmax_scale, return_lse):
-    return torch.empty_like(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-
-
-_recorded_op = ops.torch_op("attention_for_tests", cuda=_forward_op, cpu=_forward_op, fake=_forward_fake,
-                            setup=autograd.setup, backward=autograd.backward)
-
-
 @pytest.mark.parametrize("used", ("o", "both"))
 @pytest.mark.parametrize("frozen", (False, True))
 def test_gradients_through_the_op_traced_and_not(used, frozen):
@@ -201,12 +180,21 @@ def test_gradients_through_the_op_traced_and_not(used, frozen):
     for x in leaves:
         x.requires_grad_()
 
-    def loss(q, k, v, call):
-        o, lse = call(q, k, v, True, 0.2, True)
+    def loss(q, k, v):
+        o, lse = tkq.flash_attn(q, k, v, causal=True, softmax_scale=0.2, window_size=(9, None), return_lse=True)
         return o.float().square().sum() + (lse.square().sum() if used == "both" else 0)
 
-    want = torch.autograd.grad(loss(q, k, v, Recorded.apply), leaves)
-    compiled = torch.compile(lambda q, k, v: loss(q, k, v, _recorded_op), fullgraph=True, backend="aot_eager")
-    for f in (lambda q, k, v: loss(q, k, v, _recorded_op), compiled):
-        for got, expected in zip(torch.autograd.grad(f(q, k, v), leaves), want):
-            assert torch.equal(got, expected)
+    want = torch.autograd.grad(loss(q, k, v), leaves)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for got, expected in zip(torch.autograd.grad(compiled(q, k, v), leaves), want):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(softcap=9.0), "softcap"), (dict(sinks=torch.zeros(4)), "sinks"), (dict(dim=32), "head_dim 32")])
+def test_what_has_no_gradient_is_named(options, words):
+    q, k, v = low(dim=options.pop("dim", 64))
+    with pytest.raises(NotImplementedError, match=words):
+        tkq.flash_attn(q.requires_grad_(), k, v, **options)
+    with torch.no_grad():
+        tkq.flash_attn(q, k, v, **options)

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.attention.query_ranges import QueryExtent, QueryRange, mask_limits, nth_tile, place, query_range
+from tkq.attention.query_ranges import QueryExtent, Visit, key_range, mask_limits, nth_tile, place, query_range
 from tkq.attention.ranges import ceil_div
 
 LIMITS = st.one_of(st.none(), st.integers(0, 400))
@@ -57,14 +57,44 @@ def test_no_tile_is_masked_without_need(e, block):
             tile < r.whole_end and rows[-1] - rows[0] + 1 < e.tile), f"tile {tile} needs none"
 
 
+@given(EXTENTS, st.integers(0, 10))
+def test_a_tile_visits_the_blocks_it_sees_and_masks_where_it_does_not(e, tile):
+    first_row = tile % ceil_div(e.rows_q, e.tile) * e.tile
+    rows = range(first_row, min(first_row + e.tile, e.rows_q))
+    r = key_range(e, first_row)
+    assert 0 <= r.first <= r.whole <= r.whole_end <= r.end <= ceil_div(e.rows_k, e.block)
+    seen = {j // e.block for i in rows for j in range(e.rows_k) if sees(e, i, j)}
+    assert list(range(r.first, r.end)) == sorted(seen) or set(range(r.first, r.end)) > seen == set()
+    assert not seen or (r.first, r.end) == (min(seen), max(seen) + 1)
+    for block in range(r.first, r.end):
+        keys = range(block * e.block, min((block + 1) * e.block, e.rows_k))
+        needs = len(keys) < e.block or not all(sees(e, i, j) for i in rows for j in (keys[0], keys[-1]))
+        masked = not r.whole <= block < r.whole_end
+        assert masked or not needs, f"block {block} needs a mask"
+        assert needs or not masked or len(rows) < e.tile, f"block {block} needs none"
+
+
+@given(EXTENTS, st.integers(0, 499), st.integers(0, 10))
+def test_the_mask_of_a_tile_of_queries_is_the_definition(e, first_row, block):
+    first_row %= e.rows_q
+    block %= ceil_div(e.rows_k, e.block)
+    first, end = mask_limits(e.mirrored, first_row, block)
+    for row in range(min(64, e.rows_q - first_row)):
+        for col in range(min(e.block, e.rows_k - block * e.block)):
+            seen = (first is None or col >= first + row) and (end is None or col < end + row)
+            assert seen == sees(e, first_row + row, block * e.block + col), (row, col)
+
+
 def test_few_tiles_are_masked():
     causal = QueryExtent(4096, 4096, 64, 128, right=0)
-    assert [query_range(causal, 128 * b) for b in (0, 31)] == [QueryRange(0, 2, 64, 64), QueryRange(62, 64, 64, 64)]
-    assert query_range(QueryExtent(4096, 4096, 64, 128), 128) == QueryRange(0, 0, 64, 64)
+    assert [query_range(causal, 128 * b) for b in (0, 31)] == [Visit(0, 2, 64, 64), Visit(62, 64, 64, 64)]
+    assert query_range(QueryExtent(4096, 4096, 64, 128), 128) == Visit(0, 0, 64, 64)
     window = QueryExtent(4096, 4096, 64, 128, left=1023, right=0)
     r = query_range(window, 1024)
     assert (r.first, r.whole, r.whole_end, r.end) == (16, 18, 32, 34)
-    assert query_range(QueryExtent(100, 130, 64, 128), 128) == QueryRange(0, 2, 2, 2)  # keys past the end
+    assert query_range(QueryExtent(100, 130, 64, 128), 128) == Visit(0, 2, 2, 2)  # keys past the end
+    assert [key_range(causal, 64 * t) for t in (0, 63)] == [Visit(0, 0, 0, 1), Visit(0, 0, 31, 32)]
+    assert key_range(QueryExtent(100, 130, 64, 128), 64) == Visit(0, 0, 1, 2)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50), st.booleans())
@@ -81,7 +111,7 @@ def test_each_block_of_each_head_comes_once(blocks, heads, section, longest_firs
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
 def test_a_shifted_walk_visits_each_tile_once(first, n, shift):
-    r = QueryRange(first, first, first + n, first + n)
+    r = Visit(first, first, first + n, first + n)
     shift = shift % n if n else 0
     walk = [nth_tile(r, i, shift) for i in range(n)]
     assert sorted(walk) == list(range(first, first + n)) and (not n or walk[0] == first + shift)

@@ -1,8 +1,20 @@
 """Block ranges, masks and the order of tasks, against counting one by one."""
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.attention.ranges import Extent, KeyRange, ceil_div, heads_in_section, key_range, keys_of_row, place, work_rank
+from tkq.attention.ranges import (
+    Extent,
+    KeyRange,
+    ceil_div,
+    heads_in_section,
+    key_range,
+    keys_of_row,
+    limits_in_block,
+    place,
+    work_rank,
+)
 
 LIMITS = st.none() | st.integers(0, 3) | st.integers(0, 400)
 EXTENTS = st.builds(
@@ -20,6 +32,11 @@ def seen(e, row):
     return [key for key in range(e.rows_k) if sees(e, row, key)]
 
 
+def visit(e, row):
+    """As the kernel asks for it."""
+    return key_range(replace(e, rows_k=max(e.rows_k, 1)), row)
+
+
 def rows_of(e, tile):
     first = tile % ceil_div(e.rows_q, e.tile_rows) * e.tile_rows
     return range(first, min(first + e.tile_rows, e.rows_q))
@@ -35,8 +52,8 @@ def test_keys_of_row_is_the_definition(e, row):
 @given(EXTENTS, st.integers(0, 43))
 def test_a_task_visits_what_its_rows_see_and_masks_what_they_do_not(e, tile):
     rows = rows_of(e, tile)
-    r = key_range(e, rows[0])
-    assert r.first >= 0 and 1 <= r.masked and r.masked + r.masked_left <= r.blocks
+    r = visit(e, rows[0])
+    assert r.first >= 0 and r.masked >= 1 and r.masked + r.masked_left <= r.blocks
     keys = [key for row in rows for key in seen(e, row)]
     visited = range(r.first * e.block, (r.first + r.blocks) * e.block)
     if keys:
@@ -59,12 +76,34 @@ def test_no_block_is_visited_or_masked_in_vain(e, tile):
     keys = [key for row in rows for key in seen(e, row)]
     if len(rows) < e.tile_rows or not keys:
         return  # the range is that of a full tile
-    r = key_range(e, rows[0])
+    r = visit(e, rows[0])
     assert r.first == min(keys) // e.block and r.first + r.blocks - 1 == max(keys) // e.block
     needs = lambda block: any(not sees(e, row, key) or key >= e.rows_k for row in rows
                               for key in range(block * e.block, (block + 1) * e.block))
     masks = [r.first + r.blocks - 1 - i for i in range(r.blocks) if i < r.masked or i >= r.blocks - r.masked_left]
     assert all(needs(block) for block in masks if block != r.first + r.blocks - 1)
+
+
+@settings(deadline=None)
+@given(EXTENTS, st.integers(0, 43))
+def test_the_masks_of_a_visit_leave_what_a_row_sees(e, tile):
+    """As the kernel applies them: both sides in the first ``masked`` blocks, the left in the last ``masked_left``."""
+    rows = rows_of(e, tile)
+    r = visit(e, rows[0])
+    for row in rows:
+        left = []
+        for i in range(r.blocks):
+            block = r.first + r.blocks - 1 - i
+            first, end, most = limits_in_block(e, rows[0], block)
+            columns = range(e.block)
+            if i < r.masked:
+                limit = most if end is None else end + row - rows[0]
+                limit = limit if e.right in (0, None) else min(limit, most)  # causal rows end before
+                columns = [c for c in columns if c < limit]
+            if e.left is not None and (i < r.masked or i >= r.blocks - r.masked_left):
+                columns = [c for c in columns if c >= first + row - rows[0]]
+            left += [block * e.block + c for c in columns]
+        assert sorted(left) == seen(e, row)
 
 
 def test_few_blocks_are_masked():

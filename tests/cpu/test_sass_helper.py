@@ -80,6 +80,7 @@ GOOD = KernelReport("k", registers=168, stack=0, static_smem=1024, dynamic_smem=
                     opcodes={"HGMMA.64x128x16.F32.BF16": 30, "WARPGROUP.ARRIVE": 8, "WARPGROUP.DEPBAR.LE": 4,
                              "UTMALDG.4D": 2, "UTMASTG.4D.MULTICAST": 1, "LDG.E.EF.128": 3, "LDG.E": 2, "LDGSTS.E": 1,
                              "NOP": 12})
+THREE_ROLES = dict(threads=512, registers=128, setmaxreg=(("DEALLOC", 24), ("DEALLOC", 72), ("TRY_ALLOC", 208)))
 WANTED = Expectation(tensor=16, instructions=("UTMALDG", "UTMASTG"), registers=168)
 
 
@@ -111,6 +112,9 @@ def test_counts():
     (dict(threads=None), dict(), "block of unknown size"),
     (dict(setmaxreg=(("TRY_ALLOC", 176),)), dict(), "setmaxnreg hangs"),  # nobody gives any
     (dict(setmaxreg=(("DEALLOC", 24),)), dict(), None),
+    (THREE_ROLES, dict(roles=((24, 1), (72, 1), (208, 2))), None),
+    (THREE_ROLES, dict(roles=((24, 1), (72, 1), (208, 3))), "setmaxnreg hangs"),
+    (THREE_ROLES, dict(roles=((24, 1), (80, 1), (208, 2))), "asks for [24, 72, 208], expected [24, 80, 208]"),
 ))
 def test_judgement(change, wanted, text):
     wrong = expect(dataclasses.replace(GOOD, **change), dataclasses.replace(WANTED, **wanted))
@@ -135,6 +139,8 @@ def test_several_kernels_are_named():
     bad = dataclasses.replace(GOOD, name="other", stack=8)
     assert sass.expect_all([GOOD, bad], WANTED) == ["other: a stack of 8 bytes"]
     assert sass.expect_all([bad], WANTED) == ["a stack of 8 bytes"]
+    lenient = dataclasses.replace(WANTED, others=(("oth", Expectation(local_memory=1)),))
+    assert sass.expect_all([GOOD, bad], lenient) == []
 
 
 def test_text():

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import tkq
-from tests.rule import assert_2x
-from tkq import reference
+from tests import attention_run
+from tests.attention_run import make
 from tkq.attention import ops
 from tkq.attention.plan import LENGTHS, plan
 from tkq.attention.spec import AttentionSpec
@@ -16,39 +16,8 @@ SIZES = ((128, 128), (64, 64), (1, 1), (1, 777), (113, 203), (300, 100), (65, 19
          (1024, 1024), (127, 129), (1023, 1024), (129, 1), (2048, 1111), (300, 2500), (2304, 2304))
 
 
-def make(batch, rows, keys, heads, kv_heads, dim, dtype, seed=0):
-    g = torch.Generator("cuda").manual_seed(seed + rows * 7 + keys)
-    new = lambda s, h: torch.randn(batch, s, h, dim, device="cuda", generator=g).to(dtype)
-    return new(rows, heads), new(keys, kv_heads), new(keys, kv_heads)
-
-
-def in_low_precision(q, k, v, causal, scale=None):
-    """The same computation in PyTorch, every intermediate in q's dtype."""
-    group = q.shape[2] // k.shape[2]
-    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if causal:
-        seen = torch.ones(s.shape[-2:], dtype=torch.bool, device=q.device).tril(s.shape[-1] - s.shape[-2])
-        s = s.masked_fill(~seen, -math.inf)
-    return (s.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2)
-
-
 def compare(q, k, v, causal, scale=None, o=None, what="", config=None):
-    """Run on poisoned outputs, judge o and lse. config: not the plan's own for the length."""
-    o = torch.full(q.shape, math.nan, dtype=q.dtype, device="cuda") if o is None else o
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
-    ops.run(q, k, v, o, lse, causal, scale, config)
-    true_o, true_lse = reference.flash_attn(q.double(), k.double(), v.double(), causal, scale)
-    low_o = in_low_precision(q, k, v, causal, scale)
-    assert_2x(o, true_o, low_o, 1, f"{what} o")
-    # lse is fp32: its products are exact, the sum of exponentials is good to about 1e-6; the rest is its own rounding
-    assert torch.equal(torch.isinf(lse), torch.isinf(true_lse)) and not torch.isnan(lse).any()
-    finite = torch.isfinite(true_lse)
-    if finite.any():
-        error = (lse - true_lse)[finite].abs().max().item()
-        assert error <= 4e-6 * max(1.0, true_lse[finite].abs().max().item()) + 4e-6, f"{what} lse: error {error:.2e}"
-    return o, lse
+    return attention_run.compare(q, k, v, what, o, config, causal=causal, softmax_scale=scale)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -77,6 +77,25 @@ def test_tma_load(dtype, rank, rows, cols, swizzle):
                                  f"not zero beyond in columns {at_cols} of rows {at_rows}")
 
 
+@pytest.mark.parametrize("rows,cols,pack", cases.PIECES)
+def test_pieces_of_rows(rows, cols, pack):
+    """A piece of packed rows, anywhere in a tensor that is NaN around it: nothing else is read or written."""
+    heads, total = 2 * pack, 300
+    per_tile = rows // pack  # rows of each head
+    for first, size in ((0, 1), (0, total), (0, per_tile), (7, per_tile - 1), (100, 3 * per_tile + 1), (total - 1, 1),
+                        (33, 0), (total, 0)):
+        x, y = poisoned("bf16", total, heads, cols), poisoned("bf16", total, heads, cols)
+        x[first:first + size] = normal("bf16", size, heads, cols)
+        tiles = max(-(-size // per_tile), 1)
+        seen = poisoned("bf16", tiles, 2, rows, cols)
+        run("memory:build_pieces", (rows, cols, pack), x, y, seen, first, size)
+        same(y, x, f"{size} rows from {first}")
+        inside = torch.zeros(tiles * per_tile, heads, cols, device="cuda", dtype=x.dtype)
+        inside[:size] = x[first:first + size]
+        inside = inside.view(tiles, per_tile, 2, pack, cols).transpose(1, 2).reshape(tiles, 2, rows, cols)
+        same(seen, inside, f"tiles of {size} rows from {first}")
+
+
 @pytest.mark.parametrize("dtype,rows,cols,cluster,stages", cases.MULTICASTS)
 def test_multicast(dtype, rows, cols, cluster, stages):
     for n in (rows, 7 * rows, 20 * rows + 3):

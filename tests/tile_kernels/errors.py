@@ -29,6 +29,10 @@ def _strided(x, stride, cols=8):
     return cute.make_tensor(x.iterator, cute.make_layout((8, cols), stride=(stride, 1)))
 
 
+def _heads(x):
+    return cute.make_tensor(x.iterator, cute.make_layout((8, 32, 6), stride=(256, 1, 32)))
+
+
 KERNEL = {
     "rt_cols": (
         lambda x: tk.rt(12),
@@ -48,6 +52,21 @@ KERNEL = {
     "cv_cols": (
         lambda x: tk.cv(12),
         ValueError, "cv: cols is 12"),
+    "narrow_dst": (
+        lambda x: tk.apply_narrow(tk.rt_fl(64), lambda y: y, tk.rt_fl(64)),
+        TypeError, "apply_narrow: dst is 64 x 64 fp32 in registers, allowed are register tiles of bf16 and fp16"),
+    "narrow_width": (
+        lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y, z: y, tk.rt_fl(64), tk.cv(32)),
+        ValueError, "apply_narrow: operand b is column vector of 32, dst is 64 x 64 bf16"),
+    "narrow_type": (
+        lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y: y, tk.rt_hf(64)),
+        TypeError, "apply_narrow: operand a is 64 x 64 fp16 in registers, .* allowed are fp32 and dst's type"),
+    "narrow_what": (
+        lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y: y, "rows"),
+        TypeError, "apply_narrow: operand a is 'rows'"),
+    "shared_cols_size": (
+        lambda x: tk.load_shared_cols(tk.cv(64), tk.SharedAllocator().vector(32)[None, 0]),
+        ValueError, "load_shared_cols: v is column vector of 64"),
     "columns_range": (
         lambda x: tk.columns(tk.rt_fl(64), 32, 40),
         ValueError, "columns: 32 and 40 of 64"),
@@ -58,8 +77,11 @@ KERNEL = {
         lambda x: tk.columns(tk.cv(64), 8, 0),
         ValueError, "columns: 8 and 0 of 64"),
     "columns_dtype": (
-        lambda x: tk.columns(tk.rt_bf(64), 0, 32),
-        TypeError, "columns: the tile is 64 x 64 bf16"),
+        lambda x: tk.columns(tk.rt_bf(64), 0, 24),
+        TypeError, "columns: 0 and 24 of 64 x 64 bf16 in registers, allowed are fp32 tiles, and 16 bits in multiples"),
+    "mma_steps": (
+        lambda x: tk.mm_ABt(tk.rt(64), one(64, 64), one(64, 64), k=(0, 24)),
+        ValueError, r"mm_ABt: k is \(0, 24\), allowed are multiples of 16 from 0 to 64"),
     "add_shape": (
         lambda x: tk.add(tk.rt_fl(64), tk.rt_fl(64), tk.rt_fl(32)),
         ValueError, "add: operand b is 64 x 32 fp32 .*dst is 64 x 64"),
@@ -299,6 +321,9 @@ HOST = {
     "gl_multicast_rows": (
         lambda x: tk.gl.load(x, tk.st(24, 32, Float32), 2),
         ValueError, "gl.load: multicast is 2 for a tile of 24 x 32"),
+    "gl_packed": (
+        lambda x: tk.gl.load(tk.packed(_heads(x), 3), tk.st(64, 32, Float32)),
+        ValueError, "gl.load: x's rows are 3 by .* between each other, the tile is 64 x 32"),
     "gl_columns": (
         lambda x: tk.gl.load(_view(x, 1, 0), tk.st(64, 32, Float32)),
         ValueError, r"gl.load: x's stride 1 \(columns\) is 64"),

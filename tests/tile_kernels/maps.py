@@ -15,6 +15,7 @@ ELEMENTWISE = {
     "mul_in_place": lambda d, a, b: (tk.copy(d, a), tk.mul(d, d, d)),
     "exp2": lambda d, a, b: tk.exp2(d, a),
     "log2": lambda d, a, b: tk.log2(d, b),
+    "tanh": lambda d, a, b: tk.tanh(d, a),
     "apply": lambda d, a, b: tk.apply(d, cute.arch.fmax, a, b),
     "apply_number": lambda d, a, b: tk.apply(d, lambda x, y: x * y + Float32(1.0), a, 3.0),
     "fill": lambda d, a, b: tk.fill(d, 2.5),
@@ -41,7 +42,8 @@ REDUCTIONS = {
     "row_sum_partial": lambda d, a, v: _sum_twice(d, a),
     "finite_or_zero": lambda d, a, v: tk.finite_or_zero(d, v),
 }
-FILLS = [(name, diagonal) for name in ("right_fill", "left_fill") for diagonal in (False, True)]
+FILLS = [(name, dict(diagonal=diagonal)) for name in ("right_fill", "left_fill") for diagonal in (False, True, 4)]
+FILLS += [("right_fill", dict(diagonal=diagonal, end=9)) for diagonal in (True, 16)]
 
 
 def _sum_twice(d, a):
@@ -68,7 +70,7 @@ def _vectors(cols, v, w):
 
 def elementwise(dtype):
     """The operations that dtype allows."""
-    return {k: f for k, f in ELEMENTWISE.items() if dtype == "fp32" or k not in ("exp2", "log2")}
+    return {k: f for k, f in ELEMENTWISE.items() if dtype == "fp32" or k not in ("exp2", "log2", "tanh")}
 
 
 def build_elementwise(cols, dtype):
@@ -111,14 +113,14 @@ def build_reductions(cols):
 
 
 def build_fills(cols, dtype):
-    """Each of FILLS with each limit of a run-time list: (64, cols), (limits,), (4, limits, 64, cols)."""
+    """Each of FILLS with each limit of a run-time list: (64, cols), (limits,), (fills, limits, 64, cols)."""
     @cute.jit
     def body(a, limits, out):
         t = tk.rt(cols, tk.element_type(dtype))
         for i in cutlass.range(cute.size(limits), unroll=1):
             for k in cutlass.range_constexpr(len(FILLS)):
                 get(t, a)
-                getattr(tk, FILLS[k][0])(t, limits[i], -1.0, FILLS[k][1])
+                getattr(tk, FILLS[k][0])(t, limits[i], -1.0, **FILLS[k][1])
                 put(out[k, i, None, None], t)
 
     n = cute.sym_int()

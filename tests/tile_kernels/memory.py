@@ -62,6 +62,55 @@ def build_tma(dtype, rank, rows, cols, swizzle=None, add=False):
     return TmaCopy(tk.st(rows, cols, type, swizzle), rank, add), (fake(), fake())
 
 
+class Pieces:
+    """y[first + r, h] = x[first + r, h] for r < size: one piece of the rows of x and y (rows, heads, cols), its tiles
+    cut off at its end, ``pack`` heads between each other in a tile. What a tile brought in goes to seen (tiles, heads /
+    pack, tile rows, cols)."""
+
+    def __init__(self, tile, pack):
+        self.tile, self.pack = tile, pack
+
+    def view(self, x):
+        x = cute.make_tensor(x.iterator, cute.select(x.layout, [0, 2, 1]))
+        return tk.packed(tk.ragged(x), self.pack)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, seen: cute.Tensor, first: Int32, size: Int32,
+                 stream: cuda.CUstream):
+        heads = x.shape[1] // self.pack
+        seen = cute.make_tensor(seen.iterator, cute.select(seen.layout, [2, 3, 1, 0]))
+        self.kernel(tk.gl.load(self.view(x), self.tile), tk.gl.store(self.view(y), self.tile),
+                    tk.gl.store(seen, self.tile), first, size).launch(
+            grid=[seen.shape[3], heads, 1], block=[64, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: tk.gl, y: tk.gl, seen: tk.gl, first: Int32, size: Int32):
+        al = tk.SharedAllocator()
+        tile, full = al.tile(self.tile)[0], al.semaphores()
+        tk.init_block(lambda: tk.init(full, 1))
+        row, head, _ = cute.arch.block_idx()
+        if tk.warp_id() == 0:
+            tk.expect_bytes(full, self.tile.bytes)
+            tk.load_async(tile, x.part(size), (first + size, head, row, 0), full)
+        tk.wait(full, 0)
+        if tk.warp_id() == 1:
+            tk.store_async(y.part(size), tile, (first + size, head, row, 0))
+            tk.store_async(seen, tile, (row, head, 0, 0))
+            tk.store_wait(0, read=False)
+
+
+def build_pieces(rows, cols, pack):
+    def three(cols=cols):
+        shape = sym(), heads, cols
+        return cute.runtime.make_fake_tensor(
+            tk.element_type("bf16"), shape, (cute.sym_int64(divisibility=8), cute.sym_int64(divisibility=8), 1),
+            assumed_align=16)
+
+    heads = sym()
+    return Pieces(tk.st(rows, cols), pack), (
+        three(), three(), tensor("bf16", sym(), sym(), rows, cols), Int32(0), Int32(0))
+
+
 class Multicast:
     """Every block of a cluster gets all tiles of x (n, cols) and writes them to its part of y (cluster, n, cols)."""
 

@@ -1,4 +1,4 @@
-"""What a caller may pass to flash_attn and flash_attn_varlen: checked only when something is wrong, or before tracing."""
+"""What a caller may pass to flash_attn and flash_attn_varlen: checked when something is wrong, and before tracing."""
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -27,10 +27,10 @@ def limits(op, window_size):
         raise TypeError(f"{op}: window_size is {window_size!r}, expected (left, right)")
     for n in window_size:
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < -1):
-            raise ValueError(f"{op}: window_size is {window_size!r}, allowed are numbers of keys from 0 to 2^31 - 1, and "
-                             "None or -1 for no limit")
-        if n is not None and n >= 1 << 31:
-            raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^31")
+            raise ValueError(f"{op}: window_size is {window_size!r}, allowed are numbers of keys from 0 on, and None "
+                             "or -1 for no limit")
+        if n is not None and n >= 1 << 30:
+            raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^30")
     left, right = window_size
     return -1 if left is None else left, -1 if right is None else right
 

@@ -25,13 +25,15 @@ def attention_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, l
 
     Args:
         do: the gradient of o. Where its strides do not suit TMA it is copied.
-        q, o: (B, Sq, H, D), bfloat16 or float16, D 64 or 128. k, v: (B, Sk, Hk, D). Strides as in ``flash_attn``.
+        q, o: (B, Sq, H, D), bfloat16 or float16, D 64, 128 or 256. k, v: (B, Sk, Hk, D). Strides as in ``flash_attn``.
         lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
         causal, softmax_scale: as in ``flash_attn``.
         window_size: (left, right), how many keys a query sees before and behind the one it is aligned with, key
             i + Sk - Sq for query i, inclusive; None: all. causal is right = 0.
         needs: which of dq, dk and dv are wanted.
-        deterministic: the same gradients, bit by bit, in each run. dq is else added up in whatever order.
+        deterministic: the same dq, bit by bit, in each run: it is made by a kernel of its own, which computes the
+            scores a second time, 7 products instead of 5. It is else added up in whatever order. dk and dv are the
+            same in each run anyhow.
 
     Returns:
         (dq, dk, dv), contiguous, of the inputs' dtype; None for what is not wanted.
@@ -151,10 +153,9 @@ def run(do, q, k, v, o, lse, dq, dk, dv, dlse=None, causal=False, softmax_scale=
 
 
 def _launcher(q, no_left, no_right, no_dq, no_dlse, deterministic, config):
-    if deterministic:
-        raise NotImplementedError("attention_backward: deterministic is True, supported is False")
     arch.require_hopper(q.device)
-    spec = BackwardSpec(dtypes.name_of(q.dtype), q.shape[3], not no_left, not no_right, not no_dq, not no_dlse)
+    spec = BackwardSpec(dtypes.name_of(q.dtype), q.shape[3], not no_left, not no_right, not no_dq, not no_dlse,
+                        bool(deterministic))
     config = config or plan(spec)
     kernels = function(Recipe("tkq.attention.backward:build", (spec, config)))
     return kernels, lambda rows: config.workspace_floats(spec, rows)

@@ -1,21 +1,30 @@
 """From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU."""
+import itertools
 from dataclasses import dataclass
 
-from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_spec import HEAD_DIMS, BackwardSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
-SEMAPHORE_BYTES = 2048  # semaphores and the tiles' alignment
-BLOCK = 128  # keys of a block: two warpgroups of 64
+SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
+ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """tile: query rows of a step. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in flight. dq_cols: columns of
-    a product of dQ (of head_dim). registers: of a thread of the producer, the dQ warpgroup, the warpgroups with keys.
+    """tile: query rows of a step. block: keys of a block. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in
+    flight. dq_cols: columns of a product of dQ (of head_dim). registers: of a thread of the producer, of the dQ
+    warpgroup, of the others.
+
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
-    gradients and the dQ accumulator that are worked on together, in MB of L2."""
+    gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
+    blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
+    shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a
+    kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2.
+
+    Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 
     tile: int = 64
+    block: int = 128
     q_stages: int = 3
     do_stages: int = 3
     ds_stages: int = 2
@@ -23,26 +32,39 @@ class BackwardConfig:
     registers: tuple = (24, 72, 208)
     stagger: bool = False
     section_mb: int = 24
+    longest_first: bool = True
+    dq_add: str = "red"
+    turns: bool = False
+    post: bool = True
+    kv: int = 128
+    kv_stages: int = 2
 
     def dq_parts(self, head_dim: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
         return self.tile // 64, head_dim // self.dq_cols
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
-        """Of a query head of ``rows`` rows: two statistics a row and, with dq, its fp32 accumulator; whole tiles."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.dq else 0))
+        """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32
+        and a counter."""
+        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.adds_dq else 0)) + 1
 
     def shared_bytes(self, head_dim: int) -> int:
         """Of a block."""
         tile = self.tile * head_dim * 2
-        stats, ds = 8 * self.tile * self.q_stages, BLOCK * self.tile * 2 * self.ds_stages
-        return SEMAPHORE_BYTES + 2 * BLOCK * head_dim * 2 + (self.q_stages + self.do_stages) * tile + stats + ds
+        stats, ds = 8 * self.tile * self.q_stages, self.block * self.tile * 2 * self.ds_stages
+        dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
+        p = 2 * 64 * self.tile * 2 if head_dim > 128 else 0
+        keys = 2 * self.block * head_dim * 2
+        return SEMAPHORE_BYTES + keys + (self.q_stages + self.do_stages) * tile + stats + ds + dq + p
 
     def check(self, head_dim: int) -> "BackwardConfig":
         """Itself; ValueError for a configuration that cannot run."""
         taken = self.shared_bytes(head_dim)
         if taken > SHARED_BYTES:
             raise ValueError(f"{self}: {taken} bytes of shared memory at head_dim {head_dim}, there are {SHARED_BYTES}")
+        taken = SEMAPHORE_BYTES + 4 * head_dim * (ROWS + self.kv * self.kv_stages)
+        if taken > SHARED_BYTES:
+            raise ValueError(f"{self}: {taken} bytes of shared memory for dQ alone, there are {SHARED_BYTES}")
         if self.tile % 64 or head_dim % self.dq_cols:
             raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide head_dim {head_dim}")
         return self
@@ -50,8 +72,42 @@ class BackwardConfig:
 
 def plan(spec: BackwardSpec) -> BackwardConfig:
     """The configuration for a problem."""
-    return _D64 if spec.head_dim == 64 else _D128
+    return {64: _D64, 128: _D128, 256: _D256}[spec.head_dim]
 
 
+_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, kv=64, kv_stages=1)
 _D128 = BackwardConfig()
 _D64 = BackwardConfig(tile=128)
+
+
+def shipped():
+    """Every configuration that ``plan`` can choose, for the kinds of call that differ most, and what its machine code
+    must show."""
+    from tkq.runtime.recipe import Recipe, Shipped
+
+    kinds = {"": {}, "causal": {"right": True}, "window": {"left": True, "right": True},
+             "causal_dlse": {"right": True, "dlse": True}, "causal_no_dq": {"right": True, "dq": False},
+             "deterministic": {"deterministic": True}, "causal_deterministic": {"right": True, "deterministic": True},
+             "window_deterministic": {"left": True, "right": True, "deterministic": True}}
+    out = []
+    for (kind, options), dtype, head_dim in itertools.product(kinds.items(), ("bf16", "fp16"), HEAD_DIMS):
+        spec = BackwardSpec(dtype, head_dim, **options)
+        config = plan(spec)
+        recipe = Recipe("tkq.attention.backward:build", (spec, config))
+        name = "_".join(("flash_attn_backward", dtype, f"d{head_dim}", *filter(None, [kind])))
+        out.append(Shipped(name, recipe, _expectation(spec, config),
+                           quick=dtype == "bf16" and kind in ("", "causal")))
+    return out
+
+
+def _expectation(spec, config):
+    from tkq.testing.expectation import Expectation
+
+    few, some, many = config.registers
+    dq = ("REDG",) if spec.adds_dq else ()
+    return Expectation(
+        tensor=24, instructions=("UTMALDG", "UTMASTG", "UBLKCP", "USETMAXREG", "STSM", *dq),
+        roles=((few, 1), (some, 1), (many, 2)),
+        others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
+                ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+                ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

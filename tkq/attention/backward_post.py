@@ -1,6 +1,5 @@
 """After attention's backward: dQ from the fp32 accumulator."""
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
@@ -11,10 +10,7 @@ from tkq.attention.ranges import ceil_div
 
 
 class BackwardPost:
-    """dq = scale * acc, rounded.
-
-    acc holds a tile of dQ as the warpgroup's accumulators have it: parts of 64 rows x ``dq_cols``, in each 16 bytes a
-    thread, then the next 16 bytes of every thread. One warpgroup a part."""
+    """dq = scale * acc, rounded. One warpgroup a part of 64 rows x ``dq_cols``."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.config, self.parts = config, config.dq_parts(spec.head_dim)
@@ -35,13 +31,8 @@ class BackwardPost:
         n, part = Int32(cute.arch.block_idx()[0]), tk.warpgroup_id()
         out = tk.SharedAllocator().tile(self.out, rows * cols)[part]
         x = tk.rt_fl(self.config.dq_cols)
-        quads = self.config.dq_cols // 8
-        mine = cute.make_tensor(x.tensor.iterator, cute.make_layout((4, quads)))
-        tile = acc[Int64(n), None]
-        theirs = cute.make_tensor(tile.iterator, cute.make_layout((4, tk.WARPGROUP, quads, rows * cols)))
         cute.arch.griddepcontrol_wait()
-        for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(theirs[None, tk.thread_in_warpgroup(), j, part], mine[None, j])
+        load_part(x, acc[Int64(n), None], part)
         tk.mul(x, x, scale)
         tk.store(out, x)
         tk.publish()
@@ -50,3 +41,16 @@ class BackwardPost:
             all_heads, m = n // tiles, n % tiles
             tk.store_async(dq, out, (all_heads // heads, all_heads % heads, m * rows + part // cols, part % cols))
             tk.store_wait()
+
+
+def load_part(x, tile, part):
+    """x, 64 rows of dQ, from part ``part`` of an accumulator's tile: in each part, 16 bytes of every thread side by
+    side, then the next 16. From L2, where it was added up."""
+    quads = x.cols // 8
+    mine = cute.make_tensor(x.tensor.iterator, cute.make_layout((4, quads)))
+    start = (tile.iterator + part * (x.cols * 64)).align(16)
+    theirs = cute.make_tensor(start, cute.make_layout((4, tk.WARPGROUP, quads)))
+    atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), Float32, num_bits_per_copy=128,
+                               load_cache_mode=cute.nvgpu.LoadCacheMode.GLOBAL)
+    for j in range(quads):
+        cute.copy(atom, theirs[None, tk.thread_in_warpgroup(), j], mine[None, j])

@@ -16,7 +16,7 @@ VECTOR = 8  # elements of 16 bits in one access
 
 
 class BackwardPre:
-    """stats[tile] = -lse * log2(e) and dlse - rowsum(o * do) of the tile's rows; acc = 0.
+    """stats[tile] = -lse * log2(e) and dlse - rowsum(o * do) of the tile's rows; acc and counters = 0.
 
     One block a tile of one head. A row past the end, and one that sees no key, has -inf and 0: then exp2(.. - inf) is
     0, and nothing of it enters a gradient. Lanes that share a row read 16 bytes of it each."""
@@ -30,21 +30,25 @@ class BackwardPre:
 
     @cute.jit
     def __call__(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
-                 stats: cute.Tensor, acc: Optional[cute.Tensor], stream: cuda.CUstream):
+                 stats: cute.Tensor, acc: Optional[cute.Tensor], counters: Optional[cute.Tensor],
+                 stream: cuda.CUstream):
         """As ``AttentionBackward``."""
         tiles = ceil_div(lse.shape[2], self.tile)
-        self.kernel(do, o, lse, dlse, stats, acc, tiles).launch(
+        self.kernel(do, o, lse, dlse, stats, acc, counters, tiles).launch(
             grid=[tiles * lse.shape[1] * lse.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
-               stats: cute.Tensor, acc: Optional[cute.Tensor], tiles: Int32):
+               stats: cute.Tensor, acc: Optional[cute.Tensor], counters: Optional[cute.Tensor], tiles: Int32):
         cute.arch.griddepcontrol_launch_dependents()
         n, t = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
         all_heads, heads = n // tiles, lse.shape[1]
         at = (all_heads // heads, all_heads % heads, n % tiles * self.tile)
         if const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
+        if const_expr(counters is not None):
+            if t == 0 and n < cute.size(counters):  # there are at least as many tiles
+                counters[n] = Int32(0)
         sums = self.row_sums(do, o, at, t)
         for i in cutlass.range_constexpr(self.tile // self.together):
             if t % self.lanes == 0:

@@ -18,6 +18,8 @@ class Globals:
     dv: tk.gl
     stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
+    dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
+    counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
     rows_q: Int32
     rows_k: Int32
     left: Int32
@@ -41,10 +43,14 @@ class Shared:
     do: tk.SharedTile
     ds: tk.SharedTile  # dS transposed: a stage is one tile of 64 keys from each warpgroup
     stats: cute.Tensor  # (2 x rows of a tile, stages of q)
+    p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
+    dq: Optional[cute.Tensor]  # a part of dQ on its way out
+    last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
     kv_full: tk.Semaphore
     q_pipe: tk.Pipe
     do_pipe: tk.Pipe
     ds_pipe: tk.Pipe
+    p_pipe: tk.Pipe
 
 
 @dataclass(frozen=True)
@@ -72,4 +78,31 @@ class State:
     q: tk.Ring
     do: tk.Ring
     ds_ring: tk.Ring
+    turns: tk.Turns
     wg: Int32
+
+
+@dataclass(frozen=True)
+class ValueState:
+    """Registers of the warpgroup of a wide head that makes P and keeps dV."""
+
+    s: tk.RegTile
+    p: tk.RegTile
+    dv: tuple  # of tiles, side by side
+    q: tk.Ring
+    do: tk.Ring
+    p_ring: tk.Ring
+
+
+@dataclass(frozen=True)
+class KeyState:
+    """Registers of the warpgroup of a wide head that makes dS and keeps dK."""
+
+    dp: tk.RegTile
+    p: tk.RegTile
+    ds: tk.RegTile
+    dk: tuple  # of tiles, side by side
+    q: tk.Ring
+    do: tk.Ring
+    p_ring: tk.Ring
+    ds_ring: tk.Ring

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from tkq import reference
+from tkq.attention import autograd
 from tkq.attention.arguments import OPEN, Options, check_layouts, check_operands, check_options, limits
 from tkq.attention.plan import length_class, pack_of, plan
 from tkq.attention.spec import AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
-# (all that the spec and the plan are made of, device, config) -> (kernel, processors): as many as kinds of call
+# (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
 
 
@@ -28,11 +29,12 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
             slices of a packed qkv tensor and expanded heads go in without a copy.
         causal: query i sees the keys up to i + Sk - Sq: the last query sees the last key. The same as a right of 0.
         softmax_scale: above 0; 1 / sqrt(D) where not given.
-        window_size: (left, right): query i sees the keys from i + Sk - Sq - left to i + Sk - Sq + right, inclusive. None
-            or -1: no limit on that side.
+        window_size: (left, right): query i sees the keys from i + Sk - Sq - left to i + Sk - Sq + right, inclusive.
+            None or -1: no limit on that side.
         softcap: above 0, scores become softcap * tanh(score / softcap), with a tanh good to 2 ** -11.
         sinks: (H,), float32 or q's dtype: for each head the logit of one more key, whose value is 0.
-        deterministic: gradients are the same, bit for bit, in every run. What is computed here always is.
+        deterministic: gradients are the same, bit for bit, in every run: dq then comes from a kernel of its own. o and
+            lse always are.
         return_lse: also return the log-sum-exp of each row's scaled scores, the sink among them.
 
     Returns:
@@ -43,22 +45,44 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         TypeError: q, k, v or sinks not a tensor, of another dtype than allowed or than q; an option of the wrong type.
         ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
             that is not above 0, a softcap or a window below 0.
-        NotImplementedError: a head_dim that is not supported, or a gradient asked for.
+        NotImplementedError: a head_dim that is not supported; a gradient asked for with sinks, a softcap, or a head_dim
+            other than 64 and 128.
         RuntimeError: a GPU other than Hopper.
+
+    Differentiable once, in q, k and v, through o and lse.
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
     ``tkq.reference.flash_attn``.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
-    if ops.direct(q, k, v, sinks):
-        o, lse = (_cuda if q.is_cuda else _cpu)(
+    way = ops.route(q, k, v, sinks)
+    if way == "direct":
+        o, lse = (forward if q.is_cuda else _cpu)(
             q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+    elif way == "record":
+        autograd.check(q, v, sinks, softcap)
+        o, lse = _Recorded.apply(q, k, v, autograd.facts(causal, softmax_scale, left, right, deterministic))
     else:
-        check.refuse_gradient("flash_attn", q=q, k=k, v=v, sinks=sinks)
-        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)  # the dispatcher's words name no argument
-        o, lse = _op(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
-        lse = lse if return_lse else None
+        o, lse = _traced(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse, deterministic)
     return (o, lse) if return_lse else o
+
+
+def _traced(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse, deterministic):
+    check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
+    _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)  # the dispatcher's words name no argument
+    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    if needs:
+        autograd.check(q, v, sinks, softcap)
+    return _op(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse or needs, deterministic)
+
+
+def _recorded(ctx, q, k, v, facts):
+    """The eager function: forward, with what the gradients need kept."""
+    left, right = (-1 if side is None else side for side in facts.window_size)
+    o, lse = (forward if q.is_cuda else _cpu)(
+        q, k, v, None, facts.causal, facts.softmax_scale, left, right, 0.0, True)
+    autograd.keep(ctx, q, k, v, o, lse, facts)
+    return o, lse
 
 
 def _check(q, k, v, sinks, *options):
@@ -67,32 +91,30 @@ def _check(q, k, v, sinks, *options):
     check_options("flash_attn", Options(*options))
 
 
-def _cuda(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
+def forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
+    """(o, lse or None), of CUDA tensors."""
     try:
-        return forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+        batch, rows, heads, head_dim = q.shape
+        _, keys, kv_heads, head_dim_v = v.shape
+        if not (batch and rows and heads and keys):
+            _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
+            return _empty(q, head_dim_v, sinks, return_lse)
+        if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not (
+                0 <= softcap < math.inf):
+            raise ValueError  # _check says which
+        o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
+            batch, rows, heads, head_dim_v)
+        # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a
+        # device: torch parses this faster than new_empty.
+        lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
+        _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, None, rows, heads, head_dim, keys,
+                kv_heads, head_dim_v)
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
         _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
         check_layouts("flash_attn", q=q, k=k, v=v, sinks=sinks)
         raise
-
-
-def forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
-    """(o, lse or None), of CUDA tensors. An exception says that something is wrong, not what."""
-    batch, rows, heads, head_dim = q.shape
-    _, keys, kv_heads, head_dim_v = v.shape
-    if not (batch and rows and heads and keys):
-        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
-        return _empty(q, head_dim_v, sinks, return_lse)
-    if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not 0 <= softcap < math.inf:
-        raise ValueError  # _check says which
-    o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
-        batch, rows, heads, head_dim_v)
-    # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a device:
-    # torch parses this faster than new_empty.
-    lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
-    run(q, k, v, o, lse, causal, softmax_scale, None, left, right, softcap, sinks)
     return o, lse
 
 
@@ -109,12 +131,16 @@ def nothing_seen(shape, sinks, device):
     return lse if sinks is None else lse.copy_(sinks.float()[:, None].expand(shape))
 
 
-def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, left=-1, right=-1, softcap=0.0, sinks=None):
+def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, left=-1, right=-1, softcap=0.0,
+        sinks=None):
     """Launch the kernel into o (B, Sq, H, Dv) and lse (B, H, Sq), with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    _, rows, heads, head_dim = q.shape
-    _, keys, kv_heads, head_dim_v = v.shape
+    _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, config, *q.shape[1:], *v.shape[1:])
+
+
+def _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, config, rows, heads, head_dim, keys,
+            kv_heads, head_dim_v):
     if left >= 0 or right >= 0:
         causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
@@ -128,17 +154,16 @@ def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, lef
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack)
         launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
-    kernel, processors = launcher
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    kernel(q, k, v, o, lse, sinks, None, None, None, None, counters.counter(index), scale, softcap, left, right,
-           processors)
+    kernel, processors, scale = launcher
+    kernel(q, k, v, o, lse, sinks, None, None, None, None, counters.counter(index),
+           scale if softmax_scale is None else softmax_scale, softcap, left, right, processors)
 
 
 def launcher_of(device, spec, length, config=None):
-    """(the compiled kernel, how many multiprocessors the device has)"""
+    """(the compiled kernel, how many multiprocessors the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
-    spec = spec.kernel()
-    return function(Recipe("tkq.attention.forward:build", (spec, config or plan(spec, length)))), arch.processors(device)
+    recipe = Recipe("tkq.attention.forward:build", (spec.kernel(), config or plan(spec, length)))
+    return function(recipe), arch.processors(device), spec.head_dim**-0.5
 
 
 def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
@@ -147,26 +172,28 @@ def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse
     return o, lse if return_lse else None
 
 
-# The op returns two tensors always: an empty lse where none is asked for.
+# The op returns two tensors always: an empty lse where none is asked for. deterministic is its gradient's.
 
 
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-             left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _cuda(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+             left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
+    o, lse = forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _op_cpu(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-            left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+            left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     o, lse = _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _op_fake(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-             left: int, right: int, softcap: float, return_lse: bool) -> tuple[Tensor, Tensor]:
+             left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     batch, rows, heads, _ = q.shape
     lse = (batch, heads, rows) if return_lse else (0,)
     return q.new_empty(batch, rows, heads, v.shape[3]), q.new_empty(lse, dtype=torch.float32)
 
 
-_op = ops.torch_op("flash_attn", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)
+_op = ops.torch_op("flash_attn", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake, setup=autograd.setup,
+                   backward=autograd.backward)
+_Recorded = ops.eager_function("FlashAttention", forward=_recorded, backward=autograd.recorded_backward)

@@ -17,9 +17,10 @@ ACCUMULATORS = {1: 208, 2: 208, 3: 136}
 class AttentionConfig:
     """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
     schedule: see tkq.tile.Schedule. bridge: the next task's first product runs over this one's last. q_stages: Q tiles
-    for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes out
-    through Q's tile, to save more. section_mb: K and V that are worked on together, in MB of L2. cluster: blocks that
-    share K and V. registers: of a producer's thread and a consumer's, where not tkq.tile.register_split's own."""
+    for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
+    out through Q's tile, to save more. section_mb: K and V that are worked on together, in MB of L2. cluster: blocks
+    that share K and V. half: a consumer whose rows see no key of the second half of a task's first block, under the
+    diagonal, leaves that half out. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -32,6 +33,7 @@ class AttentionConfig:
     cluster: int = 1
     turns: bool = True
     o_over_q: bool = False
+    half: bool = False
     registers: tuple = ()
 
     @property
@@ -66,6 +68,8 @@ class AttentionConfig:
             raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
         if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
             raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
+        if self.half and self.kv % 32:
+            raise ValueError(f"{self}: half needs kv a multiple of 32")
         if self.cluster > 1 and self.schedule == "dynamic":
             raise ValueError(f"{self}: the blocks of a cluster share a task, which only single and static hand out")
         return self
@@ -84,8 +88,8 @@ def length_class(seqlen_k: int) -> str:
 
 
 def pack_of(rows: int, ratio: int) -> int:
-    """How many of the ``ratio`` query heads of a K/V head go into one tile of rows: as many as a power of 2 allows, where
-    a quarter of the tiles or more is saved, that is where a head's own rows leave much of its last tile empty."""
+    """How many of the ``ratio`` query heads of a K/V head go into one tile of rows: as many as a power of 2 allows,
+    where that saves a quarter of the tiles or more: a head's own rows leave much of its last tile empty."""
     pack = min(ratio & -ratio, 64)
     alone, together = pack * -(-rows // PACK_ROWS), -(-rows * pack // PACK_ROWS)
     return pack if 4 * together <= 3 * alone else 1

@@ -28,12 +28,16 @@ class QueryExtent:
         """Key j is aligned with query j + offset."""
         return self.rows_q - self.rows_k
 
+    @property
+    def mirrored(self):
+        """Queries as keys and keys as queries."""
+        return QueryExtent(self.rows_k, self.rows_q, self.block, self.tile, self.right, self.left)
+
 
 @dataclass(frozen=True)
-class QueryRange:
-    """The tiles ``first .. end`` that see a key block, perhaps none: those before ``whole`` with a mask, for the limit
-    on the right or because the block ends beyond the last key; ``whole .. whole_end`` without; those from there on with
-    a mask again, for the limit on the left."""
+class Visit:
+    """Tiles, or blocks, ``first .. end``, perhaps none: those before ``whole`` with a mask, ``whole .. whole_end``
+    without, those from there on with a mask again."""
 
     first: Any
     whole: Any
@@ -41,8 +45,24 @@ class QueryRange:
     end: Any
 
 
-def query_range(e: QueryExtent, first_key) -> QueryRange:
-    """The query tiles that see any of the keys ``first_key .. first_key + e.block``."""
+def query_range(e: QueryExtent, first_key) -> Visit:
+    """The query tiles that see any of the keys ``first_key .. first_key + e.block``. The first masks are for the limit
+    on the right, the last ones for that on the left; a block that ends beyond the last key has no tile without."""
+    seen = _seeing(e, first_key)
+    ragged = first_key + e.block > e.rows_k
+    return Visit(seen.first, _chosen(ragged, seen.end, seen.whole), _chosen(ragged, seen.end, seen.whole_end), seen.end)
+
+
+def key_range(e: QueryExtent, first_row) -> Visit:
+    """The key blocks that any of the rows ``first_row .. first_row + e.tile`` sees. The first masks are for the limit
+    on the left, the last ones for that on the right and for the end of the keys."""
+    seen = _seeing(e.mirrored, first_row)
+    whole_end = most(least(seen.whole_end, e.rows_k // e.block), seen.first)
+    return Visit(seen.first, least(seen.whole, whole_end), whole_end, seen.end)
+
+
+def _seeing(e: QueryExtent, first_key) -> Visit:
+    """``query_range``, as if nobody minded keys past the end."""
     tiles, last_key = ceil_div(e.rows_q, e.tile), least(first_key + e.block, e.rows_k)
     first = whole = first_key * 0  # as a run-time int where first_key is one
     end = whole_end = tiles + 0
@@ -55,10 +75,9 @@ def query_range(e: QueryExtent, first_key) -> QueryRange:
         end = least(ceil_div(beyond, e.tile), tiles)
         seeing_all = most(first_key + e.offset + e.left + 1, 0)
         whole_end = _chosen(seeing_all >= e.rows_q, end, seeing_all // e.tile)
-    ragged = first_key + e.block > e.rows_k
     first = least(first, end)
-    whole = _chosen(ragged, end, least(most(whole, first), end))
-    return QueryRange(first, whole, least(most(whole_end, whole), end), end)
+    whole = least(most(whole, first), end)
+    return Visit(first, whole, least(most(whole_end, whole), end), end)
 
 
 def mask_limits(e: QueryExtent, first_key, tile):
@@ -81,7 +100,7 @@ def place(index, blocks, heads, section, longest_first):
     return number * section + within % width, within // width
 
 
-def nth_tile(r: QueryRange, n, shift):
+def nth_tile(r: Visit, n, shift):
     """The n-th tile of a walk over ``first .. end`` that begins ``shift`` tiles later and comes round.
 
     Blocks of one head that begin at different tiles do not add to the same rows of dQ at the same time."""

@@ -56,9 +56,13 @@ class KeyRange:
 
 
 def key_range(e: Extent, first_row) -> KeyRange:
-    """The blocks that the rows ``first_row .. first_row + tile_rows`` see."""
+    """The blocks that the rows ``first_row .. first_row + tile_rows`` see.
+
+    rows_k is 1 or more: a sequence without keys is visited as if it had one, and the mask, which knows better, hides
+    it.
+    """
     own = first_row + e.rows_k - e.rows_q  # the first row's own key
-    end = most(ceil_div(e.rows_k, e.block), 1)
+    end = ceil_div(e.rows_k, e.block)
     masked = 1  # the last block may be ragged
     if e.right is not None:
         end = most(least(end, ceil_div(own + e.right + e.tile_rows, e.block)), 1)
@@ -80,12 +84,21 @@ def keys_of_row(e: Extent, row):
     return first, e.rows_k if e.right is None else most(least(own + e.right + 1, e.rows_k), 0)
 
 
+def limits_in_block(e: Extent, row, block):
+    """(first, end, most): of key block ``block`` row ``row`` sees the columns from ``first`` to ``end``, exclusive, and
+    none from ``most`` on. first and end are one more for each row further; None where there is no limit."""
+    start = block * e.block
+    own = row + e.rows_k - e.rows_q
+    first = None if e.left is None else own - e.left - start
+    return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start
+
+
 def place(index, tiles, heads, section, longest_first):
     """Task ``index`` as (head of all batches, tile).
 
-    longest_first: heads are worked on in sections of ``section``, whose K and V fit in L2 together, and inside a section
-    the last tiles, which of a causal problem see the most keys, come first: dealt out dynamically, the blocks end
-    together. Otherwise head by head."""
+    longest_first: heads are worked on in sections of ``section``, whose K and V fit in L2 together, and inside a
+    section the last tiles, which of a causal problem see the most keys, come first: dealt out dynamically, the blocks
+    end together. Otherwise head by head."""
     if not longest_first:
         return index // tiles, index % tiles
     tasks = section * tiles

@@ -9,7 +9,8 @@ from tkq.attention.spec import WIDTHS, AttentionSpec
 from tkq.runtime.recipe import Recipe, Shipped
 from tkq.testing.expectation import Expectation
 
-WIDE = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+QUICK = ((64, True, "medium"), (128, False, "short"), (128, False, "long"), (128, True, "short"))
+DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 
 
 def shipped():
@@ -25,16 +26,15 @@ def shipped():
 def _plain():
     """Every plan, with each dtype, with and without lse."""
     for dtype, lse in (("bf16", False), ("bf16", True), ("fp16", True)):
-        for dims, causal, length in itertools.product(WIDE, (False, True), LENGTHS):
-            quick = dtype == "bf16" and not lse and dims[0] in (64, 128)
+        for dims, causal, length in itertools.product(DIMS, (False, True), LENGTHS):
+            quick = dtype == "bf16" and not lse and (dims[0], causal, length) in QUICK
             yield AttentionSpec(dtype, dims[0], causal, lse, dims[1]), length, quick
 
 
 def _choices():
-    """One choice beside the defaults; all of them together; every pair of widths."""
-    masks = dict(causal=True), dict(causal=True, left=True), dict(left=True), dict(left=True, right=True), dict(right=True)
-    for mask in masks:
-        yield AttentionSpec("bf16", 128, **mask), "medium", mask == masks[1]
+    """Each choice by itself; all of them together; every pair of widths."""
+    for mask in ("causal",), ("causal", "left"), ("left",), ("left", "right"), ("right",):
+        yield AttentionSpec("bf16", 128, **dict.fromkeys(mask, True)), "medium", mask == ("causal", "left")
     for dim, causal in itertools.product((64, 128, 256), (False, True)):
         yield AttentionSpec("bf16", dim, causal, varlen=True), "medium", dim == 128 and causal
     yield AttentionSpec("bf16", 128, softcap=True), "medium", False
@@ -50,11 +50,13 @@ def _choices():
 
 def _name(spec, length):
     dims = f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}_{spec.head_dim_v}"
-    flags = [flag for flag in ("causal", "left", "right", "softcap", "varlen", "used_q", "used_k") if getattr(spec, flag)]
+    flags = ("causal", "left", "right", "softcap", "varlen", "used_q", "used_k")
+    flags = [flag for flag in flags if getattr(spec, flag)]
     more = [f"sinks_{spec.sinks}"] * bool(spec.sinks) + [f"pack{spec.pack}"] * (spec.pack > 1)
     return "_".join(("flash_attn", spec.dtype, dims, *flags, *more, length, *["lse"] * spec.lse))
 
 
 def _expectation(spec):
     """Tensor cores not serialised, TMA in and out, registers handed from the producer to the consumers."""
-    return Expectation(tensor=20, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM", *["MUFU.TANH"] * spec.softcap))
+    tanh = ["MUFU.TANH"] * spec.softcap
+    return Expectation(tensor=20, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM", *tanh))

@@ -1,9 +1,11 @@
 """Masks, the online softmax and its statistics: what a consumer does with a tile of scores in its registers."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.ranges import limits_in_block
+from tkq.attention.state import extent
 
 RIGHT, LEFT = 1, 2  # sides of a mask
 
@@ -31,24 +33,32 @@ class Softmax:
         # Rows that have seen no key yet are only in blocks with a mask on the right.
         self.exponentials(g, c, guarded=bool(sides & RIGHT) and self.spec.sides)
 
-    def mask(self, g, c, i, sides):
+    def limits(self, g, c, i):
+        """``limits_in_block`` of the warpgroup's first row and the i-th block of the visit."""
         spec, pack = self.spec, self.spec.pack
-        rows_q, rows_k = g.tasks.lengths(c.task)
         block = c.task["blocks"] - 1 - i
         if spec.left:
             block = block + c.task["first"]
-        start = block * self.config.kv
-        query = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
-        own = query + rows_k - rows_q  # the key that the first row is aligned with
-        if sides & RIGHT:
-            if spec.causal:  # what a row sees ends before the last key does
-                tk.right_fill(c.att, own + 1 - start, -Float32.inf, diagonal=pack)
-            elif spec.right:
-                tk.right_fill(c.att, own + g.right + 1 - start, -Float32.inf, diagonal=pack, end=rows_k - start)
+        row = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
+        return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
+
+    @cute.jit
+    def mask(self, g, c, i, sides: Constexpr[int]):
+        """The scores of keys that a row does not see become -inf."""
+        spec, pack = self.spec, self.spec.pack
+        first, end, most = self.limits(g, c, i)
+        if const_expr(sides & RIGHT):
+            if const_expr(spec.causal):  # what a row sees ends where the keys do, or before
+                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack)
+            elif const_expr(spec.right):
+                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack, end=most)
             else:
-                tk.right_fill(c.att, rows_k - start, -Float32.inf)
-        if spec.left and sides & LEFT:
-            tk.left_fill(c.att, own - g.left - start, -Float32.inf, diagonal=pack)
+                tk.right_fill(c.att, most, -Float32.inf)
+        if const_expr(spec.left and sides == LEFT):
+            tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
+        elif const_expr(spec.left and sides & LEFT):
+            if first + 63 // pack > 0:  # few tasks are so short that a block needs both
+                tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
 
     def exponentials(self, g, c, guarded):
         """att becomes exp2(scale * (att - max)); max and norm move on.
@@ -70,6 +80,11 @@ class Softmax:
         tk.mul(c.norm, c.norm, c.correct)
         tk.row_sum_partial(c.norm, c.att, c.norm)
 
+    def half_seen(self, g, c):
+        """Do this warpgroup's rows see no key of the second half of the visit's first block?"""
+        _, end, _ = self.limits(g, c, 0)
+        return end + 63 // self.spec.pack <= self.config.kv // 2
+
     # ---- of a whole row ------------------------------------------------------------------------
 
     @cute.jit
@@ -77,7 +92,7 @@ class Softmax:
         """lse from max and norm; the norm becomes its reciprocal, or 0 for a row that saw no key."""
         tk.quad_sum(c.last_norm)
         for r in cutlass.range_constexpr(2):
-            if cutlass.const_expr(self.spec.sinks is None):
+            if const_expr(self.spec.sinks is None):
                 norm = c.last_norm.tensor[r]
                 empty = norm == Float32(0.0)
                 c.last_norm.tensor[r] = Float32(0.0) if empty else cute.arch.rcp_approx(norm)
@@ -90,7 +105,7 @@ class Softmax:
     def with_sink(self, g, c, lse, r):
         """The same, of row r, with one more logit in the sum."""
         pack = self.spec.pack
-        head = c.last["head"] if cutlass.const_expr(pack == 1) else (
+        head = c.last["head"] if const_expr(pack == 1) else (
             c.last["head"] * pack + (tk.first_row() + 8 * r) % pack)
         sink = Float32(g.sinks[head]) * tk.LOG2E
         row = c.last_max.tensor[r] * g.scale

@@ -21,8 +21,8 @@ class AttentionSpec:
     known at run time, limits what it sees before and behind that one.
     lse: the log-sum-exp is written too. softcap: scores go through softcap * tanh(score / softcap).
     sinks: dtype of one more logit a head, None: there is none.
-    varlen: sequences lie one behind the other, told apart by cu_seqlens; used_q, used_k: only the first rows of each are
-    in use. pack: query heads of one K/V head that share a tile of rows.
+    varlen: sequences lie one behind the other, told apart by cu_seqlens; used_q, used_k: only the first rows of each
+    are in use. pack: query heads of one K/V head that share a tile of rows.
 
     Raises:
         NotImplementedError: what no kernel takes, by name.

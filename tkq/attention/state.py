@@ -6,7 +6,24 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
+from tkq.attention.ranges import Extent
 from tkq.attention.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The types of the shared tiles."""
+
+    q: tk.st
+    k: tk.st
+    v: tk.st
+    o: tk.st  # a panel, where O is cut
+
+    @staticmethod
+    def of(spec: AttentionSpec, config) -> "Tiles":
+        dtype, d, dv = tk.element_type(spec.dtype), spec.head_dim, spec.head_dim_v
+        return Tiles(tk.st(64, d, dtype), tk.st(config.kv, d, dtype), tk.st(config.kv, dv, dtype),
+                     tk.st(64, dv // config.o_panels, dtype))
 
 
 def field_names(spec: AttentionSpec) -> tuple:
@@ -45,6 +62,16 @@ class Globals:
     right: Optional[Int32]
     scale: Float32  # of the scores, times log2(e)
     cap: Optional[Float32]  # what Q @ K.T is multiplied by under the tanh
+
+
+def extent(spec, config, g: Globals, rows_q, rows_k) -> Extent:
+    """What ranges and masks of a sequence depend on."""
+    return Extent(rows_q, rows_k, config.tile_rows // spec.pack, config.kv, g.left, 0 if spec.causal else g.right)
+
+
+def sequence(spec, x: tk.gl, rows) -> tk.gl:
+    """x as a task sees it: varlen, the ``rows`` rows of its sequence."""
+    return x.part(rows) if spec.varlen else x
 
 
 @dataclass(frozen=True)

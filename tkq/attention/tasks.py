@@ -108,7 +108,7 @@ class Varlen:
     def survey(self):
         """(tiles of all sequences, which ranks there are: a bit for each). A whole warp."""
         tiles, ranks = Int32(0), Int32(0)
-        for base in cutlass.range(0, self.count + 1, WARP, unroll=1):
+        for base in cutlass.range(0, self.count + 1, WARP, unroll=4):
             n, rank = self.weigh(base + tk.lane_id())
             tiles = tiles + n
             if n > 0:

@@ -36,8 +36,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
             1] of q, and so of k and v. A sequence may have no queries, or no keys. They stay on the GPU: nothing waits
             for their values, and under a CUDA graph they may change between replays.
         max_seqlen_q, max_seqlen_k: about how long sequences get: what kernel is chosen. Results do not depend on them.
-        seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies behind
-            them in q, k and v is not looked at.
+        seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies
+            behind them in q, k and v is not looked at.
         causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
         return_lse: also return the log-sum-exp.
 
@@ -54,7 +54,7 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     args = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
             softmax_scale, left, right, softcap)
     if ops.direct(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k):
-        o, lse = (_cuda if q.is_cuda else _cpu)(*args, return_lse)
+        o, lse = (forward if q.is_cuda else _cpu)(*args, return_lse)
     else:
         check.refuse_gradient("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
         _check(*args)  # the dispatcher's words name no argument
@@ -66,41 +66,40 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
 def _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, *options):
     """Everything that can be wrong with a call, but for the values of cu_seqlens and seqused."""
     check_operands("flash_attn_varlen", q, k, v, sinks, 3)
-    check_sequences("flash_attn_varlen", q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    check_sequences("flash_attn_varlen", q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
+                    max_seqlen_k)
     check_options("flash_attn_varlen", Options(*options))
-
-
-def _cuda(*args):
-    try:
-        return forward(*args)
-    except Exception:
-        _check(*args[:-1])
-        q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k = args[:8]
-        check_layouts("flash_attn_varlen", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-                      sinks=sinks, seqused_q=seqused_q, seqused_k=seqused_k)
-        raise
 
 
 def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
             softmax_scale, left, right, softcap, return_lse):
-    """(o, lse or None), of CUDA tensors. An exception says that something is wrong, not what."""
-    total, heads, _ = q.shape
-    keys, kv_heads, head_dim_v = v.shape
-    shape = total, heads, head_dim_v
-    if not (total and heads and keys) or cu_seqlens_q.shape[0] <= 1:
+    """(o, lse or None), of CUDA tensors."""
+    try:
+        total, heads, _ = q.shape
+        keys, kv_heads, head_dim_v = v.shape
+        shape, number = (total, heads, head_dim_v), cu_seqlens_q.shape[0]
+        if not (total and heads and keys) or number <= 1:
+            _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
+                   softmax_scale, left, right, softcap)
+            return q.new_zeros(shape), nothing_seen((heads, total), sinks, q.device) if return_lse else None
+        if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not (
+                0 <= softcap < math.inf) or not all(
+                x is None or x.shape[0] == number - 1 for x in (seqused_q, seqused_k)):
+            raise ValueError  # _check says which
+        if seqused_q is None:
+            o = q.new_empty(shape)
+            lse = torch.empty(heads, total, dtype=torch.float32, device=q.device) if return_lse else None
+        else:  # rows that are not in use are nobody's task
+            o = q.new_zeros(shape)
+            lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
+        run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse, causal, softmax_scale, None, left, right, softcap, sinks,
+            seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    except Exception:  # the words for a user are found only when something is wrong
         _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
                softmax_scale, left, right, softcap)
-        return q.new_zeros(shape), nothing_seen((heads, total), sinks, q.device) if return_lse else None
-    if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not 0 <= softcap < math.inf:
-        raise ValueError  # _check says which
-    if seqused_q is None:
-        o = q.new_empty(shape)
-        lse = torch.empty(heads, total, dtype=torch.float32, device=q.device) if return_lse else None
-    else:  # rows that are not in use are nobody's task
-        o = q.new_zeros(shape)
-        lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
-    run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse, causal, softmax_scale, None, left, right, softcap, sinks, seqused_q,
-        seqused_k, max_seqlen_q, max_seqlen_k)
+        check_layouts("flash_attn_varlen", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                      sinks=sinks, seqused_q=seqused_q, seqused_k=seqused_k)
+        raise
     return o, lse
 
 
@@ -124,10 +123,9 @@ def run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse=None, causal=False, softmax_
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, seqused_q is not None,
             seqused_k is not None, pack)
         launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
-    kernel, processors = launcher
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    kernel(q, k, v, o, lse, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, counters.counter(index), scale,
-           softcap, left, right, processors)
+    kernel, processors, scale = launcher
+    kernel(q, k, v, o, lse, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, counters.counter(index),
+           scale if softmax_scale is None else softmax_scale, softcap, left, right, processors)
 
 
 def _cpu(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
@@ -146,8 +144,8 @@ def _op_cuda(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k
              seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
              causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
              return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _cuda(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-                   softmax_scale, left, right, softcap, return_lse)
+    o, lse = forward(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k,
+                     causal, softmax_scale, left, right, softcap, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import check, dtypes
+from .heads_plan import MAX_D
 from .spec import MAX_N, WIDTH
 
 TYPES = tuple(dtypes.torch_type(name) for name in WIDTH)
@@ -55,3 +56,10 @@ def options(kind: str, weight: Optional[Tensor], weight_offset: float, prenorm: 
         raise ValueError(f"{kind}: weight_offset is {weight_offset}, but there is no weight that it could be added to")
     if residual_dtype is not None and not prenorm:
         raise ValueError(f"{kind}: residual_dtype is {residual_dtype}, but the sum is returned with prenorm=True only")
+
+
+def gradient_of_heads(kind: str, x: Tensor, weight: Optional[Tensor]) -> None:
+    """A gradient is recorded: what its kernel cannot do is said now."""
+    if weight is not None and weight.dim() == 2 and x.shape[-1] > MAX_D:
+        raise NotImplementedError(f"{kind}: a gradient with a weight for each head: x: got heads of {x.shape[-1]} "
+                                  f"columns, allowed are 1 to {MAX_D}")

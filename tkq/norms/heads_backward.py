@@ -63,7 +63,7 @@ class HeadsBackward(RowAccess):
         _, tv_layout = self._get_tv_layout(bits)
         self.tile = self._get_tile(bits)
         g = Operands(dy, x, weight, rstd, dresidual_out, dx, dresidual, partial_w, partial_b, dweight, dbias)
-        heads = cute.fast_divmod_create_divisor(x.shape[1])
+        heads = cute.fast_divmod_create_divisor_v2(x.shape[1])
         self.kernel(g, offset, heads, tv_layout).launch(grid=[blocks, 1, 1], block=[self.tile.threads, 1, 1],
                                                         stream=stream)
         columns = [(p, d) for p, d in ((partial_w, dweight), (partial_b, dbias)) if d is not None]

@@ -25,7 +25,7 @@ def heads_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, *, dresi
     dx, dweight and dbias. Sums are added up in float32, in an order that depends on the shape and the device alone.
 
     Raises:
-        NotImplementedError: D > 8192, or more than 2^30 rows.
+        NotImplementedError: D > 4096, or more than 2^30 rows.
     """
     R, H, D = x.shape
     if R * H > _MAX_ROWS:

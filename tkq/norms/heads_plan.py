@@ -6,7 +6,7 @@ from typing import Optional
 from .. import reduction_plan as geometry
 from .spec import WIDTH
 
-MAX_D = 8192
+MAX_D = 4096
 THREADS_EACH = 512  # of a multiprocessor: their registers fill it
 
 
@@ -65,11 +65,12 @@ class HeadsConfig:
 
 
 def plan(spec: HeadsSpec) -> HeadsConfig:
-    """Eight elements of a row in a thread, 16 in long rows: x, dy, weight and the sums are held in registers."""
+    """Eight elements of a row in a thread. x, dy, weight and the sums are held in registers, so fewer rows at once
+    where there is one more stream, or a block is large."""
     threads = 1
-    while threads < 512 and threads * 8 < spec.D:
+    while threads * 8 < spec.D:
         threads *= 2
-    return HeadsConfig(threads, max(threads, 256), 4 if threads <= 256 else 2)
+    return HeadsConfig(threads, max(threads, 256), 4 if threads <= 256 and spec.dresidual_out is None else 2)
 
 
 def blocks(config: HeadsConfig, rows: int, heads: int, processors: int) -> int:

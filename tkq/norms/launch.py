@@ -17,9 +17,8 @@ from .spec import GROUP, NormSpec
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-# What a call looks like, addresses aside -> its launcher; None where addresses decide. One entry for each kind of call.
-_known: dict = {}
-_launchers: dict = {}  # the same and the vector -> its launcher
+_known: dict = {}  # what a call looks like, addresses aside -> its launcher for whole accesses
+_launchers: dict = {}  # the same and the elements of an access -> (its launcher, whether it is one without options)
 
 
 class Call(NamedTuple):
@@ -58,13 +57,13 @@ def recipe(spec: NormSpec, config=None):
 def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
           out: Optional[Tensor] = None) -> Tensor:
     """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
+    y = out
     try:
         shape = x.shape
         run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype]
         rows = x if len(shape) == 2 else _one_stride(x, weight)
         if 0 < rows.shape[0] <= _MAX_ROWS:
-            y = out
             if y is None:
                 y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
             run(rows, weight, bias, y if rows is x else y.view(rows.shape), eps)
@@ -72,7 +71,7 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     except Exception:  # nothing is known, or it was refused
         pass
     call = Call(kind, eps)
-    return (norm(call, x, weight, bias, None) if out is None else _carefully(call, x, weight, bias, None, out))[0]
+    return (norm(call, x, weight, bias, None) if y is None else _carefully(call, x, weight, bias, None, y))[0]
 
 
 def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
@@ -202,23 +201,32 @@ def _arguments(call, rows, weight, bias, results):
 def _carefully(call, x, weight, bias, residual, out=None):
     """Find the launcher, compile it where it is new, and call it. `out` takes the place of y."""
     checks.norm(call.kind, x, weight, bias, residual, None if call.scale else call.out, call.total)
+    if call.stats:
+        checks.gradient_of_heads(call.kind, x, weight)
     arch.require_hopper(x.device)
     rows, heads = _rows(x, residual, weight)
     results = _allocate(call, x) if out is None else (out, None, None, None, None)
     if not x.numel():
         return results
     arguments = _arguments(call, rows, weight, bias, results)
-    spec = _spec(call, heads, arguments)
-    key = _key(call, x, weight, bias, residual, heads)
-    run = _launchers.get((key, spec.vector))
-    if run is None:
-        run = _launchers[key, spec.vector] = runtime.function(recipe(spec))
-    _known[key] = run if spec.vector == spec.widest and _known.get(key, run) is not None else None
-    if spec.plain:
-        arguments = (*arguments[:4], call.eps)
-    for part in _parts(arguments):
+    run, plain_ = _launcher(call, heads, arguments, _key(call, x, weight, bias, residual, heads))
+    for part in _parts((*arguments[:4], call.eps) if plain_ else arguments):
         run(*part)
     return results
+
+
+def _launcher(call, heads, arguments, key):
+    """(launcher, whether its spec is without options). Remembered for the next call too, where it takes any address
+    that torch gives to a new tensor."""
+    x, weight, bias, y, residual, total = arguments[:6]
+    width = vector([t for t in (x, residual, y, total) if t is not None], (weight, bias))
+    found = _launchers.get((key, width))
+    if found is None:
+        spec = _spec(call, heads, arguments, width)
+        found = _launchers[key, width] = runtime.function(recipe(spec)), spec.plain
+        if width == spec.widest:
+            _known[key] = found[0]
+    return found
 
 
 def _key(call, x, weight, bias, residual, heads):
@@ -228,13 +236,12 @@ def _key(call, x, weight, bias, residual, heads):
     return _key_with_options(call, x, weight, bias, residual, heads)
 
 
-def _spec(call, heads, arguments):
-    x, weight, bias, y, residual, total = arguments[:6]
-    names = [None if t is None else dtypes.name_of(t.dtype) for t in (x, weight, bias, residual, total)]
+def _spec(call, heads, arguments, width):
+    x, _, _, y, *_ = arguments
+    x_, weight, bias, _, residual, total = (None if t is None else dtypes.name_of(t.dtype) for t in arguments[:6])
     out = None if y.dtype == x.dtype else dtypes.name_of(y.dtype)
-    return NormSpec(call.kind, x.shape[-1], names[0], names[1], names[2],
-                    vector([t for t in (x, residual, y, total) if t is not None], (weight, bias)), names[3], names[4],
-                    out, call.scale, bool(call.offset), call.stats, heads)
+    return NormSpec(call.kind, x.shape[-1], x_, weight, bias, width, residual, total, out, call.scale,
+                    bool(call.offset), call.stats, heads)
 
 
 def vector(streams, vectors=()) -> int:

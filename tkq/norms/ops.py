@@ -41,7 +41,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         TypeError: not a tensor, or a dtype that is not allowed.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, an option that
             would do nothing (weight_offset without a weight, residual_dtype without prenorm).
-        NotImplementedError: N > 262144.
+        NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
     """
     if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
@@ -101,6 +101,8 @@ def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
     if x.is_cuda:
         return launch.norm(call, x, weight, bias, residual)
     checks.norm(call.kind, x, weight, bias, residual, call.out, call.total)
+    if call.stats:
+        checks.gradient_of_heads(call.kind, x, weight)
     y, h, rstd, mean = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
                                             weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
@@ -116,8 +118,11 @@ def _recorded(ctx, x, weight, bias, residual, call, prenorm):
     gradients.remember(ctx, call.kind, call.offset, x, weight, bias, residual, h, rstd, mean)
     if not prenorm:
         return y
+    total = x if h is None else h
     ctx.set_materialize_grads(False)  # either result may be left unused
-    return y, x if h is None else h
+    if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[3]):
+        ctx.mark_non_differentiable(total)
+    return y, total
 
 
 def _recorded_plain(ctx, x, weight, bias, kind, eps):
@@ -172,12 +177,12 @@ def _op(kind):
                              "(total_dtype)")
         _, h, rstd, mean = output
         gradients.remember(ctx, kind, offset, x, weight, bias, residual, h, rstd, mean)
-        ctx.mark_non_differentiable(rstd, mean)
+        ctx.mark_non_differentiable(rstd, mean, *([h] if total is None else []))
         ctx.set_materialize_grads(False)
 
     def formula(ctx, dy, dtotal, *_):
-        needs = ctx.needs_input_grad
-        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
+        needs = ctx.needs_input_grad  # without the last inputs, where they have their defaults
+        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], any(needs[4:5])), dy, dtotal)
         return dx, dweight, dbias, None, dresidual, None, None, None, None
 
     return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=formula)

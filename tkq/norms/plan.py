@@ -114,7 +114,8 @@ _MEDIUM = (
     (98304, Config(256, 256, 4, load="shared")),
     (131072, Config(128, 128, 8, load="shared")),
     (262144, Config(128, 128, 16, load="shared")),
-    (2097152, Config(256, 256, 16, load="shared")),
+    (524288, Config(256, 256, 16, load="shared")),
+    (2097152, Config(512, 512, 16, early=False)),
 )
 # results that wait for their scale do so in registers, 32 of a thread where that can be
 _QUANTISED = tuple((limit, Config(*shape)) for limit, *shape in (
@@ -136,10 +137,10 @@ def _vectored(spec: NormSpec) -> Config:
 
 def _narrow(spec: NormSpec) -> Config:
     """Rows whose alignment allows less than 16 bytes an access: more threads of fewer elements, no shared memory."""
-    most, blocks = (16, 16) if spec.scale else (32, 8)  # results that wait in registers: fewer of them, more blocks
-    per = min(most, 8 * spec.vector)  # an access costs an address and a predicate, so few of them
+    most, blocks = (512, 16) if spec.scale else (1024, 8)  # results that wait in registers need many of them
+    per = min(32, 8 * spec.vector)  # an access costs an address and a predicate, so few of them
     threads = 8
-    while threads < 1024 and threads * per < spec.N:
+    while threads < most and threads * per < spec.N:
         threads *= 2
     cluster = 1
     while cluster < blocks and threads * cluster * per < spec.N:

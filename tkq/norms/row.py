@@ -100,7 +100,7 @@ class RowNorm(RowAccess):
         self.tile = self._get_tile(bits)
         heads = None
         if const_expr(self.spec.heads is not None):
-            heads = cute.fast_divmod_create_divisor(g.x.shape[1])
+            heads = cute.fast_divmod_create_divisor_v2(g.x.shape[1])
         self.kernel(g, eps, offset, heads, tv_layout).launch(
             grid=[cute.ceil_div(g.rows, tile_rows * self.config.rows_each), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1],

@@ -19,6 +19,8 @@ class Expectation:
     local_memory: local loads and stores allowed. 0: neither spills nor a stack.
     registers: a thread, at launch, at most.
     smem: static and dynamic bytes a block together, at most. The static count has 1024 that the driver reserves.
+    roles: (registers, warpgroups) of each role that setmaxnreg makes, where they are not a producer and its consumers.
+    others: (a word, what to expect) for kernels of a recipe that have the word in their name.
     """
 
     tensor: int = 0
@@ -28,3 +30,5 @@ class Expectation:
     local_memory: int = 0
     registers: int = 255
     smem: int = SMEM_LIMIT
+    roles: tuple[tuple[int, int], ...] = ()
+    others: tuple[tuple[str, Expectation], ...] = ()

@@ -127,12 +127,13 @@ def expect(kernel: KernelReport, wanted: Expectation = Expectation()) -> list[st
         wrong.append(f"{kernel.registers} registers, at most {wanted.registers} expected")
     if kernel.smem > wanted.smem:
         wrong.append(f"{kernel.smem} bytes of shared memory, at most {wanted.smem} expected")
-    return wrong + _wrong_launch(kernel)
+    return wrong + _wrong_launch(kernel, wanted.roles)
 
 
 def expect_all(kernels: list[KernelReport], wanted: Expectation) -> list[str]:
     """``expect`` for each kernel of a recipe, named where there are several."""
-    return [(f"{k.name}: " if len(kernels) > 1 else "") + text for k in kernels for text in expect(k, wanted)]
+    of = lambda k: next((other for word, other in wanted.others if word in k.name), wanted)
+    return [(f"{k.name}: " if len(kernels) > 1 else "") + text for k in kernels for text in expect(k, of(k))]
 
 
 def register_budget(few: int, many: int, consumers: int, launch_registers: int, threads: int) -> str | None:
@@ -161,13 +162,15 @@ def text(name: str, kernels: list[KernelReport]) -> str:
     return "\n".join(lines)
 
 
-def _wrong_launch(kernel):
+def _wrong_launch(kernel, roles):
     if kernel.threads is None:
         return ["setmaxnreg in a block of unknown size"] if kernel.setmaxreg else []
     wrong = []
     granted = -(-kernel.registers // 8) * 8  # the hardware gives them in eights
     if granted * kernel.threads > REGISTER_FILE:
         wrong.append(f"{granted} registers x {kernel.threads} threads: a multiprocessor has {REGISTER_FILE}")
+    if roles:
+        return wrong + _wrong_roles(kernel, roles, granted)
     down = [n for kind, n in kernel.setmaxreg if kind == "DEALLOC"]
     up = [n for kind, n in kernel.setmaxreg if kind != "DEALLOC"]
     if up:
@@ -176,6 +179,14 @@ def _wrong_launch(kernel):
                                  kernel.threads)
         wrong += [budget] if budget else []
     return wrong
+
+
+def _wrong_roles(kernel, roles, granted):
+    found, asked = sorted({n for _, n in kernel.setmaxreg}), sorted({n for n, _ in roles})
+    if found != asked:
+        return [f"setmaxnreg asks for {found}, expected {asked}"]
+    need, have = WARPGROUP * sum(n * groups for n, groups in roles), granted * kernel.threads
+    return [f"setmaxnreg hangs: {need} registers in all, but the launch gives {have}"] if need > have else []
 
 
 def _code(what) -> tuple[bytes, dict]:

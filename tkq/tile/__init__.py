@@ -91,7 +91,6 @@ from .register import (
                     first_col,
                     first_row,
                     left_fill,
-                    lower_fill,
                     neg_infty,
                     right_fill,
                     rt,

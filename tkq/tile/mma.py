@@ -74,7 +74,7 @@ def _check(what, d, a, b, trans_a, trans_b):
     return m // ROWS, n // d.cols
 
 
-def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=0, b_part=0):
+def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=0, b_part=0, k=None):
     parts = _check(what, d, a, b, trans_a, trans_b)
     for name, part, n in (("a_part", a_part, parts[0]), ("b_part", b_part, parts[1])):
         if isinstance(part, int) and not 0 <= part < n:
@@ -96,16 +96,24 @@ def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=0, b_pa
     mma_fence()
     atom = cute.make_mma_atom(op)
     atom.set(warpgroup.Field.ACCUMULATE, accumulate)
-    for k in range(cute.size(frag_b, mode=[2])):
-        cute.gemm(atom, d.tensor, frag_a[None, None, k], frag_b[None, None, k], d.tensor)
+    for step in _steps(what, k, cute.size(frag_b, mode=[2]), 256 // dtype.width):
+        cute.gemm(atom, d.tensor, frag_a[None, None, step], frag_b[None, None, step], d.tensor)
         atom.set(warpgroup.Field.ACCUMULATE, True)
     mma_commit()
+
+
+def _steps(what, k, steps, width):
+    """Which of the steps along K: all of them, or those between two numbers k."""
+    first, end = (0, steps * width) if k is None else k
+    if first % width or end % width or not 0 <= first < end <= steps * width:
+        raise ValueError(f"{what}: k is {k}, allowed are multiples of {width} from 0 to {steps * width}")
+    return range(first // width, end // width)
 
 
 def mm_ABt(d, a, b, **parts):
     """d = a @ b.T. d: 64 x n fp32 registers; a: (64, k) in shared memory or registers; b: (n, k) shared.
 
-    a_part=, b_part=: which 64 rows of a taller a, which d.cols rows of a taller b."""
+    a_part=, b_part=: which 64 rows of a taller a, which d.cols rows of a taller b. k=(first, end): only that of K."""
     _mma("mm_ABt", d, a, b, False, trans_b=True, **parts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float16, Float32
+from cutlass import BFloat16, Constexpr, Float16, Float32, Int64, Uint32, const_expr
 
 from .block import lane_id, thread_in_warpgroup
 from .dtypes import FP8, HALF, type_name
@@ -104,17 +104,19 @@ def cv(cols) -> ColVec:
 
 
 def columns(x, first, n):
-    """Columns ``first .. first + n`` of an fp32 register tile or a column vector: a view, no copy.
+    """Columns ``first .. first + n`` of a register tile (not of 8 bits) or a column vector: a view, no copy.
 
     For reading. A tile that a loop carries and writes through two such views spills: make two tiles of it."""
     if first % 8 or n % 8 or first < 0 or n <= 0 or first + n > x.cols:
         raise ValueError(f"columns: {first} and {n} of {x.cols}, allowed are multiples of 8 inside the tile")
     if isinstance(x, ColVec):
         return ColVec(cute.make_tensor(x.tensor.iterator + first // 4, cute.make_layout((n // 4,))), n)
-    if x.dtype is not Float32:
-        raise TypeError(f"columns: the tile is {x}, allowed is fp32")
-    view = cute.make_tensor(x.tensor.iterator + first // 2, cute.make_layout(((2, 2, n // 8), 1, 1)))
-    return RegTile(view, n, x.dtype)
+    if x.dtype in FP8 or (x.dtype in HALF and (first % 16 or n % 16)):
+        raise TypeError(f"columns: {first} and {n} of {x}, allowed are fp32 tiles, and 16 bits in multiples of 16")
+    shape = (2, 2, n // 8), 1, 1
+    if x.dtype in HALF:
+        shape = (2, 2, 2), 1, n // 16
+    return RegTile(cute.make_tensor(x.tensor.iterator + first // 2, cute.make_layout(shape)), n, x.dtype)
 
 
 def first_row():
@@ -150,14 +152,26 @@ def _fill_side(t: RegTile, limit, value, diagonal: Constexpr[int], left: Constex
     view = t.rows_view
     for r in cutlass.range_constexpr(2):
         lim = limit - first_col()
-        if cutlass.const_expr(diagonal):
+        if const_expr(diagonal):
             row = first_row() + 8 * r
-            lim = lim + (row if cutlass.const_expr(diagonal == 1) else row // diagonal)
-        if cutlass.const_expr(end is not None):
+            lim = lim + (row if const_expr(diagonal == 1) else row // diagonal)
+        if const_expr(end is not None):
             lim = cutlass.min(lim, end - first_col())
+        bits = _bits_below(lim, t.cols // 4) if const_expr(diagonal) else []
         for j in cutlass.range_constexpr(t.cols // 4):
             either = (t.dtype(value), view[r, j])
-            view[r, j] = either[not left] if 8 * (j // 2) + j % 2 < lim else either[left]
+            if const_expr(diagonal):
+                view[r, j] = either[not left] if (bits[j // 32] & Uint32(1 << j % 32)) != Uint32(0) else either[left]
+            else:  # the comparison serves both rows
+                view[r, j] = either[not left] if 8 * (j // 2) + j % 2 < lim else either[left]
+
+
+def _bits_below(limit, n):
+    """One bit for each of this thread's ``n`` columns of a row, which are 0 1 8 9 16 17 .. past its first: is it below
+    ``limit``? ptxas makes predicates of seven bits at once (R2P), where comparing takes an instruction for each."""
+    below = (limit >> 3) * 2 + cutlass.min(limit & 7, 2)
+    words = [cutlass.max(cutlass.min(below - first, 32), 0) for first in range(0, n, 32)]
+    return [Uint32((Int64(1) << Int64(word)) - Int64(1)) for word in words]
 
 
 def right_fill(t: RegTile, limit, value, diagonal=False, end=None):
@@ -171,13 +185,3 @@ def right_fill(t: RegTile, limit, value, diagonal=False, end=None):
 def left_fill(t: RegTile, limit, value, diagonal=False):
     """Columns < limit become ``value``, otherwise as ``right_fill``."""
     _fill_side(t, limit, value, int(diagonal), True, None)
-
-
-@cute.jit
-def lower_fill(t: RegTile, limit, value):
-    """Rows >= limit become ``value``. limit is a run-time int, also below 0 or beyond the tile. fp32 and 16 bits."""
-    view = t.rows_view
-    for r in cutlass.range_constexpr(2):
-        beyond = first_row() + 8 * r >= limit
-        for j in cutlass.range_constexpr(t.cols // 4):
-            view[r, j] = t.dtype(value) if beyond else view[r, j]

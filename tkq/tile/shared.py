@@ -94,6 +94,15 @@ class SharedTile:
         high = st(self.type.rows * n, self.type.cols, self.type.dtype, self.type.swizzle)
         return SharedTile(cute.make_tensor(self.staged.iterator, high.layout(self.stages // n).outer), high)
 
+    def scratch(self, type):
+        """The same memory as a ring of as many tiles of another type as fit: what was in it is of no use then."""
+        stages = self.type.bytes * self.stages // type.bytes
+        if stages < 1:
+            raise ValueError(f"scratch: {self.stages} tiles of {self.type} have no room for {type}")
+        layout = type.layout(stages)
+        ptr = cute.recast_ptr(self.staged.iterator, layout.inner, dtype=type.dtype)
+        return SharedTile(cute.make_tensor(ptr, layout.outer), type)
+
     @property
     def pairs(self):
         """An 8-bit tile as one of 16 bits, half as wide: for ldmatrix. A recast alone would lose the swizzle."""

@@ -19,8 +19,8 @@ def packed(x: cute.Tensor, n: int) -> cute.Tensor:
 def ragged(x: cute.Tensor) -> cute.Tensor:
     """(rows, cols, depth, rows + 1), of x (rows, cols, depth): for ``gl.part``, pieces of the rows that TMA clips.
 
-    TMA compares each coordinate with the tensor's extent, and nothing else. Here the row's place in memory is the sum of
-    two coordinates, less ``rows``: e, where a piece ends, and rows - size + r, which reaches the extent where r reaches
+    TMA compares each coordinate with the tensor's extent, and nothing else. Here a row's place in memory is the sum of
+    two coordinates, less ``rows``: where the piece ends, and rows - size + r, which reaches the extent where r reaches
     the piece's size. (Triton's ragged descriptors, and QuACK's, use the same property.)"""
     rows, row = x.shape[0], x.stride[0]
     base = cute.domain_offset((-rows, 0, 0), x).iterator.align(16)  # a row is a multiple of 16 bytes

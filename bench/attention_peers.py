@@ -1,0 +1,102 @@
+"""Attention forward passes that tkq is timed beside, with the options of ``tkq.flash_attn`` that they know.
+
+A peer is made for a ``Call`` by a function that imports what it needs, and takes what ``tkq`` takes: (q, k, v), varlen
+(q, k, v, cu_seqlens). What a peer cannot do raises NotImplementedError: it is then missing, with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class Call:
+    """window: (left, right), None for no limit. max_seqlen: of varlen, 0 for a batch of equal sequences."""
+
+    causal: bool = False
+    window: tuple = (None, None)
+    max_seqlen: int = 0
+
+
+def ours(call: Call, **more) -> Callable:
+    import tkq
+
+    options = dict(causal=call.causal, window_size=call.window, **more)
+    if call.max_seqlen:
+        n = call.max_seqlen
+        return lambda q, k, v, cu, *_: tkq.flash_attn_varlen(q, k, v, cu, cu, n, n, **options)
+    return lambda q, k, v, *_: tkq.flash_attn(q, k, v, **options)
+
+
+def flash_attention_4(call: Call) -> Callable:
+    from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+
+    options, n = dict(causal=call.causal, window_size=call.window), call.max_seqlen
+    first = lambda result: result[0] if isinstance(result, tuple) else result
+    if n:
+        return lambda q, k, v, cu, *_: first(flash_attn_varlen_func(
+            q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=n, max_seqlen_k=n, **options))
+    return lambda q, k, v, *_: first(flash_attn_func(q, k, v, **options))
+
+
+def cudnn(call: Call) -> Callable:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if call.max_seqlen or call.window != (None, None):
+        raise NotImplementedError("PyTorch's cuDNN attention takes neither varlen nor windows")
+
+    def attention(q, k, v, *_):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=call.causal, enable_gqa=q.shape[1] != k.shape[1]).transpose(1, 2)
+
+    return attention
+
+
+PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn}
+
+
+def find(call: Call, names) -> tuple[dict, dict]:
+    """The named peers as callables, and the missing ones with the reason."""
+    found, missing = {}, {}
+    for name in names:
+        try:
+            found[name] = PEERS[name](call)
+        except Exception as problem:  # not installed, installed and broken, or unable
+            missing[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
+    return found, missing
+
+
+def pairs(n: int, causal: bool, left: int = -1, right: int = -1) -> float:
+    """Pairs of a query and a key that it sees, in a sequence of n; -1: no limit. Causal without a window counts half of
+    all, as everybody counts it."""
+    if left < 0 and right < 0:
+        return n * n / 2 if causal else n * n
+    left, right = left if left >= 0 else n, 0 if causal else right if right >= 0 else n
+    return sum(min(i + right, n - 1) - max(i - left, 0) + 1 for i in range(n))
+
+
+def inputs(batch, length, heads, kv_heads, dim, dim_v) -> Callable[[int], tuple]:
+    """i -> (q, k, v), bf16."""
+
+    def make(i):
+        g = torch.Generator("cuda").manual_seed(i)
+        new = lambda h, d: torch.randn(batch, length, h, d, device="cuda", dtype=torch.bfloat16, generator=g)
+        return new(heads, dim), new(kv_heads, dim), new(kv_heads, dim_v)
+
+    return make
+
+
+def varlen_inputs(lengths, heads, kv_heads, dim) -> Callable[[int], tuple]:
+    """i -> (q, k, v, cu_seqlens): sequences of these lengths one behind the other."""
+
+    def make(i):
+        q, k, v = (x[0] for x in inputs(1, sum(lengths), heads, kv_heads, dim, dim)(i))
+        return q, k, v, torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+
+    return make

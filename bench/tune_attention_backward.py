@@ -1,0 +1,163 @@
+"""Time configurations of attention's backward beside FA4 and cuDNN.
+
+    python -m bench.tune_attention_backward --precompile                       fill the cache first: no GPU is needed
+    python -m bench.tune_attention_backward [--variants all] [--cases 128:1024,4096:full,causal] [--out FILE]
+
+Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
+counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
+variants apart that are close.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from pathlib import Path
+
+from tkq.attention.backward_plan import BackwardConfig, plan
+from tkq.attention.backward_spec import BackwardSpec
+from tkq.runtime import Recipe, ensure
+
+CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
+
+# What differs from the plan, and for which head_dims and masks it makes sense.
+VARIANTS = {
+    "plan": {},
+    "turns": {"turns": True},
+    "last block": {"post": False},
+    "last block turns": {"post": False, "turns": True},
+    "stagger": {"stagger": True},
+    "2 stages": {"q_stages": 2, "do_stages": 2},
+    "3 dS stages": {"ds_stages": 3},
+    "bulk": {"dq_add": "bulk"},
+    "bulk stagger": {"dq_add": "bulk", "stagger": True},
+    "tile 64": {"tile": 64},
+    "sections of 8 MB": {"section_mb": 8},
+    "sections of 64 MB": {"section_mb": 64},
+    "head by head": {"longest_first": False},
+}
+
+
+def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
+    """The variants that can run, and that differ from the plan."""
+    base, found = plan(BackwardSpec(head_dim=dim, right=causal)), {}
+    for name, change in VARIANTS.items():
+        if ("stagger" in name and causal) or (("sections" in name or "head by" in name) and not causal):
+            continue
+        config = dataclasses.replace(base, **change)
+        try:
+            config.check(dim)
+        except ValueError:
+            continue
+        if name == "plan" or config != base:
+            found[name] = config
+    return found
+
+
+def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
+    return Recipe("tkq.attention.backward:build", (BackwardSpec(head_dim=dim, right=causal), config))
+
+
+def main() -> None:
+    args = arguments()
+    cases = [(dim, length, causal) for dim, lengths, masks in map(parsed, args.cases.split(";"))
+             for causal in masks for length in lengths]
+    wanted = None if args.variants == "all" else [n.strip() for n in args.variants.split(",")]
+    chosen = {(dim, causal): {n: c for n, c in variants(dim, causal).items() if wanted is None or n in wanted}
+              for dim, _, causal in cases}
+    if args.precompile:
+        precompile([recipe(dim, causal, c) for (dim, causal), found in chosen.items() for c in found.values()])
+        return
+    run(cases, chosen, args)
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--variants", default="all", help="comma-separated names: " + ", ".join(VARIANTS))
+    p.add_argument("--cases", default=CASES, help="head_dim:lengths:masks;.. as " + CASES)
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--round-seconds", type=float, default=0.02, help="one candidate's turn")
+    p.add_argument("--without", default="", help="peers to leave out")
+    p.add_argument("--together", action="store_true")
+    p.add_argument("--precompile", action="store_true", help="compile the variants, and no more")
+    p.add_argument("--seconds", type=float, default=280, help="start no run after so long")
+    p.add_argument("--out", type=Path)
+    return p.parse_args()
+
+
+def parsed(text: str):
+    """(head_dim, lengths, masks) of "128:1024,4096:full,causal"."""
+    dim, lengths, masks = text.split(":")
+    return int(dim), tuple(map(int, lengths.split(","))), tuple(m == "causal" for m in masks.split(","))
+
+
+def precompile(recipes) -> None:
+    """Fill the disk cache, many at a time."""
+    begin, spawn = time.perf_counter(), multiprocessing.get_context("spawn")
+    recipes = list(dict.fromkeys(recipes))
+    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
+        made = sum(pool.map(ensure, recipes))
+    print(f"compiled {made} of {len(recipes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def run(cases, chosen, args) -> None:
+    import torch
+
+    from bench import attention_backward as bench
+    from bench import harness
+    from tkq.testing import timing
+    from tkq.testing.timing import Effort
+
+    gpu, monitor = timing.Gpu(), harness.Monitor()
+    effort = Effort(args.rounds, args.round_seconds, warmup_seconds=4 * args.round_seconds)
+    deadline = time.monotonic() + args.seconds
+    results = []
+    print(f"{torch.cuda.get_device_name()}, driver {monitor.driver}, torch {torch.__version__}; "
+          "ratio: the peer's time / ours")
+    for dim, length, causal in cases:
+        shape = bench.Shape(length, dim, causal)
+        peers, missing = bench.find_peers(shape, [n for n in bench.PEERS if n not in args.without.split(",")])
+        mine = {name: bench.ours(shape, config) for name, config in chosen[dim, causal].items()}
+        print(f"\n{shape}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
+        groups = [mine] if args.together else [{name: call} for name, call in mine.items()]
+        for group in groups:
+            if time.monotonic() > deadline:
+                print("  the time is up", flush=True)
+                break
+            found = timing.compare({**group, **peers}, bench.inputs(shape), effort, error=bench.error(shape),
+                                   gpu=gpu)
+            results.append({"shape": str(shape), "monitor": dataclasses.asdict(monitor.read()),
+                            "timings": [dataclasses.asdict(t) for t in found.timings]})
+            show(shape, found, group, peers)
+            if args.out:  # what is measured stays, whatever comes
+                args.out.write_text(json.dumps(results, indent=1))
+        torch.cuda.empty_cache()
+
+
+def show(shape, found, group, peers) -> None:
+    from tkq.testing.timing import ratio
+
+    for t in found.timings:
+        if not t.ok:
+            print(f"  {t.name:20s} {t.note}", flush=True)
+    rate = lambda name: shape.flops / found[name].median_ms / 1e9
+    for name in group:
+        if found[name].ok:
+            against = {p: ratio(found[name], found[p]) for p in peers if found[p].ok}
+            error = found[name].error
+            print(f"  {name:20s} {rate(name):6.1f} TFLOP/s  {found[name].median_ms:8.4f} ms  "
+                  + "  ".join(f"{p} {r:.3f}x ({rate(p):.0f})" for p, r in against.items())
+                  + ("" if error is None else f"  error {error:.1e}"), flush=True)
+    if len(group) > 1:
+        best = min((n for n in group if found[n].ok), key=lambda n: statistics.median(found[n].times_ms))
+        print(f"  fastest: {best}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What the attention benchmarks ask, without a GPU: their work, bounds and candidates."""
+import pytest
+
+pytest.importorskip("bench")
+
+from bench import attention_forward, attention_peers, tune_attention
+from tkq import reference
+from tkq.attention.spec import AttentionSpec
+
+
+@pytest.mark.parametrize("n, left, right", ((50, 7, 0), (50, 3, 9), (50, -1, 4), (50, 60, -1), (1, 0, 0)))
+def test_pairs_are_those_that_are_seen(n, left, right):
+    assert attention_peers.pairs(n, False, left, right) == reference.visible(n, n, right, left, "cpu").sum().item()
+    causal = reference.visible(n, n, 0, left, "cpu").sum().item()
+    assert attention_peers.pairs(n, True, left, 0 if left < 0 else right) == causal
+
+
+def test_every_shape_of_the_issue_is_asked_for():
+    jobs = list(attention_forward.dense(attention_forward.LENGTHS, attention_forward.DIMS))
+    assert len(jobs) == 30 and len({job.shape for job in jobs}) == 30
+    assert all(sum(lengths) == 16384 for lengths in (attention_forward.MIXED,))
+    assert (min(attention_forward.MIXED), max(attention_forward.MIXED)) == (1, 8192)
+    for job in (*attention_forward.varlen((128,)), *attention_forward.window((128,)), *attention_forward.gqa((1024,))):
+        assert job.flops > 0 and job.bound.at_least > 0
+
+
+def test_a_window_s_bound_is_its_share_of_the_work():
+    job = next(iter(attention_forward.window((128,))))
+    everything = 4 * 16 * 128 * 16384**2
+    assert job.bound.at_least == pytest.approx(everything / job.flops / 1.15)
+
+
+@pytest.mark.parametrize("dim", (64, 96, 128, 192, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_variants_can_run(dim, causal, capsys):
+    for length in ("short", "medium", "long"):
+        chosen = tune_attention.candidates(AttentionSpec("bf16", dim, causal, False), length, [])
+        assert next(iter(chosen)) == "plan" and len(chosen) >= 4
+        assert len(set(chosen.values())) == len(chosen)

@@ -1,0 +1,79 @@
+"""bench.norms where no GPU is needed: its cases at tiny shapes, and the peers that are plain PyTorch."""
+import pytest
+import torch
+
+from bench import foundation, norms, norms_peers, peers, tune_norms
+from tkq import reference_norms
+from tkq.norms import plan
+
+SHAPES = ((600, 256), (700, 131072))
+
+
+def randn(i, *shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(i)).to(dtype)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setattr(norms, "HEADS", ((2, 8, 3, 16), (1, 40, 5, 64)))
+    monkeypatch.setattr(norms, "_randn", randn)
+    monkeypatch.setattr(norms_peers, "_compiled", lambda f: f)
+    monkeypatch.setattr(norms, "heads_backward", lambda dy, x, w, rstd, **options: reference_norms.norm_backward(
+        "rmsnorm", dy, x, w, rstd, **options))
+
+
+def jobs(shapes):
+    return [job for section in norms.JOBS.values() for job in section(shapes)]
+
+
+def test_every_case_is_a_question_with_peers(tiny):
+    found = jobs(SHAPES)
+    assert len({(j.question.op, j.question.shape) for j in found}) == len(found) == 2 * (3 + 1 + 3 + 2)
+    for job in found:
+        assert set(job.peer_names) <= set(peers.PEERS[job.peer_op])
+        assert set(job.question.bound.against) <= set(job.peer_names)
+
+
+def test_ours_and_torch_agree(tiny):
+    for job in jobs(SHAPES[:1]):
+        if job.question.section == "forward":  # foundation's, which makes its inputs on the GPU
+            assert job.make_inputs.__module__ == foundation.__name__
+            continue
+        inputs = job.make_inputs(1)
+        names = [n for n in job.peer_names if n in ("torch.compile", "plain", "copy", "add")]
+        for name, call in {"tkq": job.ours, **peers.find(job.peer_op, names)[0]}.items():
+            error = job.error(name, inputs, call(*inputs))
+            assert error is None or error < 0.05, (job.question.op, name)
+        if job.question.op != "rmsnorm_quant + residual":
+            assert job.error("tkq", inputs, job.ours(*inputs)) is not None
+
+
+def test_roofs_move_the_bytes_of_the_question(tiny):
+    for job in jobs(SHAPES[:1]):
+        roof = next((n for n in job.peer_names if n in ("copy", "add")), None)
+        if job.question.section == "forward" or roof is None:
+            continue
+        inputs = job.make_inputs(0)
+        outputs = peers.find(job.peer_op, (roof,))[0][roof](*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        read = [t for t in inputs if t.numel() >= outputs[0].numel()]
+        assert sum(t.numel() * 2 for t in (*read, *outputs)) == job.question.work
+
+
+def test_recorded_calls_are_priced_each(monkeypatch):
+    seen = []
+    monkeypatch.setattr(norms.harness, "cpu_time_per_call", lambda name, call, **options: (
+        call(), norms.Cost(name, 200.0, 100.0, 400.0, 3))[1])
+    cost, = norms.price("a call", lambda: seen.append(torch.is_grad_enabled()), True, 20.0)
+    assert (cost.median_us, cost.least_us, cost.most_us, cost.at_most) == (10.0, 5.0, 20.0, 20.0)
+    assert seen == [True] * 20
+
+
+@pytest.mark.parametrize("case", tune_norms.CASES)
+def test_tuning_knows_how_a_variant_is_called(case):
+    spec = tune_norms.spec_of(case, 4096)
+    assert plan.variants(spec)[0] == plan.plan(spec)
+    if case.startswith(("rmsnorm", "layernorm")):
+        assert spec.kind == case.split()[0]
+    assert ("residual" in case) == (spec.residual is not None) and ("quant" in case) == (spec.scale is not None)
+    assert tune_norms.gigabytes(spec, 1000) > 0

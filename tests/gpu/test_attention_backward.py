@@ -1,0 +1,367 @@
+"""Attention's gradients on a GPU: against float64, beside PyTorch's autograd at the same precision."""
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.rule import assert_2x
+from tkq import reference, reference_attention
+from tkq.attention import backward_ops
+from tkq.attention.backward_ops import attention_backward
+from tkq.attention.backward_plan import plan
+from tkq.attention.backward_spec import BackwardSpec
+
+DTYPES = (torch.bfloat16, torch.float16)
+SIZES = ((64, 128), (1, 1), (63, 63), (64, 64), (65, 65), (1, 777), (113, 203), (799, 3), (3, 799), (300, 100),
+         (65, 1999), (2000, 65), (129, 1), (127, 129), (641, 641), (1023, 1023), (1024, 1024), (1023, 1024))
+FEW_SIZES = ((1, 1), (113, 203), (300, 100), (65, 1000), (1000, 65), (641, 641))
+
+
+def make(batch, rows, keys, heads, kv_heads, dim, dtype, seed=0):
+    """q, k, v, do"""
+    g = torch.Generator("cuda").manual_seed(seed + rows * 7 + keys)
+    new = lambda s, h: torch.randn(batch, s, h, dim, device="cuda", generator=g).to(dtype)
+    return new(rows, heads), new(keys, kv_heads), new(keys, kv_heads), new(rows, heads)
+
+
+def low_precision_gradients(q, k, v, do, dlse, causal, scale, window_size):
+    """PyTorch's autograd of attention, every intermediate in q's dtype."""
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    group = q.shape[2] // k.shape[2]
+    wq, wk, wv = (x.transpose(1, 2) for x in (leaves[0], *(x.repeat_interleave(group, 2) for x in leaves[1:])))
+    s = wq @ wk.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    mask = reference_attention.seen(q.shape[1], k.shape[1], causal, window_size, q.device)
+    some = mask.any(-1)
+    s = s.masked_fill(~mask & some[:, None], -math.inf)
+    loss = (((s.softmax(-1) * some[:, None]) @ wv).transpose(1, 2).float() * do.float()).sum()
+    if dlse is not None:
+        loss = loss + torch.where(some, s.float().logsumexp(-1) * dlse, 0.0).sum()
+    return torch.autograd.grad(loss, leaves)
+
+
+def poisoned(x):
+    return torch.full(x.shape, math.nan, dtype=x.dtype, device="cuda")
+
+
+def forward(q, k, v, causal, scale, window_size):
+    """In float64: o, lse and the probabilities (B, H, Sq, Sk)."""
+    group = q.shape[2] // k.shape[2]
+    wq, wk, wv = (x.double().transpose(1, 2) for x in (q, *(x.repeat_interleave(group, 2) for x in (k, v))))
+    mask = reference_attention.seen(q.shape[1], k.shape[1], causal, window_size, q.device)
+    s = (wq @ wk.transpose(-1, -2) * scale).masked_fill(~mask, -math.inf)
+    lse = s.logsumexp(-1)
+    p = torch.exp(s - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+    return (p @ wv).transpose(1, 2), lse, p
+
+
+def rounding(q, k, v, do, o, p, scale):
+    """What fp32 may leave of sums that cancel, as where a row sees one key: for each element of dq, dk and dv."""
+    group = q.shape[2] // k.shape[2]
+    wq, wo, wdo = (x.double().abs().transpose(1, 2) for x in (q, o, do))
+    wk, wv = (x.double().abs().repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
+    ds = 1e-6 * scale * p * (wdo @ wv.transpose(-1, -2) + (wdo * wo).sum(-1, keepdim=True))
+    fold = lambda x: x.unflatten(1, (k.shape[2], group)).sum(2).transpose(1, 2)
+    return (ds @ wk).transpose(1, 2), fold(ds.transpose(-1, -2) @ wq), fold(1e-6 * p.transpose(-1, -2) @ wdo)
+
+
+def compare(q, k, v, do, causal, scale=None, what="", dlse=None, window_size=(None, None), **options):
+    """Run on poisoned outputs and workspace, judge all three gradients: beside the formula in float64, from o and lse
+    as the kernel gets them."""
+    wide_scale = q.shape[-1] ** -0.5 if scale is None else scale
+    o, lse, p = forward(q, k, v, causal, wide_scale, window_size)
+    o, lse = o.to(q.dtype), lse.float()
+    true = reference_attention.flash_attn_backward(*(x.double() for x in (do, q, k, v, o, lse)), dlse, causal, scale,
+                                                   window_size)
+    low = low_precision_gradients(q, k, v, do, dlse, causal, scale, window_size)
+    found = [poisoned(x) for x in (q, k, v)]
+    workspace = torch.full((8 << 20,), math.nan, device="cuda")  # what torch.empty is likely to give next
+    del workspace
+    backward_ops.run(do, q, k, v, o, lse, *found, dlse, causal, scale, window_size, **options)
+    for name, a, b, c, floor in zip(("dq", "dk", "dv"), found, true, low, rounding(q, k, v, do, o, p, wide_scale)):
+        judged = torch.where((a.double() - b).abs() <= floor, b.to(a.dtype), a)  # NaN stays
+        assert_2x(judged, b, c, 1, f"{what} {name}")
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_sizes(dtype, dim, causal):
+    for rows, keys in SIZES:
+        compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}")
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_long_sequences(dim, causal):
+    compare(*make(1, 4300, 4300, 2, 1, dim, torch.bfloat16), causal, what="long")
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_heads(dim, causal):
+    for batch, heads, kv_heads in ((1, 1, 1), (3, 6, 3), (2, 4, 2), (2, 8, 1), (2, 40, 8), (7, 13, 1)):
+        x = make(batch, 333, 417, heads, kv_heads, dim, torch.bfloat16)
+        compare(*x, causal, what=f"B{batch} H{heads}/{kv_heads}")
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_hard_data(dim, causal):
+    q, k, v, do = make(2, 517, 517, 4, 4, dim, torch.bfloat16)
+    compare(q * 20, k, v, do, causal, what="large scores")
+    compare(q, k, v * 1000, do, causal, what="large values")
+    compare(q, k, v, do * 1e4, causal, what="large gradients")
+    compare(q, k, v, do * 1e-4, causal, what="small gradients")
+    peaked = k.clone()
+    peaked[:, ::50] = q[:, ::50] * 4
+    compare(q, peaked, v, do, causal, what="peaked rows")
+    dominating = k.clone()
+    dominating[:, 0] = 30 * q.mean(1)
+    compare(q, dominating, v, do, causal, what="one dominating key")
+    compare(q, k[:, :1].expand(-1, 517, -1, -1).contiguous(), v, do, causal, what="equal keys")
+    twice = k.clone()
+    twice[:, 1::2] = twice[:, :-1:2]
+    compare(q, twice, v, do, causal, what="each key twice")
+    compare(torch.zeros_like(q), k, v, do, causal, what="zero queries")
+    compare(-q.abs(), k.abs() * 8, v, do, causal, what="all scores far below zero")
+    compare(q, k, v, torch.zeros_like(do), causal, what="no gradient")
+    compare(q, k, v, do, causal, scale=1.5, what="scale")
+    compare(q, k, v, do, causal, scale=1e-4, what="small scale")
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_keys_past_the_end_with_scores_far_below_zero(causal):
+    """exp(0 - lse) of keys past the end would overflow."""
+    q, k, v, do = make(1, 200, 131, 2, 2, 128, torch.bfloat16)
+    compare(-q.abs() * 4, k.abs() * 8, v, do, causal, what="lse about -500")
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_gradient_of_lse(dim, causal):
+    q, k, v, do = make(2, 300, 400, 4, 2, dim, torch.bfloat16)
+    dlse = torch.randn(2, 4, 300, device="cuda")
+    compare(q, k, v, do, causal, dlse=dlse, what="dlse")
+    compare(q, k, v, torch.zeros_like(do), causal, dlse=dlse, what="dlse alone")
+    compare(q, k, v, do, causal, dlse=torch.ones(1, 1, 1, device="cuda").expand(2, 4, 300), what="expanded dlse")
+    q, k, v, do = make(2, 300, 100, 4, 2, dim, torch.bfloat16)  # causal: rows that see no key
+    compare(q, k, v, do, causal, dlse=dlse, what="dlse of rows that see no key")
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+def test_windows(dim):
+    for window_size in ((0, 0), (100, 0), (None, 50), (30, None), (256, 256), (2000, 2000)):
+        for rows, keys in ((700, 700), (300, 500), (500, 300)):
+            x = make(1, rows, keys, 2, 1, dim, torch.bfloat16)
+            compare(*x, False, window_size=window_size, what=f"window {window_size} of {rows} x {keys}")
+
+
+def test_layouts():
+    for dim in (64, 128, 256):
+        q, k, v, do = make(2, 333, 333, 4, 4, dim, torch.bfloat16)
+        packed = torch.randn(2, 333, 12, dim, device="cuda", dtype=torch.bfloat16)
+        compare(*packed.split(4, 2), do, True, what="packed qkv")
+        heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, do)]
+        compare(*heads_first, True, what="(B, H, S, D) in memory")
+        one_head = [x[:, :, :1].expand(-1, -1, 4, -1) for x in (k, v)]
+        compare(q, *one_head, do, True, what="stride 0 over heads")
+        wide = torch.randn(2, 333, 4, 2 * dim, device="cuda", dtype=torch.bfloat16)
+        compare(wide[..., :dim], wide[..., dim:], v, do, True, what="rows with a pitch")
+        compare(q[:, ::3], k[:, ::2], v[:, ::2], do[:, ::3], True, what="every second row")
+        one = q[:1].as_strided((1, 333, 4, dim), (3, *q.stride()[1:]))  # the stride of an extent of 1 says nothing
+        compare(one, k[:1], v[:1], do[:1], False, what="odd stride of an extent of 1")
+
+
+def test_do_that_tma_cannot_take_is_copied():
+    q, k, v, do = make(2, 100, 120, 2, 2, 64, torch.bfloat16)
+    o, lse = reference.flash_attn(q, k, v)
+    for strange in (torch.ones(1, 1, 1, 1, device="cuda", dtype=q.dtype).expand(q.shape),
+                    do.transpose(2, 3).contiguous().transpose(2, 3)):
+        found = attention_backward(strange, q, k, v, o, lse)
+        for a, b in zip(found[1:], attention_backward(strange.contiguous(), q, k, v, o, lse)[1:]):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_nothing_outside_is_read_or_written(causal):
+    for dim in (64, 128, 256):
+        room = [torch.full((2, 400, 4, dim), math.nan, device="cuda", dtype=torch.bfloat16) for _ in range(8)]
+        q, k, v, do, o, dq, dk, dv = [x[:, 30:330] for x in room]
+        for x in (q, k, v, do):
+            x.copy_(torch.randn(x.shape, device="cuda"))
+        true_o, lse = reference.flash_attn(q, k, v, causal)
+        o.copy_(true_o)
+        backward_ops.run(do, q, k, v, o, lse, dq, dk, dv, causal=causal)
+        assert all(torch.isnan(x[:, :30]).all() and torch.isnan(x[:, 330:]).all() for x in room)
+        assert all(torch.isfinite(x).all() for x in (dq, dk, dv))
+
+
+def test_rows_that_see_no_key():
+    q, k, v, do = make(2, 300, 100, 2, 2, 64, torch.float16)
+    dq, dk, dv = compare(q, k, v, do, True, what="300 x 100")
+    assert dq[:, :200].abs().max() == 0
+    do[:, :200] = 1e4  # it does not enter
+    again = compare(q, k, v, do, True, what="large gradients of rows that see no key")
+    assert torch.equal(dk, again[1]) and torch.equal(dv, again[2])
+
+
+@pytest.mark.parametrize("rows, keys", ((0, 5), (5, 0), (0, 0)))
+def test_no_rows_no_keys(rows, keys):
+    q, k, v, do = make(2, rows, keys, 2, 1, 64, torch.bfloat16)
+    o, lse = reference.flash_attn(q, k, v)
+    for got, x in zip(attention_backward(do, q, k, v, o, lse), (q, k, v)):
+        assert got.shape == x.shape and (not got.numel() or got.abs().max() == 0)
+
+
+@pytest.mark.parametrize("needs", ((True, False, False), (False, True, True), (False, False, True)))
+def test_only_what_is_needed(needs):
+    q, k, v, do = make(2, 300, 400, 4, 2, 128, torch.bfloat16)
+    o, lse = reference.flash_attn(q, k, v, True)
+    every = attention_backward(do, q, k, v, o, lse, causal=True)
+    some = attention_backward(do, q, k, v, o, lse, causal=True, needs=needs)
+    for a, b, needed in zip(some, every, needs):
+        assert (a is not None) == needed
+        if needed:
+            assert (a.float() - b.float()).norm() <= 1e-3 * b.float().norm()
+
+
+def variants(dim):
+    """Configurations that the plan does not choose, and bench/tune_attention_backward.py times."""
+    base = plan(BackwardSpec(head_dim=dim))
+    change = lambda **options: dataclasses.replace(base, **options)
+    yield change(post=False)
+    yield change(stagger=True)
+    yield change(longest_first=False)
+    if dim < 256:
+        yield change(post=False, turns=True, q_stages=2, do_stages=2)
+        yield change(turns=True)
+        yield change(dq_add="bulk")
+        yield change(q_stages=2, do_stages=2)
+    if dim == 64:
+        yield change(tile=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_each_variant(dim, causal):
+    for config in variants(dim):
+        for rows, keys in FEW_SIZES:
+            x = make(2, rows, keys, 4, 2, dim, torch.bfloat16)
+            compare(*x, causal, what=f"{rows} x {keys} {config}", config=config)
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_the_last_block_of_a_head_makes_dq(dim, causal):
+    """Of many heads, whose blocks end in any order, and of several query heads to a K/V head."""
+    config = dataclasses.replace(plan(BackwardSpec(head_dim=dim)), post=False)
+    for batch, rows, keys, heads, kv_heads in ((2, 113, 203, 4, 2), (1, 1, 1, 1, 1), (1, 300, 100, 2, 2),
+                                               (8, 512, 512, 16, 4), (4, 1000, 1000, 16, 16), (1, 2000, 300, 8, 1)):
+        x = make(batch, rows, keys, heads, kv_heads, dim, torch.bfloat16)
+        for _ in range(5):
+            compare(*x, causal, what=f"B{batch} {rows} x {keys} H{heads}/{kv_heads}", config=config)
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_dk_and_dv_are_the_same_in_each_run(dim, causal):
+    q, k, v, do = make(4, 700, 1111, 8, 4, dim, torch.bfloat16)
+    o, lse = reference.flash_attn(q, k, v, causal)
+    first = attention_backward(do, q, k, v, o, lse, causal=causal)
+    for _ in range(20):
+        again = attention_backward(do, q, k, v, o, lse, causal=causal)
+        assert torch.equal(again[1], first[1]) and torch.equal(again[2], first[2])
+        assert (again[0].float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_deterministic(dtype, dim, causal):
+    for rows, keys in (*FEW_SIZES, (50, 300), (129, 129)):
+        compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}", deterministic=True)
+    q, k, v, do = make(2, 700, 1111, 8, 2, dim, dtype)
+    o, lse = reference.flash_attn(q, k, v, causal)
+    first = attention_backward(do, q, k, v, o, lse, causal=causal, deterministic=True)
+    for _ in range(20):
+        again = attention_backward(do, q, k, v, o, lse, causal=causal, deterministic=True)
+        assert all(torch.equal(a, b) for a, b in zip(again, first))
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+def test_deterministic_windows(dim):
+    for window_size in ((0, 0), (100, 0), (30, None), (256, 256)):
+        for rows, keys in ((700, 700), (300, 500), (500, 300)):
+            x = make(1, rows, keys, 2, 1, dim, torch.bfloat16)
+            compare(*x, False, window_size=window_size, what=f"{window_size} {rows} x {keys}", deterministic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", (64, 128, 256))
+def test_500_runs(dim):
+    q, k, v, do = make(2, 1024, 1024, 8, 8, dim, torch.bfloat16)
+    o, lse = reference.flash_attn(q, k, v, True)
+    first = attention_backward(do, q, k, v, o, lse, causal=True)
+    for _ in range(500):
+        again = attention_backward(do, q, k, v, o, lse, causal=True)
+        assert torch.equal(again[1], first[1]) and torch.equal(again[2], first[2])
+        assert (again[0].float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm()
+
+
+def test_streams_and_graphs():
+    sets = []
+    for seed in range(3):
+        q, k, v, do = make(2, 700, 700, 8, 8, 128, torch.bfloat16, seed)
+        sets.append((do, q, k, v, *reference.flash_attn(q, k, v, True)))
+    want = [attention_backward(*x, causal=True) for x in sets]
+    torch.cuda.synchronize()
+    streams, got = [torch.cuda.Stream() for _ in sets], []
+    for _ in range(10):
+        for x, stream in zip(sets, streams):
+            with torch.cuda.stream(stream):
+                got.append(attention_backward(*x, causal=True))
+    torch.cuda.synchronize()
+    near = lambda a, b: (a.float() - b.float()).norm() <= 1e-3 * b.float().norm()
+    for i, found in enumerate(got):
+        assert all(torch.equal(a, b) for a, b in zip(found[1:], want[i % 3][1:])) and near(found[0], want[i % 3][0])
+    fixed = [x.clone() for x in sets[0]]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attention_backward(*fixed, causal=True)
+    for x, w in zip(sets, want):
+        for dst, src in zip(fixed, x):
+            dst.copy_(src)
+        graph.replay()
+        assert torch.equal(out[1], w[1]) and torch.equal(out[2], w[2]) and near(out[0], w[0])
+
+
+@pytest.mark.slow
+def test_large_strides():
+    """Offsets beyond 2^31 elements."""
+    room = torch.empty(3, (1 << 30) // 64 + 300, 1, 64, device="cuda", dtype=torch.bfloat16)
+    q = room[:, -300:]
+    q.copy_(torch.randn(q.shape, device="cuda"))
+    compare(q, q, q, q, True, what="far apart")
+
+
+# ---- through autograd ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_a_step_of_training(causal):
+    """Forward and backward together, with lse in the loss, beside PyTorch's attention in float64."""
+    q, k, v, do = make(2, 256, 320, 4, 2, 128, torch.bfloat16)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o, lse = tkq.flash_attn(*leaves, causal=causal, return_lse=True)
+    (o.float() * do.float()).sum().add(lse[:, :, -64:].square().sum()).backward()
+    wide = [x.detach().double() for x in (q, k, v)]
+    true_o, true_lse = reference.flash_attn(*wide, causal)
+    dlse = torch.zeros_like(true_lse)
+    dlse[:, :, -64:] = 2 * true_lse[:, :, -64:]
+    true = reference_attention.flash_attn_backward(do.double(), *wide, true_o, true_lse.double(), dlse, causal)
+    low = low_precision_gradients(q.detach(), k.detach(), v.detach(), do, dlse, causal, None, (None, None))
+    for name, x, t, p in zip(("dq", "dk", "dv"), leaves, true, low):
+        assert_2x(x.grad, t, p, 1, name)

@@ -1,0 +1,252 @@
+"""Windows, softcap, sinks, head dims and packed heads on a GPU: against float64, beside PyTorch at the same precision.
+
+Each kernel is compiled once and called with many shapes and numbers."""
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tkq
+from tests.attention_run import compare, in_low_precision, judge, make
+from tests.rule import assert_2x
+from tkq import reference
+from tkq.attention import ops
+from tkq.attention.plan import plan
+from tkq.attention.spec import AttentionSpec
+
+BF16, FP16 = torch.bfloat16, torch.float16
+SIZES = ((1, 1), (1, 777), (63, 64), (64, 63), (65, 65), (113, 203), (799, 3), (3, 799), (300, 100), (1023, 1024),
+         (1024, 1023), (641, 641))
+LIMITS = (0, 1, 63, 64, 65, 127, 128, 200, 1000)
+
+
+def windows(kind):
+    """(left, right), -1 for no limit: those of the kind that tell kernels apart."""
+    for i, n in enumerate(LIMITS):
+        other = LIMITS[(i * 5 + 2) % len(LIMITS)]
+        yield {"left": (n, -1), "right": (-1, max(n, 1)), "both": (other, max(n, 1)), "causal": (n, 0)}[kind]
+
+
+@pytest.mark.parametrize("dim, dtype, kind", ((128, BF16, "left"), (128, BF16, "right"), (128, BF16, "both"),
+                                              (128, FP16, "causal"), (64, BF16, "causal"), (256, BF16, "both")))
+def test_windows(dim, dtype, kind):
+    for rows, keys in SIZES:
+        x = make(2, rows, keys, 3, 3, dim, dtype)
+        for left, right in list(windows(kind))[::1 if rows < 200 else 3]:
+            compare(*x, f"{rows} x {keys}", left=left, right=right)
+
+
+def test_windows_of_long_sequences():
+    x = make(1, 4097, 4097, 2, 1, 128)
+    for left, right in ((1023, 0), (1024, 0), (4000, 0), (0, 0), (5000, 0)):
+        compare(*x, "4097", left=left, right=right)
+    compare(*make(1, 2500, 4097, 2, 2, 128), "2500 x 4097", left=700, right=0)
+
+
+def test_window_arguments():
+    q, k, v = make(2, 300, 300, 2, 2, 128)
+    same = lambda a, b: torch.equal(tkq.flash_attn(q, k, v, **a), tkq.flash_attn(q, k, v, **b))
+    assert same(dict(window_size=(None, 0)), dict(causal=True))
+    assert same(dict(window_size=(-1, -1)), dict())
+    assert same(dict(window_size=(299, 299)), dict())
+    assert same(dict(window_size=(40, 70), causal=True), dict(window_size=(40, 0)))
+
+
+@pytest.mark.parametrize("dim, dtype, causal", ((128, BF16, False), (64, FP16, True)))
+def test_softcap(dim, dtype, causal):
+    for rows, keys in SIZES:
+        compare(*make(2, rows, keys, 2, 2, dim, dtype), f"{rows} x {keys}", causal=causal, softcap=15.0)
+    q, k, v = make(2, 517, 517, 2, 2, dim, dtype)
+    for cap in (0.5, 5.0, 50.0, 1e4):
+        compare(q, k, v, "a cap", causal=causal, softcap=cap)
+        compare(q * 20, k, v, "large scores", causal=causal, softcap=cap)
+    compare(q, k, v * 100 + 50, "large values with a mean", causal=causal, softcap=15.0, softmax_scale=0.5)
+    compare(torch.zeros_like(q), k, v, "zero queries", causal=causal, softcap=15.0)
+
+
+@pytest.mark.parametrize("dim, dtype, kind, causal", ((128, BF16, torch.float32, True), (64, FP16, FP16, False),
+                                                      (64, BF16, BF16, True)))
+def test_sinks(dim, dtype, kind, causal):
+    for rows, keys in SIZES:
+        sinks = torch.randn(4, device="cuda").to(kind)
+        compare(*make(2, rows, keys, 4, 4, dim, dtype), f"{rows} x {keys}", causal=causal, sinks=sinks)
+    q, k, v = make(2, 517, 517, 4, 2, dim, dtype)
+    for values in ((0, 30, -30, 2), (100, -100, -math.inf, 9), (-math.inf,) * 4):
+        sinks = torch.tensor(values, device="cuda", dtype=kind)
+        compare(q, k, v, f"sinks {values}", causal=causal, sinks=sinks)
+        compare(q * 20, k, v, f"large scores, sinks {values}", causal=causal, sinks=sinks)
+    without = tkq.flash_attn(q, k, v, causal=causal, return_lse=True)
+    none = tkq.flash_attn(q, k, v, causal=causal, sinks=torch.full((4,), -math.inf, device="cuda"), return_lse=True)
+    assert all(torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-3) for a, b in zip(without, none))
+
+
+def test_sinks_of_rows_that_see_no_key():
+    q, k, v = make(2, 300, 100, 2, 2, 128)
+    sinks = torch.tensor([1.5, -math.inf], device="cuda")
+    o, lse = tkq.flash_attn(q, k, v, causal=True, sinks=sinks, return_lse=True)
+    assert o[:, :200].abs().max() == 0 and (lse[:, 1, :200] == -math.inf).all()
+    assert (lse[:, 0, :200] - 1.5).abs().max() < 1e-6
+    o, lse = tkq.flash_attn(q, k[:, :0], v[:, :0], sinks=sinks, return_lse=True)
+    assert o.abs().max() == 0 and torch.equal(lse, sinks[:, None].expand(2, 2, 300))
+
+
+def surrounded(x):
+    """x inside NaN: rows before and behind, columns behind."""
+    batch, rows, heads, dim = x.shape
+    room = torch.full((batch, rows + 20, heads, dim + 24), math.nan, device="cuda", dtype=x.dtype)
+    inside = room[:, 10:10 + rows, :, :dim]
+    return inside.copy_(x)
+
+
+@pytest.mark.parametrize("dim, dim_v, dtype, causal", (
+    (8, 8, BF16, True), (96, 96, BF16, True), (192, 192, BF16, False), (192, 128, BF16, True), (256, 256, BF16, True),
+    (256, 256, FP16, False), (64, 256, BF16, False)))
+def test_head_dims(dim, dim_v, dtype, causal):
+    """A kernel at all sizes, then the head dims of its width, between NaN."""
+    for rows, keys in SIZES:
+        compare(*make(2, rows, keys, 3, 1, dim, dtype, dim_v=dim_v), f"{rows} x {keys}", causal=causal)
+    narrower = {8: (16, 40, 56), 96: (72, 80, 88), 192: (136, 160), 256: (200, 248), 64: (32,)}[dim]
+    for d in narrower:
+        dv = d if dim == dim_v else dim_v - 8
+        q, k, v = (surrounded(x) for x in make(2, 333, 417, 4, 2, d, dtype, dim_v=dv))
+        compare(q, k, v, f"head dims {d} and {dv}", causal=causal)
+        room = torch.full((2, 340, 4, dv + 8), math.nan, device="cuda", dtype=dtype)
+        compare(q, k, v, f"head dims {d} and {dv}, into a part", o=room[:, :333, :, :dv], causal=causal)
+        assert torch.isnan(room[:, 333:]).all() and torch.isnan(room[..., dv:]).all(), f"head dim {d}: written beyond"
+
+
+@pytest.mark.parametrize("dim, causal", ((192, True), (256, False), (256, True)))
+def test_hard_data(dim, causal):
+    q, k, v = make(2, 517, 517, 4, 4, dim, dim_v=128 if dim == 192 else None)
+    compare(q * 20, k, v, "large scores", causal=causal)
+    compare(q, k, v * 1000 + 500, "large values with a mean", causal=causal)
+    peaked = k.clone()
+    peaked[:, ::50] = q[:, ::50] * 4
+    compare(q, peaked, v, "peaked rows", causal=causal)
+    compare(q, k[:, :1].expand(-1, 517, -1, -1), v, "equal keys", causal=causal)
+    compare(q * 1e-4, k, v * 1e-4, "small numbers", causal=causal)
+    one = v.clone()
+    one[:, 100] = 3e4
+    compare(q, k, one, "one dominating value", causal=causal)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_packed_heads(causal):
+    """Few queries of several heads in one tile: one query (decoding), a tile's worth, one more."""
+    for ratio, kv_heads in ((2, 3), (4, 2), (8, 1)):
+        for rows, keys in ((1, 1), (1, 4097), (2, 300), (15, 16), (16, 15), (33, 1000), (96, 96), (130, 200)):
+            x = make(3, rows, keys, ratio * kv_heads, kv_heads, 128)
+            compare(*x, f"{rows} x {keys}, {ratio} heads", causal=causal)
+
+
+def test_packed_heads_with_everything():
+    for rows, keys in ((1, 500), (7, 300), (40, 700)):
+        x, sinks = make(2, rows, keys, 8, 2, 128), torch.randn(8, device="cuda")
+        for left, right in ((0, 3), (100, 1), (130, 70)):
+            compare(*x, f"{rows} x {keys}", left=left, right=right, sinks=sinks, softcap=20.0)
+    assert ops.pack_of(1, 4) == 4
+    for ratio in (3, 5, 6, 16):  # what no, or not every, head can share a tile with
+        compare(*make(2, 1, 300, 2 * ratio, 2, 128), f"{ratio} heads", causal=True)
+
+
+def test_half_a_block_where_the_rest_is_not_seen():
+    """A variant that plan may come to choose: bridged and not, with the diagonal anywhere in a block."""
+    for bridge in (True, False):
+        config = replace(plan(AttentionSpec("bf16", 128, True)), half=True, bridge=bridge)
+        for rows, keys in (*SIZES, (2304, 2304), (1000, 1060), (1000, 1100)):
+            compare(*make(2, rows, keys, 4, 4, 128), f"{rows} x {keys}", config=config, causal=True)
+        compare(*make(3, 900, 1300, 16, 16, 128), "many tasks", config=config, causal=True)
+    for rows, keys in SIZES:
+        for left, right in ((64, 0), (200, 0), (100, 70)):
+            compare(*make(2, rows, keys, 2, 2, 128), f"{rows} x {keys}", config=config, left=left, right=right)
+
+
+def test_nothing_outside_is_read_or_written():
+    for dim, options in ((128, dict(left=50, right=10)), (256, dict(causal=True))):
+        room = [torch.full((2, 400, 4, dim), math.nan, device="cuda", dtype=BF16) for _ in range(4)]
+        q, k, v, o = [x[:, 30:330] for x in room]
+        for x in (q, k, v):
+            x.copy_(torch.randn(x.shape, device="cuda"))
+        compare(q, k, v, "inside NaN", o=o, **options)
+        assert all(torch.isnan(x[:, :30]).all() and torch.isnan(x[:, 330:]).all() for x in room)
+
+
+def test_many_tasks():
+    """More than there are blocks, with Q's tile used for O and windows between."""
+    compare(*make(3, 900, 1300, 16, 4, 256), "head_dim 256", causal=True)
+    compare(*make(3, 900, 1300, 16, 4, 192, dim_v=128), "head dims 192 and 128", causal=True)
+    compare(*make(3, 900, 1300, 24, 8, 128), "windows", left=100, right=0)
+
+
+def test_repeats_are_equal():
+    sinks = torch.randn(8, device="cuda")
+    for dim, options in ((256, dict(causal=True)), (128, dict(window_size=(200, 0))), (128, dict(softcap=15.0)),
+                         (128, dict(causal=True, sinks=sinks))):
+        q, k, v = make(4, 1111, 1111, 8, 8, dim)
+        first = tkq.flash_attn(q, k, v, **options)
+        for _ in range(30):
+            assert torch.equal(tkq.flash_attn(q, k, v, **options), first), options
+
+
+def test_lse_changes_nothing():
+    q, k, v = make(1, 333, 700, 4, 2, 256)
+    want, _ = compare(q, k, v, "256", causal=True)
+    o = torch.full(q.shape, math.nan, dtype=q.dtype, device="cuda")
+    ops.run(q, k, v, o, causal=True)
+    assert torch.equal(o, want)
+
+
+def test_compiled_call():
+    q, k, v = make(2, 200, 200, 4, 4, 128)
+    call = lambda q, k, v: tkq.flash_attn(q, k, v, window_size=(200, 0), return_lse=True)
+    for got, want in zip(torch.compile(call, fullgraph=True)(q, k, v), call(q, k, v)):
+        assert torch.equal(got, want)
+
+
+def test_an_empty_window_size_of_head_dims_that_differ():
+    q, k, v = make(2, 5, 0, 4, 2, 192, dim_v=128)
+    o, lse = tkq.flash_attn(q, k, v, return_lse=True)
+    assert o.shape == (2, 5, 4, 128) and o.abs().max() == 0 and (lse == -math.inf).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim, causal", ((192, False), (96, False), (256, False), (256, True)))
+def test_long_sequences(dim, causal):
+    compare(*make(1, 8300, 8300, 2, 1, dim), "long", causal=causal)
+
+
+@pytest.mark.slow
+def test_every_pair_of_widths():
+    for dim in (64, 96, 128, 192, 256):
+        for dim_v in (64, 96, 128, 192, 256):
+            for rows, keys in ((113, 203), (1023, 1024), (65, 65)):
+                compare(*make(2, rows, keys, 2, 1, dim, dim_v=dim_v), f"{dim} and {dim_v}", causal=True)
+
+
+@pytest.mark.slow
+def test_under_memory_pressure_and_on_two_streams():
+    """500 repeats, bit for bit, while another stream computes and most of the memory is taken."""
+    q, k, v = make(2, 1500, 1500, 8, 2, 256)
+    sets = [dict(causal=True), dict(window_size=(300, 0)), dict(causal=True, softcap=20.0)]
+    want = [tkq.flash_attn(q, k, v, **options) for options in sets]
+    torch.cuda.synchronize()
+    free, _ = torch.cuda.mem_get_info()
+    taken = torch.empty(max(free - (4 << 30), 0), dtype=torch.uint8, device="cuda")
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    for i in range(500):
+        with torch.cuda.stream(streams[i % 2]):
+            assert torch.equal(tkq.flash_attn(q, k, v, **sets[i % 3]), want[i % 3]), f"repeat {i}: {sets[i % 3]}"
+    del taken
+
+
+def test_references_agree():
+    """What judges the others: the definition at low precision is within its own rounding of the definition."""
+    q, k, v = make(1, 100, 120, 2, 2, 64)
+    options = dict(left=30, right=5, softcap=10.0, sinks=torch.zeros(2, device="cuda"))
+    o, lse = reference.flash_attn(q.double(), k.double(), v.double(), **options)
+    low_o, low_lse = in_low_precision(q, k, v, **options)
+    assert (low_o - o).abs().max() < 0.05 and (low_lse - lse).abs().max() < 0.1
+    judge(o.to(BF16), lse.float(), q, k, v, **options)
+    with pytest.raises(AssertionError):
+        assert_2x((o + 0.2).to(BF16), o, low_o)

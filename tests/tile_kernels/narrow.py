@@ -1,0 +1,71 @@
+"""Results rounded as they are made, with column vectors from shared memory; and blocks of several roles."""
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+
+from .common import OneBlock, get, put, tensor
+
+NARROW = {
+    "product": lambda d, a, b, v, w, n: tk.apply_narrow(d, lambda x, y: x * y, a, b),
+    "vectors": lambda d, a, b, v, w, n: tk.apply_narrow(d, lambda x, y, r, c: (x + y + r) * c, a, b, v, w),
+    "number": lambda d, a, b, v, w, n: tk.apply_narrow(d, lambda x, y: x * y, b, 3.0),
+    "column": lambda d, a, b, v, w, n: tk.apply_narrow(
+        d, lambda x, c, limit: cutlass.select_(c < limit, x, Float32(0.0)), a, tk.COLUMN, n - tk.first_col()),
+}
+
+
+def build_narrow(dtype, cols):
+    """a fp32, b of dtype, both (64, cols), v (64), w (cols), n an int: one (64, cols) of dtype for each of NARROW."""
+    @cute.jit
+    def body(a, b, v, w, n, out):
+        al = tk.SharedAllocator()
+        shared = al.vector(cols, 2)[None, 1]
+        t = cute.arch.thread_idx()[0]
+        for i in cutlass.range_constexpr(-(-cols // 128)):
+            if t + 128 * i < cols:
+                shared[t + 128 * i] = w[t + 128 * i]
+        tk.sync_block()
+        ta, tb, td = tk.rt_fl(cols), tk.rt(cols, tk.element_type(dtype)), tk.rt(cols, tk.element_type(dtype))
+        get(ta, a)
+        get(tb, b)
+        row, col = tk.rv(), tk.cv(cols)
+        tk.load_rows(row, v, 0, cute.size(v))
+        tk.load_shared_cols(col, shared)
+        for k, op in enumerate(NARROW.values()):
+            op(td, ta, tb, row, col, n[0])
+            put(out[k, None, None], td)
+
+    return OneBlock(body), ((
+        tensor("fp32", 64, cols), tensor(dtype, 64, cols), tensor("fp32", 64), tensor("fp32", cols),
+        tensor("int32", 1), tensor(dtype, len(NARROW), 64, cols)),)
+
+
+class Roles:
+    """out[thread] = 1000 * role + 100 * the warpgroup's number in the role + the warp's in the warpgroup."""
+
+    def __init__(self, roles):
+        self.roles = roles
+        self.threads = 128 * sum(groups for _, groups, _ in roles)
+
+    @cute.jit
+    def __call__(self, out: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(out).launch(grid=[3, 1, 1], block=[self.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+
+    @cute.kernel
+    def kernel(self, out: cute.Tensor):
+        def role(number):
+            return lambda wg: self.write(out, Int32(1000 * number) + wg * 100 + tk.warp_id() % 4)
+
+        tk.assign(tuple(tk.Role(role(i), registers, groups, warps)
+                        for i, (registers, groups, warps) in enumerate(self.roles)))
+
+    def write(self, out, value):
+        out[cute.arch.block_idx()[0], cute.arch.thread_idx()[0]] = value
+
+
+def build_roles(roles):
+    kernel = Roles(roles)
+    return kernel, (tensor("int32", 3, kernel.threads),)

@@ -1,0 +1,125 @@
+"""The warpgroup of attention's backward that adds dQ up, and how the last block of a head finishes it."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32, const_expr
+
+import tkq.tile as tk
+from tkq.attention.backward_base import BackwardBase
+from tkq.attention.backward_post import load_part
+from tkq.attention.query_ranges import nth_tile
+from tkq.tile import WARPGROUP
+
+DQ_BARRIER, LAST_BARRIER = 1, 2  # named barriers; a subclass may have those from FREE_BARRIER on
+FREE_BARRIER = 3
+
+
+class BackwardAdding(BackwardBase):
+    """dQ = dS K, tile by tile, added to an accumulator in global memory: fp32, in the order in which the registers lie.
+
+    With ``post=False`` each block counts itself when it has added all; the last one of a K/V head, whose accumulators
+    are in L2 then, makes dQ of them with its two warpgroups that have nothing else to do."""
+
+    @cute.jit
+    def queries(self, g, s):
+        if const_expr(self.spec.adds_dq):
+            dq, ring, t = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.task(g)
+            tk.wait(s.kv_full[0], 0)
+            cute.arch.griddepcontrol_wait()  # the accumulator is zero
+            for h in cutlass.range(g.heads_per_kv, unroll=1):
+                number = self.tile_number(g, t, self.query_head(g, t, h), 0)
+                for n in cutlass.range(t.end - t.first, unroll=1):
+                    s.ds_pipe.wait(ring)
+                    self.add_dq(g, s, dq, ring, number + nth_tile(t, n, t.shift))
+                    ring.advance()
+            tk.store_wait(read=False)
+            if const_expr(g.counters is not None):
+                self.sign_off(g, s, t)
+
+    @cute.jit
+    def add_dq(self, g, s, dq, ring, number):
+        """The accumulator's tile ``number`` += dS K."""
+        rows, cols = self.config.dq_parts(self.spec.head_dim)
+        part_bytes = 64 * self.config.dq_cols * 4
+        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
+        for i in cutlass.range_constexpr(rows * cols):
+            for half in cutlass.range_constexpr(self.halves):
+                mma = tk.mma_AtB if const_expr(half) else tk.mm_AtB
+                mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], a_part=i // cols, b_part=i % cols)
+            tk.mma_wait(0)
+            if const_expr(i == rows * cols - 1):
+                s.ds_pipe.release(ring)
+            if const_expr(self.config.dq_add == "bulk"):
+                self.bulk_add_part(s, dq, address + i * part_bytes)
+            else:
+                self.add_part(dq, address + i * part_bytes)
+
+    def add_part(self, dq, address):
+        """From registers: 16 bytes of every thread side by side, then the next 16."""
+        x = dq.tensor
+        for j in range(self.config.dq_cols // 8):
+            tk.red_add4(address + (tk.thread_in_warpgroup() * 16 + j * 2048), *[x[4 * j + e] for e in range(4)])
+
+    @cute.jit
+    def bulk_add_part(self, s, dq, address):
+        """By way of shared memory, in the same order."""
+        first, quads = tk.thread_in_warpgroup() == 0, self.config.dq_cols // 8
+        tk.store_wait()  # the part before has left
+        tk.sync(DQ_BARRIER, WARPGROUP)
+        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+        for j in cutlass.range_constexpr(quads):
+            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j])
+        tk.publish()
+        tk.sync(DQ_BARRIER, WARPGROUP)
+        if first:
+            tk.bulk_add(address, s.dq.iterator.toint(), quads * 2048)
+            tk.bulk_commit()
+
+    # ---- the last block of a head ------------------------------------------------------------------
+
+    @cute.jit
+    def sign_off(self, g, s, t):
+        """All that this block adds is in the accumulator. Is it the last of its K/V head? The others are told."""
+        cute.arch.fence_acq_rel_gpu()  # each thread's additions come before the count
+        tk.sync(DQ_BARRIER, WARPGROUP)
+        counter, last = g.counters.iterator + (t.batch * g.kv_heads + t.head), s.last
+        if tk.thread_in_warpgroup() == 0:
+            last[0, 0] = Int32(tk.count_up(counter.toint(), Uint32(g.blocks - 1)) == Uint32(g.blocks - 1))
+            cute.arch.fence_acq_rel_gpu()  # the count comes before what anyone here reads of others' additions
+        tk.sync_arrive(LAST_BARRIER, 3 * WARPGROUP)
+
+    @cute.jit
+    def finish_dq(self, g, s, t, wg, barrier):
+        """After all products and writing out: two warpgroups (wg 0 and 1) make dQ if this block is the last."""
+        if const_expr(g.counters is not None):
+            tk.sync(LAST_BARRIER, 3 * WARPGROUP)
+            if s.last[0, 0] != 0:
+                cute.arch.fence_acq_rel_gpu()
+                self.convert(g, s, t, wg, barrier)
+
+    @cute.jit
+    def convert(self, g, s, t, wg, barrier):
+        """dQ of all query heads of the block's K/V head from the accumulator: parts in turns, as many at once as Q's
+        tiles, which nobody needs any more, have room for."""
+        rows, cols = self.config.dq_parts(self.spec.head_dim)
+        at_once = min(self.config.q_stages * self.q_tile.bytes // (2 * self.dq_tile.bytes), 4)
+        x, out = [tk.rt_fl(self.config.dq_cols) for _ in range(at_once)], s.q.scratch(self.dq_tile)
+        first = self.tile_number(g, t, self.query_head(g, t, 0), 0)
+        parts = g.heads_per_kv * g.tiles * (rows * cols)
+        for i in cutlass.range(wg * at_once, parts, 2 * at_once, unroll=1):
+            for n in cutlass.range_constexpr(at_once):
+                if i + n < parts:
+                    load_part(x[n], g.acc[first + (i + n) // (rows * cols), None], (i + n) % (rows * cols))
+            tk.store_wait()  # the tiles are free again
+            tk.sync(barrier, WARPGROUP)
+            for n in cutlass.range_constexpr(at_once):
+                tk.mul(x[n], x[n], g.scale)
+                tk.store(out[wg * at_once + n], x[n])
+            tk.publish()
+            tk.sync(barrier, WARPGROUP)
+            if tk.first_warp_of_group():
+                for n in cutlass.range_constexpr(at_once):
+                    if i + n < parts:
+                        tile, part = (i + n) // (rows * cols), (i + n) % (rows * cols)
+                        head, m = self.query_head(g, t, tile // g.tiles), tile % g.tiles
+                        tk.store_async(g.dq, out[wg * at_once + n],
+                                       (t.batch, head, m * rows + part // cols, part % cols))

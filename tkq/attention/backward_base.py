@@ -1,0 +1,221 @@
+"""What the kernels of attention's backward that own keys share: the launches, the producer, a task, writing out."""
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+import tkq.tile as tk
+from tkq.attention.backward_dq import BackwardQueries, heads_outside
+from tkq.attention.backward_math import limits
+from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_post import BackwardPost
+from tkq.attention.backward_pre import BackwardPre
+from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_state import Globals, Shared, Task
+from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place, query_range
+from tkq.attention.ranges import ceil_div, heads_in_section
+from tkq.tile import WARPGROUP
+
+
+class BackwardBase:
+    """A block has ``config.block`` keys of one K/V head; the queries that see them pass by in tiles. A subclass says
+    which roles there are (``roles``) and with how many warpgroups (``warpgroups``)."""
+
+    warpgroups = 0
+    keepers = 2  # warpgroups that Q and dO are for
+
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
+        self.spec, self.config = spec, config.check(spec.head_dim)
+        dtype = tk.element_type(spec.dtype)
+        self.q_tile = tk.st(config.tile, spec.head_dim, dtype)
+        self.kv_tile = tk.st(64, spec.head_dim, dtype)
+        self.out_tile = tk.st(64, min(spec.head_dim, 128), dtype)  # of dK and dV
+        self.ds_tile = tk.st(64, config.tile, dtype)
+        self.dq_tile = tk.st(64, config.dq_cols, dtype)
+        self.halves = config.block // 64  # tiles of K, of V and of dS
+        self.stats_bytes = 8 * config.tile
+
+    def roles(self, g, s):
+        """A tuple of ``tk.Role``."""
+        raise NotImplementedError
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    @cute.jit
+    def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor,
+                 lse: cute.Tensor, dlse: Optional[cute.Tensor], dq: Optional[cute.Tensor], dk: cute.Tensor,
+                 dv: cute.Tensor, workspace: cute.Tensor, scale: Float32, left: Int32, right: Int32,
+                 stream: cuda.CUstream):
+        """do, q, o, dq (B, Sq, H, D), k, v, dk, dv (B, Sk, Hk, D), lse, dlse (B, H, Sq) fp32; workspace: fp32,
+        uninitialised, ``config.workspace_floats`` for each query head."""
+        spec, c = self.spec, self.config
+        all_tiles = ceil_div(q.shape[1], c.tile) * q.shape[2] * q.shape[0]
+        stats, acc, counters = self.parts_of(workspace, all_tiles, k.shape[2] * k.shape[0])
+        BackwardPre(spec, c)(do, o, lse, dlse, stats, acc, counters, stream)
+        do, q, k, v, dk, dv = [heads_outside(x) for x in (do, q, k, v, dk, dv)]
+        tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], c.block)
+        all_kv_heads, heads_per_kv = k.shape[2] * k.shape[3], q.shape[2] // k.shape[2]
+        # of a K/V head: Q, dO and the accumulator of its query heads; both factors bounded, to stay in 32 bits
+        row_bytes = spec.head_dim * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
+        rows = cutlass.min(q.shape[0], Int32(1 << 15))
+        g = Globals(
+            q=tk.gl.load(q, self.q_tile), do=tk.gl.load(do, self.q_tile),
+            k=tk.gl.load(k, self.kv_tile), v=tk.gl.load(v, self.kv_tile),
+            dk=tk.gl.store(dk, self.out_tile), dv=tk.gl.store(dv, self.out_tile), stats=stats, acc=acc,
+            dq=None if counters is None else tk.gl.store(heads_outside(dq), self.dq_tile), counters=counters,
+            rows_q=q.shape[0], rows_k=k.shape[0], left=left, right=right, heads=q.shape[2], kv_heads=k.shape[2],
+            heads_per_kv=heads_per_kv, tiles=tiles, blocks=blocks, all_kv_heads=all_kv_heads,
+            section=heads_in_section(rows * row_bytes, c.section_mb << 20, 1, all_kv_heads),
+            scale=scale, scale_log2=scale * tk.LOG2E)
+        self.kernel(g).launch(grid=[blocks * all_kv_heads, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1],
+                              stream=stream, min_blocks_per_mp=1, use_pdl=True)
+        if const_expr(spec.adds_dq and c.post):
+            BackwardPost(spec, c)(acc, dq, scale, stream)
+        elif const_expr(spec.dq and not spec.adds_dq):
+            BackwardQueries(spec, c)(do, q, k, v, dq, stats, scale, left, right, stream)
+
+    def parts_of(self, workspace, tiles, heads):
+        """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; the counters, where a
+        last block is asked for."""
+        of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.head_dim  # floats of a tile
+        stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
+        if not self.spec.adds_dq:
+            return stats, None, None
+        start = (workspace.iterator + Int64(tiles) * of_stats).align(16)
+        acc = cute.make_tensor(start, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
+        if self.config.post:
+            return stats, acc, None
+        end = cute.recast_ptr(start + Int64(tiles) * of_acc, dtype=Int32)
+        return stats, acc, cute.make_tensor(end, cute.make_layout((heads,)))
+
+    # ---- device --------------------------------------------------------------------------------
+
+    @cute.kernel
+    def kernel(self, g: Globals):
+        c, warps = self.config, 4 * self.keepers
+        al = tk.SharedAllocator()
+        s = Shared(
+            k=al.tile(self.kv_tile, self.halves), v=al.tile(self.kv_tile, self.halves),
+            q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
+            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
+            p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
+            kv_full=al.semaphores(2), q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, warps),
+            do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, warps),
+            ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves), p_pipe=al.pipe(2, 0, 4, producers=4))
+
+        def initialise():
+            for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe, s.p_pipe):
+                pipe.init()
+            for i in range(2):
+                tk.init(s.kv_full[i], 1)
+
+        tk.init_block(initialise)
+        tk.assign(self.roles(g, s))
+
+    def p_ring(self, al):
+        """Where warpgroups hand P to each other, if they do."""
+        return
+
+    def dq_staging(self, al):
+        """(4, thread, quads) fp32: a part of dQ as the threads have it."""
+        if self.config.dq_add != "bulk":
+            return None
+        return al.allocate_tensor(Float32, cute.make_layout((4, WARPGROUP, self.config.dq_cols // 8)), 128)
+
+    def extent(self, g):
+        left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
+        return QueryExtent(g.rows_q, g.rows_k, self.config.tile, self.config.block, left, right)
+
+    @cute.jit
+    def task(self, g):
+        """This block's."""
+        i, masks = Int32(cute.arch.block_idx()[0]), const_expr(self.spec.left or self.spec.right)
+        longest_first = const_expr(masks and self.config.longest_first)
+        head, block = place(i, g.blocks, g.all_kv_heads, g.section, longest_first)
+        r = query_range(self.extent(g), block * self.config.block)
+        shift = Int32(0)
+        if const_expr(self.config.stagger and not masks):
+            shift = block * g.tiles // g.blocks
+        return Task(head // g.kv_heads, head % g.kv_heads, block, r.first, r.whole, r.whole_end, r.end, shift)
+
+    def query_head(self, g, t, h):
+        return t.head * g.heads_per_kv + h
+
+    def tile_number(self, g, t, head, m):
+        """Of tile m of a query head, among those of all heads."""
+        return Int64(t.batch * g.heads + head) * g.tiles + m
+
+    # ---- producer ------------------------------------------------------------------------------
+
+    @cute.jit
+    def producer(self, g, s):
+        tk.prefetch(g.k, g.v, g.q, g.do, g.dk, g.dv)
+        t = self.task(g)
+        for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
+            self.load_keys(tile, src, t, s.kv_full[i])
+        q_ring, do_ring = s.q_pipe.ring(), s.do_pipe.ring()
+        cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
+        for h in cutlass.range(g.heads_per_kv, unroll=1):
+            head = self.query_head(g, t, h)
+            for n in cutlass.range(t.end - t.first, unroll=1):
+                m = nth_tile(t, n, t.shift)
+                sem = s.q_pipe.acquire(q_ring)
+                tk.load_async(s.q[q_ring.stage], g.q, (t.batch, head, m, 0), sem)
+                self.load_stats(g, s, self.tile_number(g, t, head, m), q_ring.stage, sem)
+                q_ring.advance()
+                sem = s.do_pipe.acquire(do_ring)
+                tk.load_async(s.do[do_ring.stage], g.do, (t.batch, head, m, 0), sem)
+                do_ring.advance()
+
+    def load_keys(self, tile, src, t, sem):
+        tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)
+        for i in range(self.halves):
+            tk.load_async(tile[i], src, (t.batch, t.head, self.halves * t.block + i, 0), sem)
+
+    def load_stats(self, g, s, number, stage, sem):
+        with cute.arch.elect_one():
+            tk.bulk_load(s.stats[None, stage].iterator.toint(),
+                         g.stats.iterator.toint() + number * self.stats_bytes, self.stats_bytes, sem.ptr.toint())
+
+    # ---- for the warpgroups with keys --------------------------------------------------------------
+
+    @cute.jit
+    def visit(self, g, s, t, c, step: cutlass.Constexpr):
+        """``step(g, s, t, c, m, masked)`` for each tile of each query head."""
+        for _ in cutlass.range(g.heads_per_kv, unroll=1):
+            for m in cutlass.range(t.first, t.whole, unroll=1):
+                step(g, s, t, c, m, True)
+            for m in cutlass.range(t.whole, t.whole_end, unroll=1):
+                step(g, s, t, c, m, False)
+            if const_expr(self.spec.left):
+                for m in cutlass.range(t.whole_end, t.end, unroll=1):
+                    step(g, s, t, c, m, True)
+
+    def limits(self, g, t, m, half):
+        """Of ``probabilities``: which queries of tile m see which of 64 keys."""
+        key = t.block * self.config.block + half * 64
+        return limits(*mask_limits(self.extent(g), key, m), rows=g.rows_k - key)
+
+    def stats(self, s, ring, which):
+        """A row of the tile's statistics, as a value for each query."""
+        tile, v = self.config.tile, tk.cv(self.config.tile)
+        row = cute.make_tensor(s.stats[None, ring.stage].iterator + which * tile, cute.make_layout((tile,)))
+        tk.load_shared_cols(v, row)
+        return v
+
+    def acquire_after(self, pipe, ring):
+        """Wait until what was handed over last, at the position before ``ring``'s, has been taken."""
+        for _ in range(pipe.stages - 1):
+            ring.advance()
+        pipe.acquire_empty(ring)
+
+    @cute.jit
+    def send(self, dst, tile, x, at, barrier):
+        """Write a warpgroup's x by way of a shared tile that nobody reads any more."""
+        tk.store(tile, x)
+        tk.publish()
+        tk.sync(barrier, WARPGROUP)
+        if tk.first_warp_of_group():
+            tk.store_async(dst, tile, at)
