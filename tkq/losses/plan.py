@@ -1,4 +1,4 @@
-"""Which threads, blocks and memory path a loss takes. Pure: no torch, no DSL; bench/tune_losses.py times it."""
+"""Which threads, blocks and memory path a loss takes. Pure: no torch, no DSL; bench/tune_row_passes.py times it."""
 from dataclasses import dataclass
 
 from .. import row_plan

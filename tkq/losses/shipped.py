@@ -3,7 +3,7 @@ from .. import row_plan, runtime
 from ..testing.expectation import Expectation
 from .launch import recipe, scale_recipe, total_recipe
 from .plan import plan
-from .spec import CrossEntropySpec, ScaleSpec, TotalSpec
+from .spec import KINDS, CrossEntropySpec, ScaleSpec, TotalSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 EVERYTHING = dict(weight="fp32", smoothing=True, softcap=True)
@@ -24,8 +24,10 @@ def shipped() -> list:
               for kind, reduction in (("forward", "none"), ("backward", "mean"), ("backward", "none"))]
     specs += [CrossEntropySpec("forward", 4096, "bf16", weight=w, reduction=reduction, vector=8)
               for reduction, w in (("sum", None), ("mean", None), ("mean", "bf16"))]
-    quick = {(N, "bf16", part) for N in (4096, 50257) for part in (False, True)}
-    found = [runtime.Shipped(_name(s), recipe(s), expectation(s), (s.N, s.x, s.part) in quick) for s in specs]
+    quick = {("forward", 4096, "mean", None), ("fused", 4096, "none", None), ("backward", 4096, "mean", None)}
+    quick |= {(kind, 50257, "none", None) for kind in KINDS}
+    found = [runtime.Shipped(_name(s), recipe(s), expectation(s),
+                             s.x == "bf16" and (s.kind, s.N, s.reduction, s.weight) in quick) for s in specs]
     totals = [TotalSpec(True), TotalSpec(True, False), TotalSpec(False), TotalSpec(True, True, "int32", "bf16")]
     found += [runtime.Shipped(_total_name(s), total_recipe(s), Expectation(instructions=("STAS", "ACQBULK"), smem=4096))
               for s in totals]

@@ -1,4 +1,4 @@
-"""Which threads, blocks and memory path a softmax takes. Pure: no torch, no DSL; bench/tune_softmax.py times it."""
+"""Which threads, blocks and memory path a softmax takes. Pure: no torch, no DSL; bench/tune_row_passes.py times it."""
 from .. import row_plan
 from ..row_plan import RowConfig
 from .spec import SoftmaxSpec

@@ -1,0 +1,195 @@
+"""Time the configs that the plans of softmax and cross entropy offer, beside QuACK and a roof, in the same run.
+
+    python -m bench.tune_row_passes --precompile                        compile only; needs no GPU
+    python -m bench.tune_row_passes --kind forward --shapes 32768x1024  compile, time, print a table
+    kinds: softmax, softmax_backward, forward, fused, backward (the last three are cross entropy's)
+
+First all variants in short turns; then the quickest few beside the peer. The tables of tkq/softmax/plan.py and
+tkq/losses/plan.py are what this script finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from bench.shapes import NORM_SHAPES
+from tkq.losses import plan as losses
+from tkq.losses.spec import CrossEntropySpec
+from tkq.row_plan import RowConfig
+from tkq.softmax import plan as softmax
+from tkq.softmax.spec import SoftmaxSpec
+
+FINALISTS = 3
+KINDS = ("softmax", "softmax_backward", "forward", "fused", "backward")
+STREAMS = {"softmax": 2, "softmax_backward": 3, "forward": 1, "fused": 2, "backward": 2}
+PEERS = {"softmax": ("QuACK", "copy"), "softmax_backward": ("QuACK", "add"), "forward": ("QuACK",),
+         "fused": ("QuACK", "copy"), "backward": ("QuACK", "copy")}
+PEER_OP = {"forward": "cross_entropy", "fused": "both", "backward": "cross_entropy_backward"}
+
+
+def spec_of(kind: str, N: int):
+    if kind.startswith("softmax"):
+        return SoftmaxSpec(N, "bf16", 8, backward=kind == "softmax_backward")
+    return CrossEntropySpec(kind, N, "bf16", vector=8)
+
+
+def variants(kind: str, N: int) -> list[RowConfig]:
+    return (softmax if kind.startswith("softmax") else losses).variants(spec_of(kind, N))
+
+
+def recipe(kind: str, N: int, config: RowConfig):
+    from tkq.losses.launch import recipe as of_losses
+    from tkq.softmax.ops import recipe as of_softmax
+
+    return (of_softmax if kind.startswith("softmax") else of_losses)(spec_of(kind, N), config)
+
+
+def label(c: RowConfig) -> str:
+    return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}"
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+
+
+def _compile(job):
+    from tkq import runtime
+
+    try:
+        runtime.ensure(recipe(*job))
+    except Exception as problem:  # one that does not compile is worth a line, not the run
+        return f"{job}: {type(problem).__name__}: {str(problem)[:200]}"
+    return None
+
+
+def precompile(jobs, processes: int) -> None:
+    begin = time.perf_counter()
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for problem in pool.map(_compile, jobs, chunksize=4):
+            if problem:
+                print(problem, flush=True)
+    print(f"compiled {len(jobs)} in {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def _candidate(kind: str, N: int, config: RowConfig):
+    """The kernel as the peers of its kind are called."""
+    import torch
+
+    from tkq import runtime
+
+    run = runtime.function(recipe(kind, N, config))
+
+    def floats(x, n):
+        return torch.empty(n, dtype=torch.float32, device=x.device)
+
+    def cross_entropy(x, t, gradient):
+        M = x.shape[0]
+        loss = floats(x, M)
+        run(x, t, None, loss, floats(x, 2 * M + 2), None, gradient, -100, 0.0, 0.0, 0.0)
+        return loss
+
+    def softmax_(*given):
+        out = torch.empty_like(given[0])
+        run(*given, out, 1.0)
+        return out
+
+    def fused(x, t):
+        gradient = torch.empty_like(x)
+        return cross_entropy(x, t, gradient), gradient
+
+    def backward(x, t, dloss, saved, lse):
+        gradient = torch.empty_like(x)
+        run(x, t, None, dloss, saved, None, gradient, -100, 0.0, 0.0, 0.0)
+        return gradient
+
+    calls = {"forward": lambda x, t: cross_entropy(x, t, None), "fused": fused, "backward": backward}
+    return calls.get(kind, softmax_)
+
+
+def _inputs(kind: str, M: int, N: int):
+    from bench import cross_entropy
+    from bench import softmax as softmax_bench
+
+    if kind in ("forward", "fused"):
+        return next(cross_entropy.forward_jobs([(M, N)])).make_inputs
+    if kind == "backward":
+        return next(cross_entropy.backward_jobs([(M, N)])).make_inputs
+    jobs = softmax_bench.forward_jobs if kind == "softmax" else softmax_bench.backward_jobs
+    return next(jobs([(M, N)])).make_inputs
+
+
+def tune(kind: str, M: int, N: int) -> dict:
+    """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
+    from bench import peers
+    from tkq.testing import timing
+
+    make, ours = _inputs(kind, M, N), {label(c): c for c in variants(kind, N)}
+    planned = next(iter(ours))
+    first = timing.compare({name: _candidate(kind, N, c) for name, c in ours.items()}, make,
+                           timing.Effort(7, 0.002, 0.02))
+    ranked = sorted((t for t in first.timings if t.ok), key=lambda t: t.median_ms)
+    final = dict.fromkeys([planned, *(t.name for t in ranked[:FINALISTS])])
+    found, missing = peers.find(PEER_OP.get(kind, kind), PEERS[kind])
+    candidates = {**found, **{name: _candidate(kind, N, ours[name]) for name in final}}
+    second = timing.compare(candidates, make, timing.Effort(9, 0.02, 0.1))
+    gigabytes = STREAMS[kind] * M * N * 2 * 1e-9
+    print(f"\n{kind} M {M} N {N}   (planned: {planned})")
+    for t in sorted((t for t in second.timings if t.ok), key=lambda t: t.median_ms):
+        against = [f"{timing.ratio(t, second[name]):.3f} of {name}" for name in found if second[name].ok]
+        print(f"  {t.name:24s} {t.median_ms:.4f} ms {gigabytes / t.median_ms * 1e3:6.0f} GB/s  {', '.join(against)}",
+              flush=True)
+    print("    first round:", ", ".join(f"{t.name} {t.median_ms:.4f}" for t in ranked[:8]))
+    for t in (*first.timings, *second.timings):
+        if not t.ok:
+            print(f"  {t.name}: {t.note}")
+    for name, why in missing.items():
+        print(f"  {name} is not there: {why}")
+    return dict(kind=kind, M=M, N=N, planned=planned, first={t.name: t.times_ms for t in first.timings},
+                second={t.name: t.times_ms for t in second.timings})
+
+
+def _cases(options) -> list:
+    kinds = options.kind or KINDS
+    if options.shapes:
+        shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes.split(",")]
+        return [(kind, *shape) for kind in kinds for shape in shapes]
+    found = []
+    for kind in kinds:
+        for M, N in NORM_SHAPES:
+            if kind in ("softmax", "forward"):
+                found.append((kind, M, N))
+            elif N <= 131072:  # half the rows where more would not fit beside the peers'
+                found.append((kind, min(M, (1 << 29) // N), N))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precompile", action="store_true", help="compile only")
+    parser.add_argument("--out", type=Path, help="folder for row_passes.json")
+    parser.add_argument("--kind", choices=KINDS, action="append")
+    parser.add_argument("--shapes", help="such as 32768x1024,16384x16384")
+    parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
+    options = parser.parse_args()
+    cases = _cases(options)
+    precompile([(kind, N, c) for kind, _, N in cases for c in variants(kind, N)], options.processes)
+    if options.precompile:
+        return
+    results = []
+    for case in cases:
+        results.append(tune(*case))
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "row_passes.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
