@@ -32,6 +32,8 @@ VARIANTS = {
     "turns": {"turns": True},
     "last block": {"post": False},
     "last block turns": {"post": False, "turns": True},
+    "cluster": {"cluster": 2},
+    "cluster turns": {"cluster": 2, "turns": True},
     "stagger": {"stagger": True},
     "2 stages": {"q_stages": 2, "do_stages": 2},
     "3 dS stages": {"ds_stages": 3},
