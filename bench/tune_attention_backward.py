@@ -87,6 +87,7 @@ def arguments():
     p.add_argument("--round-seconds", type=float, default=0.02, help="one candidate's turn")
     p.add_argument("--without", default="", help="peers to leave out")
     p.add_argument("--together", action="store_true")
+    p.add_argument("--prototype", type=Path, help="a folder with another attention_backward.py, timed as a variant too")
     p.add_argument("--precompile", action="store_true", help="compile the variants, and no more")
     p.add_argument("--seconds", type=float, default=280, help="start no run after so long")
     p.add_argument("--out", type=Path)
@@ -126,6 +127,8 @@ def run(cases, chosen, args) -> None:
         shape = bench.Shape(length, dim, causal)
         peers, missing = bench.find_peers(shape, [n for n in bench.PEERS if n not in args.without.split(",")])
         mine = {name: bench.ours(shape, config) for name, config in chosen[dim, causal].items()}
+        if args.prototype:
+            mine["prototype"] = prototype(args.prototype, shape)
         print(f"\n{shape}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
         groups = [mine] if args.together else [{name: call} for name, call in mine.items()]
         for group in groups:
@@ -140,6 +143,16 @@ def run(cases, chosen, args) -> None:
             if args.out:  # what is measured stays, whatever comes
                 args.out.write_text(json.dumps(results, indent=1))
         torch.cuda.empty_cache()
+
+
+def prototype(folder: Path, shape):
+    """``flash_attn_bwd(q, k, v, o, do, lse, causal)`` of the folder's attention_backward.py."""
+    import sys
+
+    sys.path.insert(0, str(folder))
+    from attention_backward import flash_attn_bwd
+
+    return lambda do, q, k, v, o, lse: flash_attn_bwd(q, k, v, o, do, lse, shape.causal, carry=True, dk="ss")
 
 
 def show(shape, found, group, peers) -> None:

@@ -57,7 +57,7 @@ def test_the_variants_to_tune_can_run_and_differ():
     for dim in HEAD_DIMS:
         for causal in (False, True):
             found = variants(dim, causal)
-            assert found["plan"] == plan(BackwardSpec(head_dim=dim, right=causal)) and len(found) >= 5
+            assert found["plan"] == plan(BackwardSpec(head_dim=dim, right=causal)) and len(found) >= 4
             assert len(set(found.values())) == len(found)
             for config in found.values():
                 config.check(dim)
