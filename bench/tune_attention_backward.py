@@ -62,6 +62,19 @@ def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
     return found
 
 
+def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
+    """(shared memory's time / the tensor cores' time, bytes of dQ added / clock of the tensor cores) of a step, from
+    128 bytes and 2048 products a clock: what limits, if nothing else does."""
+    halves, clocks = c.block // 64, 5 * c.tile * c.block * dim / 2048
+    rows, cols = c.dq_parts(dim)
+    products = halves * (2 * (64 + c.tile) + 2 * c.tile) * dim * 2  # S and dP from shared memory, dV and dK half so
+    dq = rows * cols * (64 + c.dq_cols) * c.block * 2
+    moved = 2 * c.tile * dim * 2 + c.block * c.tile * 2  # Q and dO in, dS
+    moved += 2 * c.tile * dim * 4 if c.dq_add == "bulk" else 0
+    moved += 2 * c.block * c.tile * 2 if dim > 128 else 0  # P from one warpgroup to the other
+    return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
+
+
 def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
     return Recipe("tkq.attention.backward:build", (BackwardSpec(head_dim=dim, right=causal), config))
 
@@ -129,6 +142,9 @@ def run(cases, chosen, args) -> None:
         mine = {name: bench.ours(shape, config) for name, config in chosen[dim, causal].items()}
         if args.prototype:
             mine["prototype"] = prototype(args.prototype, shape)
+        for name, c in chosen[dim, causal].items():
+            print("  model: {:20s} shared memory {:.2f} of the tensor cores, {:.1f} bytes added a clock".format(
+                name, *model(dim, c)))
         print(f"\n{shape}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
         groups = [mine] if args.together else [{name: call} for name, call in mine.items()]
         for group in groups:

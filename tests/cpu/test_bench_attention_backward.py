@@ -34,6 +34,15 @@ def test_cases_are_read():
     assert cases[0] == (128, (1024, 4096, 16384), (False, True)) and all(dim in bench.DIMS for dim, _, _ in cases)
 
 
+def test_the_model_of_a_step():
+    from tkq.attention.backward_plan import BackwardConfig
+
+    shared, added = tune.model(128, BackwardConfig())
+    assert shared == pytest.approx((64 + 64 + 32 + 32 + 64 + 16 + 32) * 1024 / 128 / 2560)
+    assert added == pytest.approx(32 * 1024 / 2560)
+    assert tune.model(128, BackwardConfig(dq_add="bulk"))[0] == pytest.approx(shared + 64 * 1024 / 128 / 2560)
+
+
 def test_without_a_gpu_it_says_so(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

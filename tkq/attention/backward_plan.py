@@ -111,7 +111,7 @@ def _expectation(spec, config):
     from tkq.testing.expectation import Expectation
 
     few, some, many = config.registers
-    dq = ("REDG",) if spec.adds_dq else ()
+    dq = ({"red": "REDG", "bulk": "UBLKRED"}[config.dq_add],) if spec.adds_dq else ()
     return Expectation(
         tensor=24, instructions=("UTMALDG", "UTMASTG", "UBLKCP", "USETMAXREG", "STSM", *dq),
         roles=((few, 1), (some, 1), (many, 2)),
