@@ -43,6 +43,7 @@ VARIANTS = {
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
+    "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
 }
 
 

@@ -19,8 +19,8 @@ SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), head_dim=st.sampl
 def test_what_is_planned_can_run(spec, length):
     config = plan(spec, length).check(spec.head_dim)
     assert config.shared_bytes(spec.head_dim) <= SHARED_BYTES
-    few, some, many = config.registers
-    assert few + some + 2 * many <= 512
+    assert sum(groups for _, groups in config.roles) == 4
+    assert sum(registers * groups for registers, groups in config.roles) <= 512
 
 
 @given(SPECS, st.integers(1, 100_000))
@@ -38,6 +38,8 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"q_stages": 5}, "bytes of shared memory at"),
     ({"kv": 256}, "bytes of shared memory for dQ alone"),
     ({"dq_add": "push"}, "dq_add is red or bulk"),
+    ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),
+    ({"registers": (24, 72, 216)}, "512 for a thread"),
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):

@@ -13,8 +13,8 @@ ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 @dataclass(frozen=True)
 class BackwardConfig:
     """tile: query rows of a step. block: keys of a block. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in
-    flight. dq_cols: columns of a product of dQ (of head_dim). registers: of a thread of the producer, of the dQ
-    warpgroup, of the others.
+    flight. dq_cols: columns of a product of dQ (of head_dim). registers: of a thread of each role, the producer, the
+    dQ warpgroup, then the two warpgroups with keys or, where head_dim is above 128, that with dV and that with dK.
 
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
@@ -42,6 +42,12 @@ class BackwardConfig:
     kv: int = 128
     kv_stages: int = 2
 
+    @property
+    def roles(self) -> tuple:
+        """(registers, warpgroups) of each."""
+        one_each = len(self.registers) == 4
+        return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
+
     def dq_parts(self, head_dim: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
         return self.tile // 64, head_dim // self.dq_cols
@@ -68,6 +74,9 @@ class BackwardConfig:
                              "128, 64 where head_dim is above 128")
         if self.dq_add not in ("red", "bulk") or (wide and self.turns):
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
+        if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
+            raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
+                             "512 for a thread of each warpgroup in all")
         alone = SEMAPHORE_BYTES + 4 * head_dim * (ROWS + self.kv * self.kv_stages)
         for what, taken in (("", self.shared_bytes(head_dim)), (" for dQ alone", alone)):
             if taken > SHARED_BYTES:
@@ -81,7 +90,7 @@ def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
     return {64: _D64, 128: _D128, 256: _D256}[spec.head_dim]
 
 
-_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, kv=64, kv_stages=1)
+_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
 _D128 = BackwardConfig()
 _D64 = BackwardConfig(tile=128)
 
@@ -110,11 +119,10 @@ def shipped():
 def _expectation(spec, config):
     from tkq.testing.expectation import Expectation
 
-    few, some, many = config.registers
     dq = ({"red": "REDG", "bulk": "UBLKRED"}[config.dq_add],) if spec.adds_dq else ()
     return Expectation(
         tensor=24, instructions=("UTMALDG", "UTMASTG", "UBLKCP", "USETMAXREG", "STSM", *dq),
-        roles=((few, 1), (some, 1), (many, 2)),
+        roles=config.roles,
         others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
                 ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))
