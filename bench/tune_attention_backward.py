@@ -32,6 +32,8 @@ VARIANTS = {
     "turns": {"turns": True},
     "last block": {"post": False},
     "last block turns": {"post": False, "turns": True},
+    "cluster": {"cluster": 2},
+    "cluster turns": {"cluster": 2, "turns": True},
     "stagger": {"stagger": True},
     "2 stages": {"q_stages": 2, "do_stages": 2},
     "3 dS stages": {"ds_stages": 3},
@@ -41,6 +43,7 @@ VARIANTS = {
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
+    "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
 }
 
 
@@ -58,6 +61,19 @@ def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
         if name == "plan" or config != base:
             found[name] = config
     return found
+
+
+def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
+    """(shared memory's time / the tensor cores' time, bytes of dQ added / clock of the tensor cores) of a step, from
+    128 bytes and 2048 products a clock: what limits, if nothing else does."""
+    halves, clocks = c.block // 64, 5 * c.tile * c.block * dim / 2048
+    rows, cols = c.dq_parts(dim)
+    products = halves * (2 * (64 + c.tile) + 2 * c.tile) * dim * 2  # S and dP from shared memory, dV and dK half so
+    dq = rows * cols * (64 + c.dq_cols) * c.block * 2
+    moved = 2 * c.tile * dim * 2 + c.block * c.tile * 2  # Q and dO in, dS
+    moved += 2 * c.tile * dim * 4 if c.dq_add == "bulk" else 0
+    moved += 2 * c.block * c.tile * 2 if dim > 128 else 0  # P from one warpgroup to the other
+    return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
 
 
 def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
@@ -85,6 +101,7 @@ def arguments():
     p.add_argument("--round-seconds", type=float, default=0.02, help="one candidate's turn")
     p.add_argument("--without", default="", help="peers to leave out")
     p.add_argument("--together", action="store_true")
+    p.add_argument("--prototype", type=Path, help="a folder with another attention_backward.py, timed as a variant too")
     p.add_argument("--precompile", action="store_true", help="compile the variants, and no more")
     p.add_argument("--seconds", type=float, default=280, help="start no run after so long")
     p.add_argument("--out", type=Path)
@@ -124,6 +141,11 @@ def run(cases, chosen, args) -> None:
         shape = bench.Shape(length, dim, causal)
         peers, missing = bench.find_peers(shape, [n for n in bench.PEERS if n not in args.without.split(",")])
         mine = {name: bench.ours(shape, config) for name, config in chosen[dim, causal].items()}
+        if args.prototype:
+            mine["prototype"] = prototype(args.prototype, shape)
+        for name, c in chosen[dim, causal].items():
+            print("  model: {:20s} shared memory {:.2f} of the tensor cores, {:.1f} bytes added a clock".format(
+                name, *model(dim, c)))
         print(f"\n{shape}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
         groups = [mine] if args.together else [{name: call} for name, call in mine.items()]
         for group in groups:
@@ -138,6 +160,16 @@ def run(cases, chosen, args) -> None:
             if args.out:  # what is measured stays, whatever comes
                 args.out.write_text(json.dumps(results, indent=1))
         torch.cuda.empty_cache()
+
+
+def prototype(folder: Path, shape):
+    """``flash_attn_bwd(q, k, v, o, do, lse, causal)`` of the folder's attention_backward.py."""
+    import sys
+
+    sys.path.insert(0, str(folder))
+    from attention_backward import flash_attn_bwd
+
+    return lambda do, q, k, v, o, lse: flash_attn_bwd(q, k, v, o, do, lse, shape.causal, carry=True, dk="ss")
 
 
 def show(shape, found, group, peers) -> None:

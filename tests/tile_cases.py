@@ -137,6 +137,7 @@ def _cases():
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
     yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
     yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
+    yield "narrow:build_scratch", (), ("UTMALDG", "UTMASTG", "STSM")
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
     yield from (("schedule:build_deal", x, ("ATOMG",) if x[0] == "dynamic" else ()) for x in DEALS)
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)

@@ -234,6 +234,8 @@ def variants(dim):
     change = lambda **options: dataclasses.replace(base, **options)
     yield change(post=False)
     yield change(stagger=True)
+    yield change(cluster=2)
+    yield change(cluster=2, post=False)
     yield change(longest_first=False)
     if dim < 256:
         yield change(post=False, turns=True, q_stages=2, do_stages=2)

@@ -35,3 +35,9 @@ def test_roles(roles):
             for warp in range(4):
                 expected += [1000 * number + 100 * group + warp if warp < warps else -77] * 32
     assert out.tolist() == [expected] * 3
+
+
+def test_scratch():
+    x, y = normal("bf16", 128, 64), poisoned("bf16", 128, 64)
+    run("narrow:build_scratch", (), x, normal("bf16", 64, 128, seed=1), y)
+    same(y, x)

@@ -64,6 +64,9 @@ KERNEL = {
     "narrow_what": (
         lambda x: tk.apply_narrow(tk.rt_bf(64), lambda y: y, "rows"),
         TypeError, "apply_narrow: operand a is 'rows'"),
+    "scratch_room": (
+        lambda x: ring(64, 64).scratch(tk.st(64, 128)),
+        ValueError, "scratch: 1 tiles of 64 x 64 bf16 have no room for 64 x 128 bf16"),
     "shared_cols_size": (
         lambda x: tk.load_shared_cols(tk.cv(64), tk.SharedAllocator().vector(32)[None, 0]),
         ValueError, "load_shared_cols: v is column vector of 64"),

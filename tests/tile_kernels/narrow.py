@@ -69,3 +69,41 @@ class Roles:
 def build_roles(roles):
     kernel = Roles(roles)
     return kernel, (tensor("int32", 3, kernel.threads),)
+
+
+class Scratch:
+    """y = x, (128, 64) bf16, by way of the two tiles of 64 rows that a ring of one tile of 64 x 128 has room for, after
+    that has been loaded from z."""
+
+    def __init__(self):
+        self.wide, self.half = tk.st(64, 128), tk.st(64, 64)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, z: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(x, tk.gl.load(z, self.wide), tk.gl.store(y, self.half)).launch(
+            grid=[1, 1, 1], block=[128, 1, 1], stream=stream, min_blocks_per_mp=1)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, z: tk.gl, y: tk.gl):
+        al = tk.SharedAllocator()
+        ring, full = al.tile(self.wide), al.semaphores()
+        tk.init_block(lambda: tk.init(full, 1))
+        if tk.warp_id() == 0:
+            tk.expect_bytes(full, self.wide.bytes)
+            tk.load_async(ring[0], z, (0, 0), full)
+        tk.wait(full, 0)
+        halves = ring.scratch(self.half)
+        for i in cutlass.range_constexpr(2):
+            regs = tk.rt_bf(64)
+            get(regs, x, 64 * i)
+            tk.store(halves[i], regs)
+        tk.publish()
+        tk.sync_block()
+        if tk.warp_id() == 0:
+            for i in cutlass.range_constexpr(2):
+                tk.store_async(y, halves[i], (i, 0))
+            tk.store_wait()
+
+
+def build_scratch():
+    return Scratch(), (tensor("bf16", 128, 64), tensor("bf16", 64, 128), tensor("bf16", 128, 64))

@@ -43,9 +43,10 @@ class AttentionBackward(BackwardAdding):
     warpgroups = 4
 
     def roles(self, g, s):
-        few, some, many = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s), few, warps=1), tk.Role(lambda _: self.queries(g, s), some),
-                tk.Role(lambda wg: self.keys(g, s, wg), many, warpgroups=2))
+        producer, queries, keys = self.config.registers
+        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
+                tk.Role(lambda _: self.queries(g, s), queries),
+                tk.Role(lambda wg: self.keys(g, s, wg), keys, warpgroups=2))
 
     @cute.jit
     def keys(self, g, s, wg):

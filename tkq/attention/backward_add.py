@@ -82,8 +82,9 @@ class BackwardAdding(BackwardBase):
         cute.arch.fence_acq_rel_gpu()  # each thread's additions come before the count
         tk.sync(DQ_BARRIER, WARPGROUP)
         counter, last = g.counters.iterator + (t.batch * g.kv_heads + t.head), s.last
+        others = Uint32(g.blocks * self.config.cluster - 1)
         if tk.thread_in_warpgroup() == 0:
-            last[0, 0] = Int32(tk.count_up(counter.toint(), Uint32(g.blocks - 1)) == Uint32(g.blocks - 1))
+            last[0, 0] = Int32(tk.count_up(counter.toint(), others) == others)
             cute.arch.fence_acq_rel_gpu()  # the count comes before what anyone here reads of others' additions
         tk.sync_arrive(LAST_BARRIER, 3 * WARPGROUP)
 

@@ -55,13 +55,13 @@ class BackwardBase:
         stats, acc, counters = self.parts_of(workspace, all_tiles, k.shape[2] * k.shape[0])
         BackwardPre(spec, c)(do, o, lse, dlse, stats, acc, counters, stream)
         do, q, k, v, dk, dv = [heads_outside(x) for x in (do, q, k, v, dk, dv)]
-        tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], c.block)
+        tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], c.block * c.cluster)
         all_kv_heads, heads_per_kv = k.shape[2] * k.shape[3], q.shape[2] // k.shape[2]
         # of a K/V head: Q, dO and the accumulator of its query heads; both factors bounded, to stay in 32 bits
         row_bytes = spec.head_dim * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
         rows = cutlass.min(q.shape[0], Int32(1 << 15))
         g = Globals(
-            q=tk.gl.load(q, self.q_tile), do=tk.gl.load(do, self.q_tile),
+            q=tk.gl.load(q, self.q_tile, c.cluster), do=tk.gl.load(do, self.q_tile, c.cluster),
             k=tk.gl.load(k, self.kv_tile), v=tk.gl.load(v, self.kv_tile),
             dk=tk.gl.store(dk, self.out_tile), dv=tk.gl.store(dv, self.out_tile), stats=stats, acc=acc,
             dq=None if counters is None else tk.gl.store(heads_outside(dq), self.dq_tile), counters=counters,
@@ -69,8 +69,9 @@ class BackwardBase:
             heads_per_kv=heads_per_kv, tiles=tiles, blocks=blocks, all_kv_heads=all_kv_heads,
             section=heads_in_section(rows * row_bytes, c.section_mb << 20, 1, all_kv_heads),
             scale=scale, scale_log2=scale * tk.LOG2E)
-        self.kernel(g).launch(grid=[blocks * all_kv_heads, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1],
-                              stream=stream, min_blocks_per_mp=1, use_pdl=True)
+        self.kernel(g).launch(grid=[blocks * all_kv_heads * c.cluster, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1],
+                              cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
+                              min_blocks_per_mp=1, use_pdl=True)
         if const_expr(spec.adds_dq and c.post):
             BackwardPost(spec, c)(acc, dq, scale, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
@@ -101,8 +102,9 @@ class BackwardBase:
             q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
             ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
-            kv_full=al.semaphores(2), q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, warps),
-            do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, warps),
+            kv_full=al.semaphores(2),
+            q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
+            do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, warps, c.cluster),
             ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves), p_pipe=al.pipe(2, 0, 4, producers=4))
 
         def initialise():
@@ -111,8 +113,10 @@ class BackwardBase:
             for i in range(2):
                 tk.init(s.kv_full[i], 1)
 
-        tk.init_block(initialise)
+        tk.init_block(initialise, c.cluster)
         tk.assign(self.roles(g, s))
+        if const_expr(c.cluster > 1):
+            tk.cluster_sync()  # nobody leaves while another may still write to it
 
     def p_ring(self, al):
         """Where warpgroups hand P to each other, if they do."""
@@ -126,18 +130,21 @@ class BackwardBase:
 
     def extent(self, g):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
-        return QueryExtent(g.rows_q, g.rows_k, self.config.tile, self.config.block, left, right)
+        return QueryExtent(g.rows_q, g.rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
 
     @cute.jit
     def task(self, g):
-        """This block's."""
-        i, masks = Int32(cute.arch.block_idx()[0]), const_expr(self.spec.left or self.spec.right)
-        longest_first = const_expr(masks and self.config.longest_first)
+        """This block's. The blocks of a cluster, neighbours among the keys, go through the same tiles."""
+        c, masks = self.config, const_expr(self.spec.left or self.spec.right)
+        longest_first = const_expr(masks and c.longest_first)
+        i = Int32(cute.arch.block_idx()[0]) // c.cluster
         head, block = place(i, g.blocks, g.all_kv_heads, g.section, longest_first)
-        r = query_range(self.extent(g), block * self.config.block)
+        r = query_range(self.extent(g), block * (c.block * c.cluster))
         shift = Int32(0)
-        if const_expr(self.config.stagger and not masks):
+        if const_expr(c.stagger and not masks):
             shift = block * g.tiles // g.blocks
+        if const_expr(c.cluster > 1):
+            block = block * c.cluster + tk.cluster_rank()
         return Task(head // g.kv_heads, head % g.kv_heads, block, r.first, r.whole, r.whole_end, r.end, shift)
 
     def query_head(self, g, t, h):

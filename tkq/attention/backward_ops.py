@@ -8,6 +8,7 @@ from torch import Tensor
 from tkq import reference_attention
 from tkq.attention.backward_plan import plan
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.plan import length_class
 from tkq.attention.spec import DTYPES
 from tkq.runtime import Recipe, arch, check, dtypes, function, ops
 
@@ -142,21 +143,23 @@ def run(do, q, k, v, o, lse, dq, dk, dv, dlse=None, causal=False, softmax_scale=
     batch, rows, heads, head_dim = q.shape
     (left, right), index = window_size, q.get_device()
     right = 0 if causal else right
-    key = (q.dtype, head_dim, left is None, right is None, dq is None, dlse is None, deterministic, index, config)
+    length = length_class(k.shape[1])
+    key = (q.dtype, head_dim, left is None, right is None, dq is None, dlse is None, deterministic, length, index,
+           config)
     launcher = _launchers.get(key)
     if launcher is None:
-        launcher = _launchers[key] = _launcher(q, *key[2:7], config)
+        launcher = _launchers[key] = _launcher(q, *key[2:8], config)
     kernels, floats = launcher
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     workspace = torch.empty(batch * heads * floats(rows), dtype=torch.float32, device=q.device)
     kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, scale, left or 0, right or 0)
 
 
-def _launcher(q, no_left, no_right, no_dq, no_dlse, deterministic, config):
+def _launcher(q, no_left, no_right, no_dq, no_dlse, deterministic, length, config):
     arch.require_hopper(q.device)
     spec = BackwardSpec(dtypes.name_of(q.dtype), q.shape[3], not no_left, not no_right, not no_dq, not no_dlse,
                         bool(deterministic))
-    config = config or plan(spec)
+    config = config or plan(spec, length)
     kernels = function(Recipe("tkq.attention.backward:build", (spec, config)))
     return kernels, lambda rows: config.workspace_floats(spec, rows)
 

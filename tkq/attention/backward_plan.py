@@ -3,6 +3,7 @@ import itertools
 from dataclasses import dataclass
 
 from tkq.attention.backward_spec import HEAD_DIMS, BackwardSpec
+from tkq.attention.plan import LENGTHS
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
@@ -12,14 +13,15 @@ ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 @dataclass(frozen=True)
 class BackwardConfig:
     """tile: query rows of a step. block: keys of a block. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in
-    flight. dq_cols: columns of a product of dQ (of head_dim). registers: of a thread of the producer, of the dQ
-    warpgroup, of the others.
+    flight. dq_cols: columns of a product of dQ (of head_dim). registers: of a thread of each role, the producer, the
+    dQ warpgroup, then the two warpgroups with keys or, where head_dim is above 128, that with dV and that with dK.
 
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
     blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
     shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a
-    kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2.
+    kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2. cluster:
+    blocks that share each tile of Q and dO.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 
@@ -36,8 +38,15 @@ class BackwardConfig:
     dq_add: str = "red"
     turns: bool = False
     post: bool = True
+    cluster: int = 1
     kv: int = 128
     kv_stages: int = 2
+
+    @property
+    def roles(self) -> tuple:
+        """(registers, warpgroups) of each."""
+        one_each = len(self.registers) == 4
+        return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
 
     def dq_parts(self, head_dim: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
@@ -59,23 +68,29 @@ class BackwardConfig:
 
     def check(self, head_dim: int) -> "BackwardConfig":
         """Itself; ValueError for a configuration that cannot run."""
-        taken = self.shared_bytes(head_dim)
-        if taken > SHARED_BYTES:
-            raise ValueError(f"{self}: {taken} bytes of shared memory at head_dim {head_dim}, there are {SHARED_BYTES}")
-        taken = SEMAPHORE_BYTES + 4 * head_dim * (ROWS + self.kv * self.kv_stages)
-        if taken > SHARED_BYTES:
-            raise ValueError(f"{self}: {taken} bytes of shared memory for dQ alone, there are {SHARED_BYTES}")
-        if self.tile % 64 or head_dim % self.dq_cols:
-            raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide head_dim {head_dim}")
+        wide = head_dim > 128
+        if self.tile % 64 or head_dim % self.dq_cols or self.block != (64 if wide else 128):
+            raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide head_dim {head_dim}, and block be "
+                             "128, 64 where head_dim is above 128")
+        if self.dq_add not in ("red", "bulk") or (wide and self.turns):
+            raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
+        if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
+            raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
+                             "512 for a thread of each warpgroup in all")
+        alone = SEMAPHORE_BYTES + 4 * head_dim * (ROWS + self.kv * self.kv_stages)
+        for what, taken in (("", self.shared_bytes(head_dim)), (" for dQ alone", alone)):
+            if taken > SHARED_BYTES:
+                raise ValueError(f"{self}: {taken} bytes of shared memory{what} at head_dim {head_dim}, "
+                                 f"there are {SHARED_BYTES}")
         return self
 
 
-def plan(spec: BackwardSpec) -> BackwardConfig:
-    """The configuration for a problem."""
+def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
+    """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys)."""
     return {64: _D64, 128: _D128, 256: _D256}[spec.head_dim]
 
 
-_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, kv=64, kv_stages=1)
+_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
 _D128 = BackwardConfig()
 _D64 = BackwardConfig(tile=128)
 
@@ -89,25 +104,25 @@ def shipped():
              "causal_dlse": {"right": True, "dlse": True}, "causal_no_dq": {"right": True, "dq": False},
              "deterministic": {"deterministic": True}, "causal_deterministic": {"right": True, "deterministic": True},
              "window_deterministic": {"left": True, "right": True, "deterministic": True}}
-    out = []
-    for (kind, options), dtype, head_dim in itertools.product(kinds.items(), ("bf16", "fp16"), HEAD_DIMS):
+    out = {}
+    for (kind, options), dtype, head_dim, length in itertools.product(
+            kinds.items(), ("bf16", "fp16"), HEAD_DIMS, LENGTHS):
         spec = BackwardSpec(dtype, head_dim, **options)
-        config = plan(spec)
+        config = plan(spec, length)
         recipe = Recipe("tkq.attention.backward:build", (spec, config))
-        name = "_".join(("flash_attn_backward", dtype, f"d{head_dim}", *filter(None, [kind])))
-        out.append(Shipped(name, recipe, _expectation(spec, config),
-                           quick=dtype == "bf16" and kind in ("", "causal")))
-    return out
+        name = "_".join(("flash_attn_backward", dtype, f"d{head_dim}", *filter(None, [kind]), length))
+        quick = dtype == "bf16" and kind in ("", "causal")
+        out.setdefault(recipe, Shipped(name, recipe, _expectation(spec, config), quick=quick))
+    return list(out.values())
 
 
 def _expectation(spec, config):
     from tkq.testing.expectation import Expectation
 
-    few, some, many = config.registers
-    dq = ("REDG",) if spec.adds_dq else ()
+    dq = ({"red": "REDG", "bulk": "UBLKRED"}[config.dq_add],) if spec.adds_dq else ()
     return Expectation(
         tensor=24, instructions=("UTMALDG", "UTMASTG", "UBLKCP", "USETMAXREG", "STSM", *dq),
-        roles=((few, 1), (some, 1), (many, 2)),
+        roles=config.roles,
         others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
                 ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

@@ -28,7 +28,7 @@ class Globals:
     kv_heads: Int32
     heads_per_kv: Int32
     tiles: Int32  # of a query head
-    blocks: Int32  # of a K/V head
+    blocks: Int32  # of a K/V head; or clusters of them
     all_kv_heads: Int32  # of all batch elements
     section: Int32  # how many K/V heads are worked on together
     scale: Float32

@@ -30,9 +30,10 @@ class WideBackward(BackwardAdding):
     warpgroups = 4
 
     def roles(self, g, s):
-        few, some, many = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s), few, warps=1), tk.Role(lambda _: self.queries(g, s), some),
-                tk.Role(lambda _: self.values(g, s), many), tk.Role(lambda _: self.keys(g, s), many))
+        producer, queries, values, keys = self.config.registers
+        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
+                tk.Role(lambda _: self.queries(g, s), queries), tk.Role(lambda _: self.values(g, s), values),
+                tk.Role(lambda _: self.keys(g, s), keys))
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
