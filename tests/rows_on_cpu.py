@@ -15,6 +15,7 @@ from tkq.losses import build as loss_build
 from tkq.losses import forward as loss_forward
 from tkq.losses import launch, rows
 from tkq.losses import total as loss_total
+from tkq.losses.plan import TotalConfig
 from tkq.row_pass import Here
 from tkq.row_plan import RowConfig
 from tkq.runtime import fake
@@ -60,10 +61,20 @@ class SoftmaxBackward(OnCpu, backward.SoftmaxBackward):
 
 
 class CrossEntropy(OnCpu, loss_forward.CrossEntropy):
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.total_spec, self.finish = self.finish and self.finish.spec, None
+
     @cute.jit
     def __call__(self, mX, mT, mW, mLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
                  softcap: Float32):
-        self._all(mX, (mX, mT, mW, mLoss, mSaved, mAll, mD, rows.Options(ignore_index, smoothing, z_loss, softcap)))
+        losses, M = mLoss, mX.shape[0]
+        if cutlass.const_expr(self.total_spec is not None):
+            losses = cute.make_tensor(mSaved.iterator + (2 * M + 2), cute.make_layout(M))
+        self._all(mX, (mX, mT, mW, losses, mSaved, mAll, mD, rows.Options(ignore_index, smoothing, z_loss, softcap)))
+        if cutlass.const_expr(self.total_spec is not None):
+            inverse = rows.Kept.of(mSaved, mAll, M).all if cutlass.const_expr(self.total_spec.mean) else None
+            Total(self.total_spec, TotalConfig(32, 1))(losses, mT, mW, mLoss, inverse, ignore_index)
 
 
 class CrossEntropyBackward(OnCpu, loss_backward.CrossEntropyBackward):

@@ -110,6 +110,7 @@ def test_the_fused_pass_and_the_total(reduction, weighted):
     for M in (1, 37):
         logits, target = make((M, 33), "bf16", 3.0)
         terms = Terms(weight, reduction=reduction, label_smoothing=0.1)
+        check(logits, target, terms)
         for inplace in (False, True):
             given = logits.clone()
             loss, gradient = launch.both(given, target, terms, inplace)
