@@ -6,6 +6,7 @@ size is safe, since exp2 saturates to inf or 0 and the reciprocal of inf is 0.
 """
 import math
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -70,8 +71,9 @@ def gelu_tanh(x):
 
 def gelu_tanh_and_slope(x):
     u, slope = _tanh_argument(x)
-    w = sigmoid(u)
-    return x * w, w + x * (w * (Float32(1.0) - w)) * slope
+    e = cutlass.min(_exp2(u * Float32(-LOG2_E)), Float32(3e38))  # finite: 0 * e is 0 below
+    w = _reciprocal(Float32(1.0) + e)
+    return x * w, w + x * (w * (w * e)) * slope  # w * e is 1 - w, but does not cancel where w is near 1
 
 
 VALUE = {"swiglu": silu, "geglu": gelu, "geglu_tanh": gelu_tanh}
