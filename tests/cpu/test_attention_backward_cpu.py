@@ -1,4 +1,5 @@
 """Attention's gradients without a GPU: the formula against autograd, the autograd glue, what is refused, the fake."""
+import itertools
 import math
 from typing import Optional
 
@@ -13,21 +14,24 @@ from tkq.runtime import ops
 SHAPES = ((17, 33), (33, 17), (16, 16), (1, 40), (40, 1), (5, 0), (0, 5))
 
 
-def inputs(rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.float64, batch=2):
-    make = lambda s, h: torch.randn(batch, s, h, dim, dtype=torch.float64).to(dtype)
-    return make(rows, heads), make(keys, kv_heads), make(keys, kv_heads)
+def inputs(rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.float64, batch=2, dim_v=None):
+    make = lambda s, h, d: torch.randn(batch, s, h, d, dtype=torch.float64).to(dtype)
+    return make(rows, heads, dim), make(keys, kv_heads, dim), make(keys, kv_heads, dim_v or dim)
 
 
-def forward(q, k, v, causal, scale=None, window_size=(None, None)):
-    """o and lse by plain differentiable operations, 0 and -inf where a row sees nothing."""
+def forward(q, k, v, causal, scale=None, window_size=(None, None), softcap=0.0, sinks=None):
+    """o and lse by plain differentiable operations, 0 and -inf (or the sink) where a row sees nothing."""
     group = q.shape[2] // k.shape[2]
     s = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(group, 2))
     s = s * (q.shape[3] ** -0.5 if scale is None else scale)
+    s = softcap * torch.tanh(s / softcap) if softcap else s
     mask = reference_attention.seen(q.shape[1], k.shape[1], causal, window_size)
     some = mask.any(-1)
     s = s.masked_fill(~mask & some[:, None], -math.inf)
     lse = s.logsumexp(-1).masked_fill(~some, -math.inf)
-    p = (s - lse.masked_fill(~some, 0.0)[..., None]).exp() * some[:, None]
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks[:, None].expand(lse.shape[1:]))
+    p = (s - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp() * some[:, None]
     return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(group, 2)), lse
 
 
@@ -50,6 +54,21 @@ def test_the_formula_is_the_derivative(causal, window_size, shape):
         assert a.shape == b.shape and torch.allclose(a, b, atol=1e-10), name
 
 
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("softcap", (0.0, 1.5))
+@pytest.mark.parametrize("shape", ((17, 33), (33, 17)))
+def test_the_formula_with_a_softcap_sinks_and_narrow_values(causal, softcap, shape):
+    q, k, v = (x.requires_grad_() for x in inputs(*shape, dim_v=24))
+    sinks = torch.randn(4, dtype=q.dtype, requires_grad=True)
+    o, lse = forward(q, k, v, causal, 0.3, (20, None), softcap, sinks)
+    do, dlse = torch.randn_like(o), torch.randn_like(lse)
+    want = torch.autograd.grad((o * do).sum() + (lse * dlse).sum(), (q, k, v, sinks))
+    found = reference_attention.flash_attn_backward(
+        *(x.detach() for x in (do, q, k, v, o, lse, dlse)), causal, 0.3, (20, -1), softcap, sinks.detach())
+    for name, a, b in zip(("dq", "dk", "dv", "dsinks"), found, want):
+        assert a.shape == b.shape and torch.allclose(a, b, atol=1e-10), name
+
+
 def test_seen_is_the_definition():
     mask = reference_attention.seen(5, 8, window_size=(2, 1))
     for i in range(5):
@@ -59,12 +78,16 @@ def test_seen_is_the_definition():
 # ---- the glue --------------------------------------------------------------------------------------
 
 
-def recorded(q, k, v, causal, scale, return_lse):
-    o, lse = reference.flash_attn(q, k, v, causal, scale)
-    return o, lse
+def recorded(q, k, v, sinks, causal, scale, left, right, softcap, deterministic):
+    o, lse = forward(*(x.double() for x in (q, k, v)), causal, scale, (left, right), softcap,
+                     sinks if sinks is None else sinks.double())
+    return o.to(q.dtype), lse.float()
 
 
 Recorded = ops.eager_function("Recorded", forward=recorded, setup=autograd.setup, backward=autograd.backward)
+
+
+REST = (0.2, -1, -1, 0.0, False)  # the options after causal
 
 
 def low(*shape, **options):
@@ -77,7 +100,7 @@ def test_gradients_flow(causal, used):
     q, k, v = (x.requires_grad_() for x in low())
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
     losses = []
-    for o, lse in (Recorded.apply(q, k, v, causal, 0.2, True), forward(*wide, causal, 0.2)):
+    for o, lse in (Recorded.apply(q, k, v, None, causal, *REST), forward(*wide, causal, 0.2)):
         losses.append((o.double().square().sum() if used != "lse" else 0) + (
             lse.double().square().sum() if used != "o" else 0))
     for x, w in zip(torch.autograd.grad(losses[0], (q, k, v), allow_unused=True),
@@ -87,21 +110,36 @@ def test_gradients_flow(causal, used):
         assert (x.double() - w).norm() <= 0.02 * w.norm() + 1e-6
 
 
-@pytest.mark.parametrize("needs", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1) if a or b or c])
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_gradients_of_all_that_is_differentiable(dtype):
+    q, k, v = (x.requires_grad_() for x in low(dim_v=32))
+    sinks = torch.randn(4).to(dtype).requires_grad_()
+    options = False, 0.2, (9, 4), 3.0
+    o, lse = Recorded.apply(q, k, v, sinks, options[0], options[1], *options[2], options[3], False)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v, sinks)]
+    wide_o, wide_lse = forward(*wide[:3], *options, wide[3])
+    (o.double().square().sum() + lse.double().square().sum()).backward()
+    for x, w in zip((q, k, v, sinks), torch.autograd.grad(wide_o.square().sum() + wide_lse.square().sum(), wide)):
+        assert x.grad.dtype == x.dtype and (x.grad.double() - w).norm() <= 0.02 * w.norm() + 1e-6
+
+
+@pytest.mark.parametrize("needs", [n for n in itertools.product((0, 1), repeat=4) if any(n)])
 def test_exactly_the_gradients_that_are_needed(needs, monkeypatch):
     asked = []
     real = autograd.attention_backward
     monkeypatch.setattr(autograd, "attention_backward", lambda *a, **kw: asked.append(kw["needs"]) or real(*a, **kw))
-    x = [t.requires_grad_(bool(n)) for t, n in zip(low(), needs)]
-    o, _ = Recorded.apply(*x, True, None, True)
-    o.float().sum().backward()
+    x = [t.requires_grad_(bool(n)) for t, n in zip((*low(), torch.zeros(4)), needs)]
+    o, _ = Recorded.apply(*x, True, *REST)
+    o.float().square().sum().backward()
     assert asked == [tuple(map(bool, needs))]
     assert [t.grad is not None for t in x] == list(map(bool, needs))
 
 
 def test_nothing_needed_is_nothing_done():
     q, k, v = low()
-    assert attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17), needs=(False,) * 3) == (None, None, None)
+    lse = torch.zeros(2, 4, 17)
+    assert attention_backward(q, q, k, v, q, lse, needs=(False,) * 3) == (None, None, None)
+    assert attention_backward(q, q, k, v, q, lse, sinks=torch.zeros(4), needs=(False,) * 4) == (None,) * 4
 
 
 # ---- what is refused -------------------------------------------------------------------------------
@@ -127,6 +165,10 @@ def arguments():
     ("softmax_scale", lambda _: 0.0, ValueError, ("softmax_scale", "0.0")),
     ("softmax_scale", lambda _: "1", TypeError, ("softmax_scale", "str")),
     ("window_size", lambda _: (-2, None), ValueError, ("window_size", "-2")),
+    ("softcap", lambda _: -1.0, ValueError, ("softcap", "-1.0")),
+    ("softcap", lambda _: "1", TypeError, ("softcap", "str")),
+    ("sinks", lambda _: torch.zeros(3), ValueError, ("sinks", "(3,)")),
+    ("sinks", lambda _: torch.zeros(4).double(), TypeError, ("sinks", "float64")),
     ("q", lambda x: x.requires_grad_(), NotImplementedError, ("attention_backward", "q", "grad")),
 ])
 def test_bad_input_is_named(name, change, error, words):
@@ -138,8 +180,12 @@ def test_bad_input_is_named(name, change, error, words):
 
 
 def test_unsupported_head_dim_is_named():
-    q, k, v = low(dim=40)
-    with pytest.raises(NotImplementedError, match="head_dim is 40, supported are 64, 128, 256"):
+    for dim in (44, 264):
+        q, k, v = low(dim=dim)
+        with pytest.raises(NotImplementedError, match=f"head_dim is {dim}, supported are multiples of 8 from 8 to 256"):
+            attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
+    q, k, v = low(dim_v=20)
+    with pytest.raises(NotImplementedError, match="head_dim_v is 20"):
         attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
 
 
@@ -165,12 +211,13 @@ def test_layouts_that_tma_takes():
 # ---- tracing ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("needs", ((True, True, True), (True, False, False), (False, True, True)))
+@pytest.mark.parametrize("needs", ((True, True, True, False), (True, False, False, True), (False, True, True, True)))
 def test_opcheck(needs):
     a = arguments()
     tensors = a["do"], a["q"], a["k"], a["v"], a["o"], a["lse"]
+    sinks = torch.zeros(4) if needs[3] else None
     torch.library.opcheck(torch.ops.tkq.flash_attn_backward.default,
-                          (*tensors, None, True, None, None, 3, *needs, False))
+                          (*tensors, None, sinks, True, None, -1, 3, 0.0, False, *needs))
 
 
 def test_traces_under_compile():
@@ -180,12 +227,13 @@ def test_traces_under_compile():
         assert torch.equal(got, want)
 
 
-def _forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, softmax_scale: Optional[float],
-                return_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return reference.flash_attn(q, k, v, causal, softmax_scale)
+def _forward_op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: Optional[torch.Tensor], causal: bool,
+                softmax_scale: Optional[float], left: int, right: int, softcap: float,
+                deterministic: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    return recorded(q, k, v, sinks, causal, softmax_scale, left, right, softcap, deterministic)
 
 
-def _forward_fake(q, k, v, causal, softmax_scale, return_lse):
+def _forward_fake(q, k, v, *_):
     return torch.empty_like(q), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
 
 
@@ -202,7 +250,7 @@ def test_gradients_through_the_op_traced_and_not(used, frozen):
         x.requires_grad_()
 
     def loss(q, k, v, call):
-        o, lse = call(q, k, v, True, 0.2, True)
+        o, lse = call(q, k, v, None, True, *REST)
         return o.float().square().sum() + (lse.square().sum() if used == "both" else 0)
 
     want = torch.autograd.grad(loss(q, k, v, Recorded.apply), leaves)

@@ -231,7 +231,7 @@ def test_only_what_is_needed(needs):
 
 def variants(dim):
     """Configurations that the plan does not choose, and bench/tune_attention_backward.py times."""
-    base = plan(BackwardSpec(head_dim=dim))
+    base = plan(BackwardSpec(width=dim))
     change = lambda **options: dataclasses.replace(base, **options)
     yield change(post=False)
     yield change(stagger=True)
@@ -261,7 +261,7 @@ def test_each_variant(dim, causal):
 @pytest.mark.parametrize("causal", (False, True))
 def test_the_last_block_of_a_head_makes_dq(dim, causal):
     """Of many heads, whose blocks end in any order, and of several query heads to a K/V head."""
-    config = dataclasses.replace(plan(BackwardSpec(head_dim=dim)), post=False)
+    config = dataclasses.replace(plan(BackwardSpec(width=dim)), post=False)
     for batch, rows, keys, heads, kv_heads in ((2, 113, 203, 4, 2), (1, 1, 1, 1, 1), (1, 300, 100, 2, 2),
                                                (8, 512, 512, 16, 4), (4, 1000, 1000, 16, 16), (1, 2000, 300, 8, 1)):
         x = make(batch, rows, keys, heads, kv_heads, dim, torch.bfloat16)
