@@ -49,7 +49,7 @@ VARIANTS = {
 
 def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
     """The variants that can run, and that differ from the plan."""
-    base, found = plan(BackwardSpec(head_dim=dim, right=causal)), {}
+    base, found = plan(BackwardSpec(width=dim, right=causal)), {}
     for name, change in VARIANTS.items():
         if ("stagger" in name and causal) or (("sections" in name or "head by" in name) and not causal):
             continue
@@ -77,7 +77,7 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
 
 
 def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
-    return Recipe("tkq.attention.backward:build", (BackwardSpec(head_dim=dim, right=causal), config))
+    return Recipe("tkq.attention.backward:build", (BackwardSpec(width=dim, right=causal), config))
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ class AttentionBackward(BackwardAdding):
 
     @cute.jit
     def keys(self, g, s, wg):
-        tile, dim, dtype = self.config.tile, self.spec.head_dim, self.q_tile.dtype
+        tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
         scores, t = tk.rt_fl(tile), self.task(g)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim),
                   dv=tk.rt_fl(dim), q=s.q_pipe.ring(), do=s.do_pipe.ring(), ds_ring=s.ds_pipe.ring(),
@@ -70,13 +70,14 @@ class AttentionBackward(BackwardAdding):
         c.turns.take()
         tk.mm_ABt(c.s, s.k[c.wg], q)
         tk.mma_wait(0)
-        probabilities(c.p, c.s, self.stats(s, c.q, 0), g.scale_log2, self.limits(g, t, m, c.wg) if masked else ())
+        slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
+        probabilities(c.p, slope, c.s, self.stats(s, c.q, 0), g.scores, limits)
         c.turns.give()
         s.do_pipe.wait(c.do)
         tk.mm_ABt(c.dp, s.v[c.wg], do)
         tk.mma_AB(c.dv, c.p, do)
         tk.mma_wait(1)  # dP
-        gradients(c.ds, c.p, c.dp, self.stats(s, c.q, 1))
+        gradients(c.ds, slope, c.dp, self.stats(s, c.q, 1))
         if const_expr(self.spec.adds_dq):
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
@@ -106,20 +107,21 @@ class AttentionBackward(BackwardAdding):
 
 
 def build(spec: BackwardSpec, config: BackwardConfig):
-    """The kernels and their fake arguments: any B, Sq, Sk, H, Hk and strides that are multiples of 16 bytes."""
+    """The kernels and their fake arguments: any B, Sq, Sk, H, Hk, D and Dv up to the width, and strides that are
+    multiples of 16 bytes."""
     B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
+    D, Dv = (fake.sym(divisibility=8) for _ in range(2))
 
-    def operand(seqlen, heads):
+    def operand(seqlen, heads, cols):
         strides = (*(fake.sym64(divisibility=8) for _ in range(3)), 1)
-        return fake.tensor(spec.dtype, (B, seqlen, heads, spec.head_dim), strides, align=16)
+        return fake.tensor(spec.dtype, (B, seqlen, heads, cols), strides, align=16)
 
     def rows():
         return fake.tensor("fp32", (B, H, Sq), tuple(fake.sym64() for _ in range(3)), align=4)
 
-    queries, keys = [operand(Sq, H) for _ in range(4)], [operand(Sk, Hk) for _ in range(4)]
-    do, q, o, dq = queries
-    k, v, dk, dv = keys
-    kernels = (WideBackward if spec.head_dim > 128 else AttentionBackward)(spec, config)
+    q, dq, o, do = (operand(Sq, H, cols) for cols in (D, D, Dv, Dv))
+    k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
+    kernels = (WideBackward if spec.width > 128 else AttentionBackward)(spec, config)
     return kernels, (
         do, q, k, v, o, rows(), rows() if spec.dlse else None, dq if spec.dq else None, dk, dv,
-        fake.tensor("fp32", (fake.sym64(),)), Float32(1.0), Int32(0), Int32(0))
+        fake.tensor("fp32", (fake.sym64(),)), Float32(1.0), Float32(0.0), Int32(0), Int32(0))
