@@ -35,7 +35,7 @@ VARIANTS = {
     "cluster": {"cluster": 2},
     "cluster turns": {"cluster": 2, "turns": True},
     "stagger": {"stagger": True},
-    "2 stages": {"q_stages": 2, "do_stages": 2},
+    "2 stages": {"stages": 2},
     "3 dS stages": {"ds_stages": 3},
     "bulk": {"dq_add": "bulk"},
     "bulk stagger": {"dq_add": "bulk", "stagger": True},

@@ -36,7 +36,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"tile": 80}, "tile must be a multiple of 64"),
     ({"dq_cols": 48}, "dq_cols divide"),
     ({"block": 192}, "block be 128"),
-    ({"q_stages": 5}, "bytes of shared memory at"),
+    ({"stages": 5}, "bytes of shared memory at"),
     ({"kv": 256}, "bytes of shared memory for dQ alone"),
     ({"dq_add": "push"}, "dq_add is red or bulk"),
     ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),

@@ -292,10 +292,10 @@ def variants(dim):
     yield change(cluster=2, post=False)
     yield change(longest_first=False)
     if dim < 256:
-        yield change(post=False, turns=True, q_stages=2, do_stages=2)
+        yield change(post=False, turns=True, stages=2)
         yield change(turns=True)
         yield change(dq_add="bulk")
-        yield change(q_stages=2, do_stages=2)
+        yield change(stages=2)
     if dim == 64:
         yield change(tile=64)
 

@@ -28,10 +28,10 @@ class AttentionBackward(BackwardAdding):
                                dK += dS' Q | next tile .. | write dK, dV
       1 warpgroup              dQ = dS K | added to the accumulator in global memory | next tile ..
 
-      pipe      stages     full (arrivals)                     empty (arrivals)
-      Q, stats  q_stages   producer's bytes (1)                every warp with keys (8)
-      dO        do_stages  producer's bytes (1)                every warp with keys (8)
-      dS        ds_stages  every warp with keys (8)            the dQ warpgroup's warps (4)
+      pipe      stages     full (arrivals)             empty (arrivals)
+      Q, stats  stages     producer's bytes (1)        every warp with keys (8)
+      dO        stages     producer's bytes (1)        every warp with keys (8)
+      dS        ds_stages  every warp with keys (8)    the dQ warpgroup's warps (4)
 
     The warpgroups with keys meet nobody but at the pipes: one's elementwise work runs under another's products. Adding
     to dQ, whose traffic comes in bursts, holds up its own warpgroup only. S and dP share registers: with both, dK and
@@ -53,7 +53,7 @@ class AttentionBackward(BackwardAdding):
         tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
         scores, t = tk.rt_fl(tile), self.task(g)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim),
-                  dv=tk.rt_fl(dim), q=s.q_pipe.ring(), do=s.do_pipe.ring(), ds_ring=s.ds_pipe.ring(),
+                  dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), ds_ring=s.ds_pipe.ring(),
                   turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
         c.turns.start()
         tk.zero(c.dk)
@@ -65,19 +65,19 @@ class AttentionBackward(BackwardAdding):
 
     @cute.jit
     def step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        q, do = s.q[c.q.stage], s.do[c.do.stage]
-        s.q_pipe.wait(c.q)
+        q, do = s.q[c.ring.stage], s.do[c.ring.stage]
+        s.q_pipe.wait(c.ring)
         c.turns.take()
         tk.mm_ABt(c.s, s.k[c.wg], q)
         tk.mma_wait(0)
         slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
-        probabilities(c.p, slope, c.s, self.stats(s, c.q, 0), g.scores, limits)
+        probabilities(c.p, slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
         c.turns.give()
-        s.do_pipe.wait(c.do)
+        s.do_pipe.wait(c.ring)
         tk.mm_ABt(c.dp, s.v[c.wg], do)
         tk.mma_AB(c.dv, c.p, do)
         tk.mma_wait(1)  # dP
-        gradients(c.ds, slope, c.dp, self.stats(s, c.q, 1))
+        gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
         if const_expr(self.spec.adds_dq):
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
@@ -86,11 +86,10 @@ class AttentionBackward(BackwardAdding):
             c.ds_ring.advance()
         tk.mma_AB(c.dk, c.ds, q)
         tk.mma_wait(1)  # dV
-        s.do_pipe.release(c.do)
-        c.do.advance()
+        s.do_pipe.release(c.ring)
         tk.mma_wait(0)
-        s.q_pipe.release(c.q)
-        c.q.advance()
+        s.q_pipe.release(c.ring)
+        c.ring.advance()
 
     @cute.jit
     def finish(self, g, s, t, c):

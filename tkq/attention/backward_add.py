@@ -102,7 +102,7 @@ class BackwardAdding(BackwardBase):
         """dQ of all query heads of the block's K/V head from the accumulator: parts in turns, as many at once as Q's
         tiles, which nobody needs any more, have room for."""
         rows, cols = self.config.dq_parts(self.spec.width)
-        at_once = min(self.config.q_stages * self.q_tile.bytes // (2 * self.dq_tile.bytes), 4)
+        at_once = min(self.config.stages * self.q_tile.bytes // (2 * self.dq_tile.bytes), 4)
         x, out = [tk.rt_fl(self.config.dq_cols) for _ in range(at_once)], s.q.scratch(self.dq_tile)
         first = self.tile_number(g, t, self.query_head(g, t, 0), 0)
         parts = g.heads_per_kv * g.tiles * (rows * cols)

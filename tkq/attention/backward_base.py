@@ -99,12 +99,12 @@ class BackwardBase:
         al = tk.SharedAllocator()
         s = Shared(
             k=al.tile(self.kv_tile, self.halves), v=al.tile(self.kv_tile, self.halves),
-            q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
-            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
+            q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
+            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.stages),
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
             kv_full=al.semaphores(2),
-            q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
-            do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, warps, c.cluster),
+            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
+            do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.cluster),
             ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves), p_pipe=al.pipe(2, 0, 4, producers=4))
 
         def initialise():
@@ -162,19 +162,17 @@ class BackwardBase:
         t = self.task(g)
         for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
             self.load_keys(tile, src, t, s.kv_full[i])
-        q_ring, do_ring = s.q_pipe.ring(), s.do_pipe.ring()
+        ring = s.q_pipe.ring()
         cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             head = self.query_head(g, t, h)
             for n in cutlass.range(t.end - t.first, unroll=1):
                 m = nth_tile(t, n, t.shift)
-                sem = s.q_pipe.acquire(q_ring)
-                tk.load_async(s.q[q_ring.stage], g.q, (t.batch, head, m, 0), sem)
-                self.load_stats(g, s, self.tile_number(g, t, head, m), q_ring.stage, sem)
-                q_ring.advance()
-                sem = s.do_pipe.acquire(do_ring)
-                tk.load_async(s.do[do_ring.stage], g.do, (t.batch, head, m, 0), sem)
-                do_ring.advance()
+                sem = s.q_pipe.acquire(ring)
+                tk.load_async(s.q[ring.stage], g.q, (t.batch, head, m, 0), sem)
+                self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+                tk.load_async(s.do[ring.stage], g.do, (t.batch, head, m, 0), s.do_pipe.acquire(ring))
+                ring.advance()
 
     def load_keys(self, tile, src, t, sem):
         tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)

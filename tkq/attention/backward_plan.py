@@ -12,8 +12,8 @@ ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """tile: query rows of a step. block: keys of a block. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in
-    flight. dq_cols: columns of a product of dQ (of a tile). registers: of a thread of each role, the producer, the
+    """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS.
+    dq_cols: columns of a product of dQ (of a tile). registers: of a thread of each role, the producer, the
     dQ warpgroup, then the two warpgroups with keys or, where width is above 128, that with dV and that with dK.
 
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
@@ -27,8 +27,7 @@ class BackwardConfig:
 
     tile: int = 64
     block: int = 128
-    q_stages: int = 3
-    do_stages: int = 3
+    stages: int = 3
     ds_stages: int = 2
     dq_cols: int = 64
     registers: tuple = (24, 72, 208)
@@ -60,11 +59,11 @@ class BackwardConfig:
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
         tile = self.tile * width * 2
-        stats, ds = 8 * self.tile * self.q_stages, self.block * self.tile * 2 * self.ds_stages
+        stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
         dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
         p = 2 * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
-        return SEMAPHORE_BYTES + keys + (self.q_stages + self.do_stages) * tile + stats + ds + dq + p
+        return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
 
     def check(self, width: int) -> "BackwardConfig":
         """Itself; ValueError for a configuration that cannot run."""
@@ -93,8 +92,8 @@ def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
 
 
 # A softcap's slope takes registers: 256 columns have not enough for wider parts of dQ.
-_D256_SOFTCAP = BackwardConfig(block=64, q_stages=2, do_stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
-_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
+_D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
+_D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
 _D128 = BackwardConfig()
 _D64 = BackwardConfig(tile=128)
 

@@ -76,8 +76,7 @@ class State:
     ds: tk.RegTile
     dk: tk.RegTile
     dv: tk.RegTile
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring  # of Q and dO
     ds_ring: tk.Ring
     turns: tk.Turns
     wg: Int32
@@ -91,8 +90,7 @@ class ValueState:
     p: tk.RegTile
     slope: tk.RegTile
     dv: tuple  # of tiles, side by side
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring
     p_ring: tk.Ring
 
 
@@ -104,7 +102,6 @@ class KeyState:
     slope: tk.RegTile
     ds: tk.RegTile
     dk: tuple  # of tiles, side by side
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring
     p_ring: tk.Ring
     ds_ring: tk.Ring
