@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from bench.peers import _compiled
+from bench.peers import _compiled, copied
 from tkq.losses import launch
 from tkq.reference_losses import Terms
 
@@ -156,7 +156,7 @@ def _liger_linear() -> Callable:
 
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "softmax": {
-        "copy": lambda: lambda x: x.clone(),
+        "copy": lambda: lambda x: copied(x),
         "QuACK": _quack_softmax,
         "Liger": _liger_softmax,
         "torch": lambda: _softmax,
@@ -179,12 +179,12 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
         "torch.compile": lambda: _compiled(_mean),
     },
     "cross_entropy_backward": {
-        "copy": lambda: lambda logits, target, dloss, saved, lse: logits.clone(),
+        "copy": lambda: lambda logits, target, dloss, saved, lse: copied(logits),
         "QuACK": _quack_backward,
         "torch.compile": _compiled_gradient,
     },
     "both": {
-        "copy": lambda: lambda logits, target: logits.clone(),
+        "copy": lambda: lambda logits, target: copied(logits),
         "tkq apart": lambda: _apart,
         "QuACK": _quack_both,
         "torch.compile": lambda: _compiled(_both),

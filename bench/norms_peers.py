@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 import tkq
-from bench.peers import LAYER_EPS, RMS_EPS, _compiled, _rmsnorm
+from bench.peers import LAYER_EPS, RMS_EPS, _compiled, _rmsnorm, copied
 from tkq.norms.spec import GROUP
 
 # ---- Liger ---------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def _liger_added() -> Callable:
 
 def _two_copies() -> Callable:
     """Moves the same bytes: two tensors in, two out."""
-    return lambda x, residual, weight: (x.clone(), residual.clone())
+    return lambda x, residual, weight: (copied(x), copied(residual))
 
 
 # ---- quantising ------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "rmsnorm_quant block": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("block"))},
     "rmsnorm_quant + residual": {"plain": _plain_added},
     "rmsnorm heads": {
-        "copy": lambda: lambda x, weight: x.clone(memory_format=torch.contiguous_format),
+        "copy": lambda: lambda x, weight: copied(x),
         "QuACK": _quack_heads,
         "torch.compile": lambda: _compiled(_heads),
     },

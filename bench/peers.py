@@ -85,9 +85,15 @@ def _flash_attention_4(causal: bool) -> Callable:
 # ---- norms -------------------------------------------------------------------------------------------------------
 
 
+def copied(x):
+    """x, by an elementwise kernel. copy_ becomes a memcpy in a CUDA graph: 2436 GB/s beyond 1 GB on an H100, where an
+    elementwise kernel has 3027."""
+    return x * 1
+
+
 def _copy() -> Callable:
     """The roof of everything memory bound: it moves the bytes of x in and out."""
-    return lambda x, weight, bias: x.clone()
+    return lambda x, weight, bias: copied(x)
 
 
 def _rmsnorm(x, weight, bias):

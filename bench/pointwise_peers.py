@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from bench.peers import _compiled
+from bench.peers import _compiled, copied
 
 # ---- rope --------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ def _forward_peers(kind: str) -> dict[str, Callable[[], Callable]]:
 
 def _backward_peers(kind: str) -> dict[str, Callable[[], Callable]]:
     found = {
-        "copy + add": lambda: lambda dy, gate, up: (dy.clone(), torch.add(gate, up)),
+        "copy + add": lambda: lambda dy, gate, up: (copied(dy), torch.add(gate, up)),
         "torch.compile": lambda: _compiled(_gated_backward(kind)),
     }
     return {**found, "Liger": lambda: _liger_backward(kind)} if kind != "geglu" else found
@@ -107,17 +107,17 @@ def _backward_peers(kind: str) -> dict[str, Callable[[], Callable]]:
 
 PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "rope": {
-        "copy": lambda: lambda x, cos, sin: x.clone(),
+        "copy": lambda: lambda x, cos, sin: copied(x),
         "QuACK": _quack_rope,
         "torch.compile": lambda: _compiled(_turned),
     },
     "rope backward": {
-        "copy": lambda: lambda x, cos, sin: x.clone(),
+        "copy": lambda: lambda x, cos, sin: copied(x),
         "QuACK": lambda: _quack_rope(conjugate=True),
         "torch.compile": lambda: _compiled(lambda x, cos, sin: _turned(x, cos, -sin)),
     },
     "rope_qk": {
-        "copy": lambda: lambda q, k, cos, sin: (q.clone(), k.clone()),
+        "copy": lambda: lambda q, k, cos, sin: (copied(q), copied(k)),
         "QuACK": _quack_rope_qk,
         "Liger": _liger_rope_qk,
         "torch.compile": lambda: _compiled(lambda q, k, cos, sin: (_turned(q, cos, sin), _turned(k, cos, sin))),
