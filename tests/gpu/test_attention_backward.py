@@ -13,7 +13,6 @@ from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_plan import plan
 from tkq.attention.backward_spec import BackwardSpec
 
-DTYPES = (torch.bfloat16, torch.float16)
 SIZES = ((64, 128), (1, 1), (63, 63), (64, 64), (65, 65), (1, 777), (113, 203), (799, 3), (3, 799), (300, 100),
          (65, 1999), (2000, 65), (129, 1), (127, 129), (641, 641), (1023, 1023), (1024, 1024), (1023, 1024))
 FEW_SIZES = ((1, 1), (113, 203), (300, 100), (65, 1000), (1000, 65), (641, 641))
@@ -91,9 +90,9 @@ def compare(q, k, v, do, causal, scale=None, what="", dlse=None, window_size=(-1
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("dtype, dim", ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256),
+                                        (torch.float16, 64), (torch.float16, 128)))
 def test_sizes(dtype, dim, causal):
     for rows, keys in SIZES:
         compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}")
@@ -145,8 +144,7 @@ def test_keys_past_the_end_with_scores_far_below_zero(causal):
     compare(-q.abs() * 4, k.abs() * 8, v, do, causal, what="lse about -500")
 
 
-@pytest.mark.parametrize("dim", (64, 128, 256))
-@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("dim, causal", ((64, True), (128, False), (128, True), (256, True)))
 def test_gradient_of_lse(dim, causal):
     q, k, v, do = make(2, 300, 400, 4, 2, dim, torch.bfloat16)
     dlse = torch.randn(2, 4, 300, device="cuda")
@@ -188,13 +186,12 @@ def test_head_dims_write_inside_their_rows():
         assert torch.isfinite(r[..., 8:-8]).all() and torch.isnan(r[..., :8]).all() and torch.isnan(r[..., -8:]).all()
 
 
-@pytest.mark.parametrize("dim", (64, 128, 256))
-@pytest.mark.parametrize("deterministic", (False, True))
-def test_softcap(dim, deterministic):
+@pytest.mark.parametrize("dim, causal, deterministic", (
+    (64, True, False), (128, False, False), (128, True, True), (256, True, False), (256, False, True)))
+def test_softcap(dim, causal, deterministic):
     for softcap in (15.0, 50.0, 1.0):
-        for causal in (False, True):
-            q, k, v, do = make(1, 300, 333, 4, 2, dim, torch.bfloat16)
-            compare(q * 2, k, v, do, causal, what=f"softcap {softcap}", softcap=softcap, deterministic=deterministic)
+        q, k, v, do = make(1, 300, 333, 4, 2, dim, torch.bfloat16)
+        compare(q * 2, k, v, do, causal, what=f"softcap {softcap}", softcap=softcap, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -310,16 +307,21 @@ def test_each_variant(dim, causal):
             compare(*x, causal, what=f"{rows} x {keys} {config}", config=config)
 
 
-@pytest.mark.parametrize("dim", (64, 128, 256))
-@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("dim, causal", ((64, False), (128, False), (128, True), (256, True)))
 def test_the_last_block_of_a_head_makes_dq(dim, causal):
     """Of many heads, whose blocks end in any order, and of several query heads to a K/V head."""
     config = dataclasses.replace(plan(BackwardSpec(width=dim)), post=False)
     for batch, rows, keys, heads, kv_heads in ((2, 113, 203, 4, 2), (1, 1, 1, 1, 1), (1, 300, 100, 2, 2),
                                                (8, 512, 512, 16, 4), (4, 1000, 1000, 16, 16), (1, 2000, 300, 8, 1)):
         x = make(batch, rows, keys, heads, kv_heads, dim, torch.bfloat16)
-        for _ in range(5):
-            compare(*x, causal, what=f"B{batch} {rows} x {keys} H{heads}/{kv_heads}", config=config)
+        what = f"B{batch} {rows} x {keys} H{heads}/{kv_heads}"
+        q, k, v, do = x
+        first = compare(*x, causal, what=what, config=config)
+        o, lse, _ = forward(q, k, v, causal, dim**-0.5, (-1, -1))
+        for _ in range(20):
+            dq, *others = [poisoned(t) for t in (q, k, v)]
+            backward_ops.run(do, q, k, v, o.to(q.dtype), lse.float(), dq, *others, causal=causal, config=config)
+            assert (dq.float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm() + 1e-6, what
 
 
 @pytest.mark.parametrize("dim", (64, 128, 256))
@@ -334,10 +336,10 @@ def test_dk_and_dv_are_the_same_in_each_run(dim, causal):
         assert (again[0].float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("causal", (False, True))
-def test_deterministic(dtype, dim, causal):
+def test_deterministic(dim, causal):
+    dtype = torch.bfloat16
     for rows, keys in (*FEW_SIZES, (50, 300), (129, 129)):
         compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}", deterministic=True)
     q, k, v, do = make(2, 700, 1111, 8, 2, dim, dtype)
@@ -348,7 +350,7 @@ def test_deterministic(dtype, dim, causal):
         assert all(torch.equal(a, b) for a, b in zip(again, first))
 
 
-@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("dim", (64, 128))
 def test_deterministic_windows(dim):
     for window_size in ((0, 0), (100, 0), (30, -1), (256, 256)):
         for rows, keys in ((700, 700), (300, 500), (500, 300)):

@@ -36,7 +36,7 @@ def probabilities(p, slope, s, lse, scores: Scores, limits=()):
         if first is not None:
             e = cutlass.select_(first <= col, e, Float32(0.0))
         e = e if end is None else cutlass.select_(col < end, e, Float32(0.0))
-        return (e, e * (Float32(1.0) - x * x)) if scores.capped else e
+        return (e, e - e * x * x) if scores.capped else e
 
     tk.apply_narrow((p, slope) if scores.capped else p, element, s, lse, tk.COLUMN, *limits)
 

@@ -88,10 +88,13 @@ def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys)."""
     if spec.width == 256:
         return _D256_SOFTCAP if spec.softcap else _D256
-    return _D64 if spec.width == 64 else _D128
+    if spec.width == 64:
+        return _D64_SOFTCAP if spec.softcap else _D64
+    return _D128
 
 
-# A softcap's slope takes registers: 256 columns have not enough for wider parts of dQ.
+# A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
+_D64_SOFTCAP = BackwardConfig()
 _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
 _D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
 _D128 = BackwardConfig()
