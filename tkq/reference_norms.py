@@ -8,13 +8,12 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from . import reference_backward
+from .reference import _wide
+
 E4M3_LARGEST = 448.0
 SMALLEST_SCALE = 2.0**-126  # the smallest normal float32
 GROUP = 128
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def norm(kind: str, x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None,
@@ -43,31 +42,10 @@ def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rs
     x: what was normalised (x + residual). dresidual_out: the gradient of that sum as a result of its own.
     needs: of dx, dweight and dbias. dx_dtype: x's where not given. dresidual_dtype: where given, dx in it too.
     dbias_dtype: the weight's where not given, or x's."""
-    xs, g = _wide(x), _wide(dy)
-    shape = (*x.shape[:-1], 1)
-    normed = (xs if mean is None else xs - mean.to(xs.dtype).view(shape)) * rstd.to(xs.dtype).view(shape)
-    dweight = dbias = dx = None
-    summed = tuple(range(x.dim() - (weight.dim() if weight is not None else 1)))
-    if needs[1]:
-        dweight = _sum(g * normed, summed).to(weight.dtype)
-    if needs[2]:
-        dbias = _sum(g, summed).to(dbias_dtype or (x if weight is None else weight).dtype)
-    if not needs[0] and dresidual_dtype is None:
-        return None, dweight, dbias, None
-    if weight is not None:
-        g = g * (weight.to(g.dtype) + weight_offset)
-    dx = g - normed * (g * normed).mean(-1, keepdim=True)
-    if mean is not None:
-        dx = dx - g.mean(-1, keepdim=True)
-    dx = dx * rstd.to(xs.dtype).view(shape)
-    if dresidual_out is not None:
-        dx = dx + _wide(dresidual_out)
+    dx, dweight, dbias = reference_backward.norm_backward(kind, dy, x, weight, rstd, mean, dresidual_out, weight_offset)
     dresidual = None if dresidual_dtype is None else dx.to(dresidual_dtype, copy=True)
-    return dx.to(dx_dtype or x.dtype) if needs[0] else None, dweight, dbias, dresidual
-
-
-def _sum(t, dims):
-    return t.sum(dims) if dims else t  # torch takes no dimensions for all
+    return (dx.to(dx_dtype or x.dtype) if needs[0] else None, dweight.to(weight.dtype) if needs[1] else None,
+            dbias.to(dbias_dtype or (x if weight is None else weight).dtype) if needs[2] else None, dresidual)
 
 
 def quantise(y: Tensor, granularity: str):

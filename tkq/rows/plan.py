@@ -1,7 +1,7 @@
 """How a RowKernel cuts its rows: lanes, warps, blocks, stages. Pure Python: no torch, no DSL.
 
-The numbers come from an H100: 32 elements of a row a thread in 8 warps, and a cluster where a row is wider than that,
-were the quickest at every N from 1024 to 65536; all but the shortest rows then wait for memory alone.
+Two loads of 16 bits take a table measured on an H100 (`_TWO_LOADS`); all else takes a ladder: 32 elements of a row a
+thread in 8 warps, and a cluster where a row is wider than that.
 """
 from dataclasses import dataclass, replace
 from typing import Optional

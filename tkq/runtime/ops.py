@@ -35,7 +35,7 @@ def eager_function(name: str, *, forward, backward, setup=None):
         members["setup_context"] = setup
     made = type(name, (Function,), {key: staticmethod(value) for key, value in members.items()})
     # Function.apply first asks for functorch, whose absence `recording` knows, and with a setup_context binds arguments
-    # to forward's signature anew: 30 of 35 us. Below it is the same apply in C.
+    # to forward's signature anew: 30 of 35 us on a GPU-less machine. Below it is the same apply in C.
     made.apply = super(Function, made).apply
     return made
 
