@@ -9,6 +9,7 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
+from .epilogue import sources
 from .spec import BYTES, GemmSpec
 
 SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
@@ -37,6 +38,8 @@ class Config:
     cluster: int = 2
     group: int = 8
     hold: bool = True
+    spread: bool = False
+    late: bool = False
 
     @property
     def consumers(self) -> int:
@@ -65,7 +68,9 @@ class Config:
             "stages": self.stages > 1,
             "cluster": self.cluster in (1, 2),
             "group": self.group > 0,
-            "hold": not self.hold or (spec.out != "fp32" and spec.store == "tma"),
+            "hold": not self.hold or can_hold(spec),
+            "spread": self.hold or not self.spread,
+            "late": not self.late or (self.hold and spec.epilogue.curved),
         }
         for name, kept in rules.items():
             if not kept:
@@ -111,13 +116,13 @@ def even_blocks(tasks: int, processors: int, cluster: int = 1) -> int:
     return -(-tasks // rounds) * cluster
 
 
-def cycles(config: Config, M: int, N: int, K: int, processors: int) -> float:
+def cycles(config: Config, M: int, N: int, K: int, processors: int, batches: int = 1) -> float:
     """Clocks that a GEMM should take: rounds of tiles, each so many steps of what is slowest in a processor.
 
     A cluster shows only in the tiles that it rounds up and in L2, which never decides: 0.75 of the tensor cores'
     time for 128 x 256, 0.5 where two share B. What that is worth is measured, 1.5 to 4 % there, and not modelled."""
     rows, cols = tiles(config, M, N)
-    rounds = -(-rows * cols // max(1, processors // config.cluster))
+    rounds = -(-batches * rows * cols // max(1, processors // config.cluster))
     m, n = config.m, config.n
     read = config.consumers * (64 + n) * STEP * 2  # each 64 rows of A meet all of B
     written = (m + n) * STEP * 2
@@ -126,28 +131,43 @@ def cycles(config: Config, M: int, N: int, K: int, processors: int) -> float:
     return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
 
 
-def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int) -> Config:
+def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int = 1) -> Config:
     """The configuration for a problem that comes in by TMA: what should be fastest, the first of TILES if equal.
 
     A cluster only where each of its blocks has rows of C."""
     allowed = [config for config in TILES if config.m * (config.cluster - 1) < M]
-    return fitted(min(allowed, key=lambda config: cycles(config, M, N, K, processors)), spec)
+    best = min(allowed, key=lambda config: cycles(config, M, N, K, processors, batches))
+    return fitted(with_epilogue(best, spec), spec)
 
 
 def fitted(config: Config, spec: GemmSpec) -> Config:
     """The configuration without what this spec's output does not allow."""
-    if spec.out == "fp32" or spec.store != "tma":
-        config = replace(config, hold=False)
+    if not can_hold(spec):
+        config = replace(config, hold=False, spread=False, late=False)
     return config.check(spec)
 
 
-def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None):
+def can_hold(spec: GemmSpec) -> bool:
+    """May a result wait in registers: do 16 bits suffice, and for c, which waits there before?"""
+    pairs = not spec.epilogue.residual or spec.epilogue.residual_pairs
+    return spec.out != "fp32" and spec.store == "tma" and pairs
+
+
+def with_epilogue(config: Config, spec: GemmSpec) -> Config:
+    """The configuration for this spec's epilogue: an activation takes as long as several steps of K, so it is spread
+    over the next tile's."""
+    late = config.hold and spec.epilogue.curved
+    return replace(config, spread=config.spread or late, late=late)
+
+
+def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None, batches: int = 1):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
     if spec.load == "elements":
-        return Recipe("tkq.gemm.elements:build", (spec,)), 0  # it counts for itself
-    config = fitted(config, spec) if config else plan(spec, M, N, K, processors)
+        return Recipe("tkq.gemm.elements:build", (spec,), sources=sources(spec.epilogue)), 0  # it counts for itself
+    config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
     rows, cols = tiles(config, M, N)
-    return Recipe("tkq.gemm.dense:build", (spec, config)), even_blocks(rows * cols, processors, config.cluster)
+    recipe = Recipe("tkq.gemm.dense:build", (spec, config), sources=sources(spec.epilogue))
+    return recipe, even_blocks(batches * rows * cols, processors, config.cluster)
 
 
 def recipe(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None) -> Recipe:
@@ -159,10 +179,12 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     """What the dense kernel's machine code must show: the wgmma of a tile's first step of K and of the loop, waited for
     once each."""
     products = STEP // 16
+    panels = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // PANEL_BYTES
     by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else by_tma]
-    wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1)
-    return Expectation(tensor=2 * products, waits_per_mma=1 / products, instructions=tuple(wanted),
+    dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
+    wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
+    return Expectation(tensor=(2 + panels * config.spread) * products, waits_per_mma=1 / products, instructions=tuple(wanted),
                        absent=() if spec.store == "elements" else ("STG",),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 1024)
