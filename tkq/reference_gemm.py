@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_ACTIVATIONS = {"relu": torch.relu, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+_ACTIVATIONS = {"relu": torch.relu, "silu": F.silu, "gelu": F.gelu,
+                "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 
 def gemm(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype] = None, *, bias: Optional[Tensor] = None,

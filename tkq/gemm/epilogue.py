@@ -49,13 +49,13 @@ class Epilogue:
 
     @property
     def gate(self) -> str:
-        """"" or how a gated activation's columns lie in b: "split" (gate | up) or "interleaved" (g u g u ..)."""
+        """Empty, or how a gated activation's columns lie in b: "split" (gate | up) or "interleaved" (g u g u ..)."""
         return GATED[self.activation][1] if self.activation in GATED else ""
 
     @property
     def plain(self) -> bool:
         """Is there nothing to do but to round?"""
-        return self == Epilogue()
+        return self == PLAIN
 
     @property
     def curved(self) -> bool:
@@ -63,7 +63,9 @@ class Epilogue:
         return self.activation not in ("", "relu") and not (self.located or self.residual)
 
 
-@functools.lru_cache(256)
+PLAIN = Epilogue()
+
+
 def name_of(activation) -> str:
     """The spec's name of what a caller passes: None, a name, or a function that a module has under its own name.
 
@@ -93,8 +95,8 @@ def own(name: str) -> Callable:
         ValueError: there is none."""
     module, colon, function = name.partition(":")
     if not (colon and function.isidentifier()):
-        raise ValueError(f"gemm: activation is {name!r}, allowed are {', '.join((*ACTIVATIONS, *GATED))}, and functions "
-                         "that a module has under their own name")
+        raise ValueError(f"gemm: activation is {name!r}, allowed are {', '.join((*ACTIVATIONS, *GATED))}, and "
+                         "functions that a module has under their own name")
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as problem:

@@ -56,7 +56,8 @@ def residual(x, spec: GemmSpec):
     shape, stride = list(x.shape), list(x.stride)
     shape[1] = shape[1] // 2
     stride = [stride[0] // 2, 1, *(s // 2 for s in stride[2:])]
-    return cute.make_tensor(cute.recast_ptr(x.iterator, dtype=Int32), cute.make_layout(tuple(shape), stride=tuple(stride)))
+    layout = cute.make_layout(tuple(shape), stride=tuple(stride))
+    return cute.make_tensor(cute.recast_ptr(x.iterator, dtype=Int32), layout)
 
 
 def of_batch(x, batch):

@@ -160,7 +160,8 @@ def with_epilogue(config: Config, spec: GemmSpec) -> Config:
     return replace(config, spread=config.spread or late, late=late)
 
 
-def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None, batches: int = 1):
+def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None,
+           batches: int = 1):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
     if spec.load == "elements":
         return Recipe("tkq.gemm.elements:build", (spec,), sources=sources(spec.epilogue)), 0  # it counts for itself

@@ -1,7 +1,7 @@
 """What a caller of the GEMM asked for: the part that decides which code is compiled. Pure Python."""
 from dataclasses import dataclass
 
-from .epilogue import Epilogue
+from .epilogue import PLAIN, Epilogue
 
 DTYPES = ("bf16", "fp16")
 OUT_DTYPES = ("bf16", "fp16", "fp32")
@@ -16,7 +16,8 @@ class GemmSpec:
     """out = f(a @ b) with a (M, K), b (K, N), out (M, N) whose rows are contiguous; gated, (M, N / 2).
 
     dtype: of a and b. out: of the result. a_major, b_major: the dimension that is contiguous, "k", or "m" and "n".
-    load: how a and b come in, store: how the result goes out: "tma", or "elements" for strides and bases that TMA cannot take.
+    load: how a and b come in, store: how the result goes out: "tma", or "elements" for strides and bases that TMA
+    cannot take.
     accumulate: out += a @ b. What is added is rounded to its type, and the sum again.
     epilogue: the f above. batch: "" for matrices; otherwise everything has a batch in front, but of a and b only those
     named here: the other one serves all.
@@ -32,7 +33,7 @@ class GemmSpec:
     load: str = "tma"
     store: str = "tma"
     accumulate: bool = False
-    epilogue: Epilogue = Epilogue()
+    epilogue: Epilogue = PLAIN
     batch: str = ""
 
     def __post_init__(self):
