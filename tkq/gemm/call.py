@@ -185,6 +185,10 @@ def check_out(out, a, b, out_dtype, extra) -> None:
     check.last_dim_contiguous("out", out)
     if any(s == 0 and n > 1 for s, n in zip(out.stride(), out.shape)):
         raise ValueError(f"gemm: out has strides {out.stride()}: its elements share memory")
+
+
+def check_apart(out, a, b, extra) -> None:
+    """ValueError where the tensor to write to shares memory with an input, but for c itself."""
     for name, x in (("a", a), ("b", b), ("bias", extra.bias), ("c", extra.c)):
         same = name == "c" and x is not None and x.data_ptr() == out.data_ptr() and x.stride() == out.stride()
         if x is not None and not same and _overlap(x, out):

@@ -164,8 +164,8 @@ def _unpacked(word, dtype):
 
 @cute.jit
 def load_residual(dst: tk.RegTile, src: cute.Tensor, place: Place, pairs: Constexpr[bool]):
-    """dst[i, j] = src[place.row + i, place.col + j], of one type; nothing is done past the last column, and rows past
-    the end repeat the last one. src: as ``Inputs`` has it. place.col is even."""
+    """dst[i, j] = src[place.row + i, place.col + j], converted; nothing is done past the last column, and rows past the
+    end repeat the last one. pairs: src is of pairs, see ``Inputs``, dst of their type, and place.col is even."""
     words = cute.recast_tensor(dst.tensor, Int32) if const_expr(pairs) else dst.tensor
     step = 2 if const_expr(pairs) else 1  # elements to a word
     row0, col0 = place.row + tk.first_row(), (place.col + tk.first_col()) // step
@@ -176,4 +176,4 @@ def load_residual(dst: tk.RegTile, src: cute.Tensor, place: Place, pairs: Conste
         if col < cols:
             for r in cutlass.range_constexpr(2):
                 i = 2 * j + r if const_expr(pairs) else 2 * e + 2 * r + j % 2
-                words[i] = src[cutlass.min(row0 + 8 * r, rows - 1), col]
+                words[i] = words.element_type(src[cutlass.min(row0 + 8 * r, rows - 1), col])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tkq import reference
 from tkq.gemm import backward
-from tkq.gemm.call import PLAIN, Extra, check_call, check_out, inner_fits, run, shape_of
+from tkq.gemm.call import PLAIN, Extra, check_apart, check_call, check_out, inner_fits, run, shape_of
 from tkq.gemm.epilogue import name_of
 from tkq.runtime import check, ops
 
@@ -105,8 +105,10 @@ def _into(out, a, b, out_dtype, extra, way):
     if _needs_gradient(a, b, extra.bias, extra.c, out):
         raise RuntimeError("gemm: out is given and an argument requires a gradient: out has no gradients; call it "
                            "under torch.no_grad(), or without out")
-    if way == "direct" and out.is_cuda:
-        return _product(a, b, out, extra)
+    if way == "direct":
+        check_apart(out, a, b, extra)
+        if out.is_cuda:
+            return _product(a, b, out, extra)
     bias, name, c, alpha, beta = extra
     made = gemm(a, b, bias=bias, activation=name or None, c=c, alpha=alpha, beta=beta, out_dtype=out.dtype)
     return out.copy_(made)

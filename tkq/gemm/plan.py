@@ -3,12 +3,11 @@
 The sizes come from a model of one processor's clocks (``cycles``), which knows what ranks the tiles of a Hopper GEMM:
 a wgmma reads both operands from shared memory while TMA writes the next ones there.
 """
-import itertools
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from ..runtime.recipe import Recipe, Shipped
-from ..testing.expectation import REGISTER_FILE, Expectation
+from ..runtime.recipe import Recipe
+from . import narrow_plan
 from .epilogue import sources
 from .spec import BYTES, GemmSpec
 
@@ -162,9 +161,12 @@ def with_epilogue(config: Config, spec: GemmSpec) -> Config:
 
 def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None,
            batches: int = 1):
-    """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
+    """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
+    of the plan's."""
     if spec.load == "elements":
-        return Recipe("tkq.gemm.elements:build", (spec,), sources=sources(spec.epilogue)), 0  # it counts for itself
+        return Recipe("tkq.gemm.elements:build", (spec,), sources=sources(spec.epilogue)), 0
+    if config is None and M <= narrow_plan.MOST_ROWS and narrow_plan.takes(spec):
+        return narrow_plan.recipe(spec, narrow_plan.plan(spec, M, N, K, processors)), 0
     config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
     rows, cols = tiles(config, M, N)
     recipe = Recipe("tkq.gemm.dense:build", (spec, config), sources=sources(spec.epilogue))
@@ -174,42 +176,3 @@ def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Opti
 def recipe(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None) -> Recipe:
     """The first half of ``launch``."""
     return launch(spec, M, N, K, processors, config)[0]
-
-
-def expectation(spec: GemmSpec, config: Config) -> Expectation:
-    """What the dense kernel's machine code must show: the wgmma of a tile's first step of K and of the loop, waited for
-    once each."""
-    products = STEP // 16
-    panels = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // PANEL_BYTES
-    by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
-    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else by_tma]
-    dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
-    wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
-    return Expectation(tensor=(2 + panels * config.spread) * products, waits_per_mma=1 / products, instructions=tuple(wanted),
-                       absent=() if spec.store == "elements" else ("STG",),
-                       registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
-                       smem=config.shared_bytes(spec) + 1024)
-
-
-def shipped() -> list[Shipped]:
-    """What the tests of machine code cover: every tile with every order of the operands and every way out; fp16 where
-    torch's usual layouts take it; the kernel for what TMA does not take."""
-    majors = list(itertools.product("km", "kn"))
-    ways_out = (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))
-    specs = [GemmSpec("bf16", out, a, b, store=store) for out, store in ways_out for a, b in majors]
-    specs += [GemmSpec("fp16", out, "k", b) for out in ("fp16", "fp32") for b in "kn"]
-    specs += [GemmSpec("bf16", out, "m", "n", store=way, accumulate=True)
-              for out, way in (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))]
-    found = []
-    for spec, tile in itertools.product(specs, TILES):
-        config = fitted(tile, spec)
-        way = "add_" if spec.accumulate else ""
-        name = f"gemm_{spec.dtype}_{spec.a_major}{spec.b_major}_{spec.out}_{way}{spec.store}_{config.name}"
-        quick = spec.dtype == spec.out == "bf16" and tile is TILES[0]
-        found.append(Shipped(name, Recipe("tkq.gemm.dense:build", (spec, config)), expectation(spec, config), quick))
-    by_elements = Expectation(tensor=4, waits_per_mma=0.25, instructions=("LDG", "STG"), absent=("UTMALDG",))
-    for a, b in majors:
-        spec = GemmSpec("bf16", "bf16", a, b, "elements", "elements")
-        found.append(Shipped(f"gemm_bf16_{a}{b}_bf16_elements", Recipe("tkq.gemm.elements:build", (spec,)), by_elements,
-                             (a, b) == ("k", "n")))
-    return found
