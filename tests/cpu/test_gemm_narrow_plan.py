@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tkq.gemm import narrow_plan
 from tkq.gemm.epilogue import Epilogue
-from tkq.gemm.narrow_plan import MOST_ROWS, SLOT_BYTES, WIDTHS, NarrowConfig, fill, parts_of_k, plan, takes
+from tkq.gemm.narrow_plan import MOST_ROWS, SLOT_BYTES, WIDTHS, NarrowConfig, fill, fitted, parts_of_k, plan, takes
 from tkq.gemm.plan import Config, launch
 from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec
 
@@ -32,8 +32,9 @@ def test_plan_fits(dtype, out, M, N, k, processors):
     assert all(end > first for first, end in parts_of_k(8 * k, config.split))
     assert config.threads <= 1024 and config.m // config.reducers % 8 == 0
     for split in (1, 2, 4, 8):
-        other = dataclasses.replace(config, split=split)
-        if split == 1 or -(-8 * k // 64) // split >= narrow_plan.FEWEST_STEPS:
+        other = fitted(dataclasses.replace(config, split=split), spec)
+        enough = split == 1 or -(-8 * k // 64) // split >= narrow_plan.FEWEST_STEPS
+        if enough and other.shared_bytes(spec) <= SLOT_BYTES:
             assert fill(config, N, processors) >= fill(other, N, processors) - 0.01
 
 

@@ -35,10 +35,10 @@ class Shared:
 
 
 class NarrowGemm:
-    """A cluster makes ``rows`` columns of the result, for all of A's rows; each of its ``split`` blocks has a part of K.
+    """A cluster makes ``rows`` columns of the result, of all of A's rows; each of its ``split`` blocks takes part of K.
 
     Roles:
-      warpgroups 0 ..   64 of B's columns each: for each step of K, wait for its stage, wgmma, release the one before
+      warpgroups 0 ..   64 of B's columns each: for each step of K, wait for its stage, wgmma, release the last one
       the last warp     for each step of K: acquire a stage, load B's and A's tile into it
 
     Then the cluster adds up. Each of ``reducers`` blocks has some of A's rows; all consumers' threads of the other

@@ -82,7 +82,7 @@ class NarrowConfig:
 
 
 def takes(spec: GemmSpec) -> bool:
-    """Is there a narrow kernel for this spec, whatever its way out? A by rows, one matrix, nothing gated or added to."""
+    """Is there a narrow kernel for this spec, whatever its way out? A by rows, no batch, nothing gated or added to."""
     return (spec.load == "tma" and spec.a_major == "k"
             and not (spec.batch or spec.accumulate or spec.epilogue.gate))
 

@@ -4,7 +4,7 @@ The sizes come from a model of one processor's clocks (``cycles``), which knows 
 a wgmma reads both operands from shared memory while TMA writes the next ones there.
 """
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Optional, Union
 
 from ..runtime.recipe import Recipe
 from . import narrow_plan
@@ -159,14 +159,16 @@ def with_epilogue(config: Config, spec: GemmSpec) -> Config:
     return replace(config, spread=config.spread or late, late=late)
 
 
-def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None,
-           batches: int = 1):
+def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,
+           config: Union[Config, narrow_plan.NarrowConfig, None] = None, batches: int = 1):
     """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
     of the plan's."""
     if spec.load == "elements":
         return Recipe("tkq.gemm.elements:build", (spec,), sources=sources(spec.epilogue)), 0
     if config is None and M <= narrow_plan.MOST_ROWS and narrow_plan.takes(spec):
-        return narrow_plan.recipe(spec, narrow_plan.plan(spec, M, N, K, processors)), 0
+        config = narrow_plan.plan(spec, M, N, K, processors)
+    if isinstance(config, narrow_plan.NarrowConfig):
+        return narrow_plan.recipe(spec, config), 0
     config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
     rows, cols = tiles(config, M, N)
     recipe = Recipe("tkq.gemm.dense:build", (spec, config), sources=sources(spec.epilogue))
