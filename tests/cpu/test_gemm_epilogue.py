@@ -1,4 +1,5 @@
 """gemm's epilogues without a GPU: what they mean, what is refused, out."""
+import collections
 import inspect
 import math
 
@@ -209,32 +210,41 @@ def test_a_batch_fills_the_processors():
 
 def test_the_paths_of_a_call(monkeypatch):
     """Which kernel a call gets, from the strides: seen at the door of the launcher."""
+    Key = collections.namedtuple("Key", "dtype out ways size epilogue")
+
+    def launcher(*key):
+        seen.append(Key(*key[:5]))
+        return lambda *args: None, 1
+
     seen = []
-    monkeypatch.setattr(call, "_launcher", lambda p, device, config: seen.append(p) or (lambda *args: None, 1))
+    monkeypatch.setattr(call, "_launcher", launcher)
 
     def path(a, b, out=None, **extra):
         out = torch.empty(call.shape_of(a, b, extra.get("activation", "")), dtype=BF16) if out is None else out
         call.run(a, b, out, extra=call.Extra(**extra) if extra else call.PLAIN)
         return seen[-1]
 
+    def by_tma(*args, **extra):
+        return path(*args, **extra).ways[2:4]
+
     a, b = torch.empty(64, 128, dtype=BF16), torch.empty(128, 256, dtype=BF16)
-    assert path(a, b) == (BF16, BF16, (True, False), (True, True), False, (64, 256, 128, 1), "", ())
-    assert path(a, b[:, 1:]).paths == (False, False) and path(a, b[:, :7]).paths == (True, False)
-    assert path(a, b, activation="swiglu").paths == (True, True)
-    assert path(a, b, activation="swiglu_interleaved").paths == (False, False)
-    assert path(a, b.t().contiguous().t(), activation="swiglu_interleaved").paths == (True, True)
-    assert path(a, b[:, :24], activation="swiglu").paths == (False, False)  # halves of 12 columns
+    assert path(a, b) == (BF16, BF16, (True, False, True, True, False), (64, 256, 128), ())
+    assert by_tma(a, b[:, 1:]) == (False, False) and by_tma(a, b[:, :7]) == (True, False)
+    assert by_tma(a, b, activation="swiglu") == (True, True)
+    assert by_tma(a, b, activation="swiglu_interleaved") == (False, False)
+    assert by_tma(a, b.t().contiguous().t(), activation="swiglu_interleaved") == (True, True)
+    assert by_tma(a, b[:, :24], activation="swiglu") == (False, False)  # halves of 12 columns
     c = torch.empty(64, 256, dtype=BF16)
     assert path(a, b, c=c, beta=1.0).epilogue == ("", None, True, True, False, False)
     assert path(a, b, c=c, beta=0.5, alpha=2.0, bias=c[0]).epilogue == ("", BF16, True, True, True, True)
     odd = torch.empty(64, 257, dtype=BF16)[:, 1:]
     assert path(a, b, c=odd, beta=1.0).epilogue[3] is False
     a3, b3 = a.expand(3, 64, 128), torch.empty(3, 128, 256, dtype=BF16)
-    assert path(a3, b3).batch == "b" and path(a3.contiguous(), b3).batch == "ab"
-    assert path(a3.contiguous(), b.expand(3, 128, 256)).batch == "a"
-    assert path(a3.contiguous(), b3).size == (64, 256, 128, 3)
+    whole = a3.contiguous()
+    assert path(a3, b3).size == (64, 256, 128, 3, "b") and path(whole, b3).size == (64, 256, 128, 3, "ab")
+    assert path(whole, b.expand(3, 128, 256)).size == (64, 256, 128, 3, "a") and by_tma(whole, b3) == (True, True)
     apart = torch.empty(3, 64 * 128 + 4, dtype=BF16)[:, :-4].view(3, 64, 128)
-    assert path(apart, b3).paths == (False, False)
+    assert by_tma(apart, b3) == (False, False)
 
 
 def test_a_cheaper_erf_is_good_enough():

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ..runtime import arch, check, dtypes, function
 from .epilogue import GATED, Epilogue, is_located
+from .epilogue import PLAIN as PLAIN_EPILOGUE
 from .plan import launch
-from .spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
+from .spec import DTYPES, OUT_DTYPES, TMA_BYTES, GemmSpec, fits_tma, fits_tma_store, is_k_major
 
 OUT = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -26,19 +27,6 @@ class Extra(NamedTuple):
 PLAIN = Extra()
 
 
-class Problem(NamedTuple):
-    """What decides on the kernel and its launch, beside the device and a Config of the caller's: the key of a call."""
-
-    dtype: torch.dtype
-    out: torch.dtype
-    majors: tuple  # is K the contiguous dimension of a, of b?
-    paths: tuple  # do the operands come by TMA, does the result go by TMA?
-    accumulate: bool
-    size: tuple  # M, N, K, batches
-    batch: str
-    epilogue: tuple  # the arguments of Epilogue; () for a plain one
-
-
 def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, extra=PLAIN):
     """out = a @ b and its epilogue, with no more checks than the compiled function makes. out: its rows are contiguous,
     their pitch is free. All matrices, or all with a batch in front. K is any number from 8 on (from 1 on where it is
@@ -48,66 +36,66 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
     accumulate: out += a @ b, see GemmSpec. room: what follows a row of out, up to 16 bytes, may be overwritten: with
     zeros, or added to.
     For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
-    batch, batches = "", 1
+    batch, whole, epilogue = (), True, ()
     if a.dim() == 3:
-        batch, batches = "ab", a.shape[0]
-        if batches > 1 and a.stride(0) == 0 and b.stride(0):
-            batch, a = "b", a[0]
-        elif batches > 1 and b.stride(0) == 0:
-            batch, b = "a", b[0]
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    a_is_k, b_is_k = is_k_major(m, *a.stride()[-2:]), is_k_major(n, *b.stride()[:-3:-1])
+        a, b, batch, whole = _batched(a, b, out)
+    *_, m, k = a.shape
+    *_, a_m, a_k = a.stride()
+    *_, b_k, b_n = b.stride()
+    n, size, pitch = b.shape[-1], out.element_size(), out.stride(-2)
+    a_is_k, b_is_k = is_k_major(m, a_m, a_k), is_k_major(n, b_n, b_k)
     if a_is_k is None or b_is_k is None or a.device != b.device:
         raise ValueError("gemm: a and b must be contiguous in one dimension, and on one device")
-    load = _loads(a, a_is_k, 2, m, k) and _loads(b, b_is_k, 1, n, k)
-    epilogue = ()
+    load = (whole and fits_tma(a.data_ptr(), *((a_m, m) if a_is_k else (a_k, k)), 2)
+            and fits_tma(b.data_ptr(), *((b_n, n) if b_is_k else (b_k, k)), 2))
     if extra is not PLAIN:
-        epilogue = _epilogue(extra, out)
+        epilogue = _epilogue(extra, size)
         if load and extra.activation in GATED and not b_is_k:  # TMA takes neither every other column nor an odd half
             load = n % 16 == 0 and GATED[extra.activation][1] == "split"
-    store = load and _stores(out, m, room)
-    size = m, n, k, batches
-    problem = Problem(a.dtype, out.dtype, (a_is_k, b_is_k), (load, store), accumulate, size, batch, epilogue)
-    kernel, planned = _launcher(problem, a.device, config)
+    # A row that ends anywhere ends with a unit of 16 bytes, its room included.
+    store = load and fits_tma_store(out.data_ptr(), pitch, m, 16 if room else out.shape[-1], size)
+    kernel, planned = _launcher(a.dtype, out.dtype, (a_is_k, b_is_k, load, store, accumulate), (m, n, k, *batch),
+                                epilogue, a.device, config)
     kernel(a, b, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
 
 
-def _loads(x, is_k, lines_at, extent, k) -> bool:
-    """Does TMA take the operand? lines_at: its other dimension, from the end; of extent."""
-    pitch, lines = (x.stride(-lines_at), extent) if is_k else (x.stride(lines_at - 3), k)
-    return fits_tma(x.data_ptr(), pitch, lines, 2) and (x.dim() == 2 or x.stride(0) % 8 == 0 or x.shape[0] == 1)
+def _batched(a, b, out):
+    """(a, b, (batches, which of a and b have them), does TMA take the batches' strides?): an operand that all of a
+    batch share becomes a matrix."""
+    batches, which = a.shape[0], "ab"
+    if batches > 1 and a.stride(0) == 0 and b.stride(0):
+        which, a = "b", a[0]
+    elif batches > 1 and b.stride(0) == 0:
+        which, b = "a", b[0]
+    strides = [x.stride(0) * x.element_size() for x in (a, b, out) if x.dim() == 3]
+    return a, b, (batches, which), batches == 1 or not any(s % TMA_BYTES for s in strides)
 
 
-def _stores(out, m, room) -> bool:
-    """Does TMA write the result, and nothing else? A row that ends anywhere ends with a unit of 16 bytes, its room
-    included."""
-    size = out.element_size()
-    whole = out.dim() == 2 or out.shape[0] == 1 or out.stride(0) * size % 16 == 0
-    return whole and fits_tma_store(out.data_ptr(), out.stride(-2), m, 16 if room else out.shape[-1], size)
-
-
-def _epilogue(extra, out) -> tuple:
+def _epilogue(extra, size) -> tuple:
+    """What of it decides on the kernel: the arguments of ``Epilogue``, its bias's dtype as torch has it."""
     bias, activation, c, alpha, beta = extra
-    pairs = False
-    if c is not None:
-        even = not (c.shape[-1] % 2 or c.stride(-2) % 2 or (c.dim() == 3 and c.stride(0) % 2))
-        pairs = even and out.element_size() == 2 and c.data_ptr() % 4 == 0
-    return (activation, None if bias is None else bias.dtype, c is not None, pairs, alpha != 1.0,
-            c is not None and beta != 1.0)
+    if c is None:
+        return activation, bias if bias is None else bias.dtype, False, False, alpha != 1.0, False
+    even = not (c.shape[-1] % 2 or c.stride(-2) % 2 or (c.dim() == 3 and c.stride(0) % 2))
+    pairs = even and c.data_ptr() % (2 * size) == 0
+    return activation, bias if bias is None else bias.dtype, True, pairs, alpha != 1.0, beta != 1.0
 
 
 @lru_cache(4096)
-def _launcher(p: Problem, device, config):
-    """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels."""
+def _launcher(dtype, out, ways, size, epilogue, device, config):
+    """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels.
+
+    ways: is K contiguous in a, in b; do the operands come, does the result go by TMA; accumulate. size: M, N, K and,
+    with a batch, how many and which operands have it. epilogue: see ``_epilogue``, () for a plain one."""
     arch.require_hopper(device)
-    e = Epilogue()
-    if p.epilogue:
-        activation, bias, *rest = p.epilogue
+    e = PLAIN_EPILOGUE
+    if epilogue:
+        activation, bias, *rest = epilogue
         e = Epilogue(activation, dtypes.name_of(bias) if bias else "", *rest, located=is_located(activation))
-    load, store = ("tma" if by_tma else "elements" for by_tma in p.paths)
-    spec = GemmSpec(dtypes.name_of(p.dtype), dtypes.name_of(p.out), "k" if p.majors[0] else "m",
-                    "k" if p.majors[1] else "n", load, store, p.accumulate, e, p.batch)
-    m, n, k, batches = p.size
+    a_is_k, b_is_k, load, store, accumulate = ways
+    m, n, k, batches, which = size if len(size) == 5 else (*size, 1, "")
+    spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
+                    "tma" if load else "elements", "tma" if store else "elements", accumulate, e, which)
     recipe, blocks = launch(spec, m, n, k, arch.processors(device), config, batches)
     return function(recipe), blocks
 

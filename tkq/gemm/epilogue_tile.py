@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
+from cutlass import BFloat16, Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
 from ..pointwise import activations
@@ -20,7 +20,8 @@ from .epilogue import GATED, Epilogue, own
 
 @dataclass(frozen=True)
 class Inputs:
-    """What comes with a call. bias: (N,), or (N / 2, 2) where gated. residual: (M, N); in pairs (M, N / 2) of int32."""
+    """What comes with a call. bias: (N,), or (N / 2, 2) where gated. residual: (M, N); in pairs (M, N / 2) of int32 or,
+    of fp32, int64."""
 
     bias: Any
     residual: Any
@@ -166,14 +167,23 @@ def _unpacked(word, dtype):
 def load_residual(dst: tk.RegTile, src: cute.Tensor, place: Place, pairs: Constexpr[bool]):
     """dst[i, j] = src[place.row + i, place.col + j], converted; nothing is done past the last column, and rows past the
     end repeat the last one. pairs: src is of pairs, see ``Inputs``, dst of their type, and place.col is even."""
-    words = cute.recast_tensor(dst.tensor, Int32) if const_expr(pairs) else dst.tensor
+    words = dst.tensor
+    if const_expr(pairs):
+        words = cute.recast_tensor(dst.tensor, Int64 if const_expr(dst.dtype is Float32) else Int32)
     step = 2 if const_expr(pairs) else 1  # elements to a word
     row0, col0 = place.row + tk.first_row(), (place.col + tk.first_col()) // step
-    rows, cols = cute.size(src, mode=[0]), cute.size(src, mode=[1])
+    rows, left = cute.size(src, mode=[0]), cute.size(src, mode=[1]) - col0
+    lines = [_line(src, cutlass.min(row0 + 8 * r, rows - 1), col0) for r in range(2)]
     for j in cutlass.range_constexpr(cute.size(words) // 2):
         e = j if const_expr(pairs) else j // 2 * 2  # of the first row, elements 0 1, 4 5, 8 9 .. are j = 0 1, 2 3 ..
-        col = col0 + (4 * j if const_expr(pairs) else 4 * e + j % 2)
-        if col < cols:
+        col = 4 * j if const_expr(pairs) else 4 * e + j % 2
+        if col < left:
             for r in cutlass.range_constexpr(2):
                 i = 2 * j + r if const_expr(pairs) else 2 * e + 2 * r + j % 2
-                words[i] = words.element_type(src[cutlass.min(row0 + 8 * r, rows - 1), col])
+                words[i] = words.element_type(lines[r][col])
+
+
+def _line(x, row, col):
+    """A row of a matrix, from a column on."""
+    at = x.iterator + cute.crd2idx((row, col), x.layout)
+    return cute.make_tensor(at, cute.make_layout((256,), stride=(x.stride[1],)))

@@ -1,6 +1,6 @@
 """A GEMM's tensors as its kernels see them: fake arguments to compile for, and views to make descriptors of."""
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 from .. import tile as tk
 from .spec import BYTES, GemmSpec
@@ -47,7 +47,7 @@ def column_vector(x, spec: GemmSpec):
 
 
 def residual(x, spec: GemmSpec):
-    """c (M, N[, batch]); in pairs (M, N / 2[, batch]) of int32."""
+    """c (M, N[, batch]); in pairs (M, N / 2[, batch]) of int32 or, of fp32, int64."""
     if x is None:
         return None
     x = matrix(x)
@@ -57,7 +57,7 @@ def residual(x, spec: GemmSpec):
     shape[1] = shape[1] // 2
     stride = [stride[0] // 2, 1, *(s // 2 for s in stride[2:])]
     layout = cute.make_layout(tuple(shape), stride=tuple(stride))
-    return cute.make_tensor(cute.recast_ptr(x.iterator, dtype=Int32), layout)
+    return cute.make_tensor(cute.recast_ptr(x.iterator, dtype=Int64 if spec.out == "fp32" else Int32), layout)
 
 
 def of_batch(x, batch):

@@ -75,12 +75,11 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
-    extra = PLAIN
-    if bias is not None or activation or c is not None or alpha != 1.0 or beta != 0.0:
-        extra = Extra(bias, activation, c, alpha, beta)
+    plain = bias is None and c is None and not activation and alpha == 1.0 and beta == 0.0
+    extra = PLAIN if plain else Extra(bias, activation, c, alpha, beta)
     try:
-        out = torch.empty(shape_of(a, b, activation), dtype=out_dtype or a.dtype, device=a.device)
-        return _product(a, b, out, extra)
+        shape = (a.shape[0], b.shape[1]) if plain and a.dim() == 2 else shape_of(a, b, activation)
+        return _product(a, b, torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device), extra)
     except Exception:
         # The compiled function checks every dtype, shape, stride, address and device before it launches; the words for
         # a user are found only when something is wrong.

@@ -63,7 +63,7 @@ class Config:
         """
         rules = {
             "m": self.m in (64, 128),
-            "n": self.n in (128, 256),
+            "n": self.n == 128 or (self.n == 256 and not wide_residual(spec)),
             "stages": self.stages > 1,
             "cluster": self.cluster in (1, 2),
             "group": self.group > 0,
@@ -134,7 +134,8 @@ def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int =
     """The configuration for a problem that comes in by TMA: what should be fastest, the first of TILES if equal.
 
     A cluster only where each of its blocks has rows of C."""
-    allowed = [config for config in TILES if config.m * (config.cluster - 1) < M]
+    allowed = [config for config in TILES
+               if config.m * (config.cluster - 1) < M and not (config.n == 256 and wide_residual(spec))]
     best = min(allowed, key=lambda config: cycles(config, M, N, K, processors, batches))
     return fitted(with_epilogue(best, spec), spec)
 
@@ -144,6 +145,11 @@ def fitted(config: Config, spec: GemmSpec) -> Config:
     if not can_hold(spec):
         config = replace(config, hold=False, spread=False, late=False)
     return config.check(spec)
+
+
+def wide_residual(spec: GemmSpec) -> bool:
+    """Is there a c of fp32? Beside an accumulator of 128 numbers a thread, those of it do not stay in registers."""
+    return spec.epilogue.residual and spec.out == "fp32"
 
 
 def can_hold(spec: GemmSpec) -> bool:
