@@ -183,8 +183,9 @@ def config(name: str, shape) -> Config | NarrowConfig:
 
 
 def suits(name: str, shape) -> bool:
-    """Narrow variants are for few rows, and those only for them."""
-    return isinstance(VARIANTS[parts(name)[0]], Config) or shape[0] <= narrow_plan.MOST_ROWS
+    """Narrow variants are for few rows, where of the others only the smallest tile is of interest."""
+    found, few = VARIANTS[parts(name)[0]], shape[0] <= narrow_plan.MOST_ROWS
+    return not few or found.m == 64 if isinstance(found, Config) else few
 
 
 def spec(name: str, layout: str) -> GemmSpec:

@@ -19,13 +19,14 @@ ROWS = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128)
 
 @pytest.mark.parametrize("b_major", "kn")
 def test_every_number_of_rows(b_major):
-    for m, (n, k) in itertools.product(ROWS, ((64, 64), (200, 1000), (1001, 520), (1, 8), (4096, 2056))):
+    rows = ROWS if b_major == "k" else (1, 33, 128)
+    for m, (n, k) in itertools.product(rows, ((64, 64), (200, 1000), (1001, 520), (1, 8), (4096, 2056))):
         a, b = operands((m, n, k), "k", b_major)
         assert torch.equal(between_poison(a, b, first=3), exact(a, b)), (m, n, k)
 
 
-CONFIGS = [NarrowConfig(m, rows, split) for (m, rows), split in
-           itertools.product(((16, 64), (64, 128), (128, 64)), (1, 2, 4, 8))]
+CONFIGS = [NarrowConfig(16, 64, 1), NarrowConfig(16, 64, 8), NarrowConfig(64, 128, 2), NarrowConfig(64, 128, 8),
+           NarrowConfig(128, 64, 4)]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda x: x.name)
