@@ -62,12 +62,24 @@ def test_few_rows_take_the_narrow_kernel(M, N, k):
 
 @pytest.mark.parametrize("spec", (
     GemmSpec(a_major="m"), GemmSpec(batch="ab"), GemmSpec(accumulate=True),
-    GemmSpec(b_major="k", epilogue=Epilogue("swiglu")), GemmSpec(load="elements", store="elements")))
+    GemmSpec(load="elements", store="elements")))
 def test_what_it_does_not_take(spec):
     assert not takes(spec)
     assert launch(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.narrow:build"
     with pytest.raises(ValueError, match="spec does not fit"):
         NarrowConfig().check(spec)
+
+
+@given(rows, sizes, steps)
+def test_gated_has_two_accumulators(M, N, k):
+    spec = GemmSpec(b_major="k", epilogue=Epilogue("swiglu"))
+    config = plan(spec, M, 2 * N, 8 * k, 132)
+    assert config.parts == 2 and config.rows == 128 and config.consumers == 1
+    assert config.shared_bytes(spec) <= SLOT_BYTES
+    with pytest.raises(ValueError, match="parts does not fit"):
+        dataclasses.replace(config, parts=1).check(spec)
+    with pytest.raises(ValueError, match="rows does not fit"):
+        dataclasses.replace(config, rows=64).check(spec)
 
 
 @pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1)))

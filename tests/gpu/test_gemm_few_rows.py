@@ -48,9 +48,16 @@ def test_epilogues(out_dtype):
         got = between_poison(a, b, out_dtype=out_dtype, activation=activation)
         truth = exact(a, b, torch.float64, activation=activation)
         assert_2x(got, truth, truth.to(out_dtype), 2, activation)
-    gated = tkq.gemm(a, b, activation="swiglu", out_dtype=out_dtype)  # by the other kernels
-    truth = exact(a, b, torch.float64, activation="swiglu")
-    assert_2x(gated, truth, truth.to(out_dtype), 2, "swiglu")
+
+
+@pytest.mark.parametrize("b_major, activation", (("k", "swiglu"), ("k", "geglu_interleaved"), ("n", "swiglu")))
+def test_gated(b_major, activation):
+    for m, n, k in ((1, 1040, 2056), (16, 272, 72), (33, 1040, 520), (128, 8192, 520)):
+        a, b = operands((m, n, k), "k", b_major)
+        a, b, bias = a / 8, b / 4, vector(n) / 4
+        got = between_poison(a, b, activation=activation, bias=bias)
+        truth = exact(a, b, torch.float64, activation=activation, bias=bias)
+        assert_2x(got, truth, truth.to(BF16), 2, f"{activation} {m, n, k}")
 
 
 @pytest.mark.parametrize("m", (1, 16, 64, 128))

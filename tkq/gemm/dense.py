@@ -32,7 +32,7 @@ class Globals:
 class Shared:
     a: tk.SharedTile  # a ring of stages
     b: tk.SharedTile
-    b_halves: tk.SharedTile  # the same memory: gate and up of each stage, where b has them apart; otherwise b
+    b_parts: tk.SharedTile  # the same memory: gate and up of each stage, where b has them apart; otherwise b
     out: tk.SharedTile  # BUFFERS panels for each consumer
     pipe: tk.Pipe
 
@@ -136,20 +136,13 @@ class DenseGemm:
         al = tk.SharedAllocator()
         a, b = al.tile(self.a_tile, x.stages), al.tile(self.b_tile, x.stages)
         s = Shared(
-            a=a, b=b, b_halves=self.halves(b),
+            a=a, b=b, b_parts=operands.parts_of_tile(b, self.b_part, self.parts),
             out=al.tile(self.out_tile, BUFFERS * x.consumers) if self.spec.store == "tma" else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster))
         tk.init_block(s.pipe.init, x.cluster)
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers)
         if const_expr(x.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
-
-    def halves(self, b):
-        """b's ring as one of its parts: of a tile stored (N, K), rows; of one stored (K, N), panels of columns."""
-        if self.parts == 1:
-            return b
-        layout = self.b_part.layout(2 * self.config.stages)
-        return tk.SharedTile(cute.make_tensor(b.staged.iterator, layout.outer), self.b_part)
 
     def order(self, g):
         return tk.Schedule(g.rows * g.cols * g.batches, "static", self.config.cluster)
@@ -186,7 +179,7 @@ class DenseGemm:
             tk.load_async(s.b[r.stage], g.b, (*at, *place), sem)
         else:
             for half in range(2):
-                tk.load_async(s.b_halves[2 * r.stage + half], g.b, (*at, half, *place), sem)
+                tk.load_async(s.b_parts[2 * r.stage + half], g.b, (*at, half, *place), sem)
 
     @cute.jit
     def consume(self, g, s: Constexpr, wg):

@@ -20,19 +20,21 @@ MOST_STAGES = 16
 class NarrowConfig:
     """One kernel's shape; bench/tune_gemm.py times the alternatives.
 
-    m: rows of A, padded: wgmma's N. rows: of B's transpose, a block's, 64 to each warpgroup that multiplies. split:
-    blocks of a cluster that share K. stages: of both in shared memory.
+    m: rows of A, padded: wgmma's N. rows: of B's transpose, a block's, 64 to each accumulator. split: blocks of a
+    cluster that share K. stages: of both in shared memory. parts: accumulators of a warpgroup: two where gated, for the
+    gate and for up.
     """
 
     m: int = 16
     rows: int = 64
     split: int = 2
     stages: int = 10
+    parts: int = 1
 
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply."""
-        return self.rows // 64
+        return self.rows // 64 // self.parts
 
     @property
     def reducers(self) -> int:
@@ -67,7 +69,8 @@ class NarrowConfig:
         """
         rules = {
             "m": self.m in WIDTHS,
-            "rows": self.rows in (64, 128),
+            "rows": self.rows in (64, 128) and self.consumers > 0,
+            "parts": self.parts == (2 if spec.epilogue.gate else 1),
             "split": self.split in (1, 2, 4, 8),
             "stages": self.stages > 1,
             "spec": takes(spec),
@@ -82,9 +85,8 @@ class NarrowConfig:
 
 
 def takes(spec: GemmSpec) -> bool:
-    """Is there a narrow kernel for this spec, whatever its way out? A by rows, no batch, nothing gated or added to."""
-    return (spec.load == "tma" and spec.a_major == "k"
-            and not (spec.batch or spec.accumulate or spec.epilogue.gate))
+    """Is there a narrow kernel for this spec, whatever its way out? A by rows, no batch, nothing added to."""
+    return spec.load == "tma" and spec.a_major == "k" and not (spec.batch or spec.accumulate)
 
 
 def fitted(config: NarrowConfig, spec: GemmSpec) -> NarrowConfig:
@@ -112,10 +114,11 @@ def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int) -> NarrowConfi
     Each block reads all rows of A for its part of K: where they are many, B's rows are 128 to a block, and half as much
     comes from L2."""
     m = next(width for width in WIDTHS if width >= M)
-    rows = 64 if m <= 32 else 128
+    parts = 2 if spec.epilogue.gate else 1
+    rows = 64 * parts if m <= 32 else 128
     steps = -(-K // STEP)
     allowed = [s for s in (1, 2, 4, 8) if s == 1 or steps // s >= FEWEST_STEPS]
-    configs = [fitted(NarrowConfig(m, rows, split), spec) for split in allowed]
+    configs = [fitted(NarrowConfig(m, rows, split, parts=parts), spec) for split in allowed]
     pairs = [config for config in configs if config.shared_bytes(spec) <= SLOT_BYTES]
     return max(pairs, key=lambda config: (round(fill(config, N, processors), 2), -config.split))
 

@@ -69,6 +69,14 @@ def _select(x, modes):
     return cute.make_tensor(x.iterator, cute.select(x.layout, modes))
 
 
+def parts_of_tile(ring: tk.SharedTile, part: tk.st, parts: int) -> tk.SharedTile:
+    """A ring of b's tiles as a ring of so many parts each: of a tile stored (N, K), rows; of one stored (K, N), whole
+    panels of columns."""
+    if parts == 1:
+        return ring
+    return tk.SharedTile(cute.make_tensor(ring.staged.iterator, part.layout(parts * ring.stages).outer), part)
+
+
 # ---- what to compile for ---------------------------------------------------------------------------------
 
 

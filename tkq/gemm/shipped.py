@@ -82,10 +82,12 @@ def _narrow():
     for b_major, m in itertools.product("kn", narrow_plan.WIDTHS):
         spec = GemmSpec(b_major=b_major)
         yield _few_rows(spec, narrow_plan.plan(spec, m, 8192, 8192, 132), quick=m in (16, 128))
+    spec = GemmSpec(b_major="n", epilogue=EPILOGUES["bias_geglu"])
+    yield _few_rows(spec, narrow_plan.plan(spec, 128, 8192, 8192, 132), "bias_geglu", quick=True)
     for split, rows in ((1, 64), (4, 128), (8, 64)):
         config = narrow_plan.fitted(NarrowConfig(64, rows, split), GemmSpec(b_major="k"))
         yield _few_rows(GemmSpec(b_major="k"), config, "other")
-    for name in ("bias", "bias_gelu", "all_silu"):
+    for name in ("bias", "bias_gelu", "all_silu", "swiglu", "bias_geglu"):
         spec = GemmSpec(out="fp32", b_major="k", epilogue=EPILOGUES[name])
         yield _few_rows(spec, narrow_plan.plan(spec, 16, 8192, 8192, 132), name)
 
