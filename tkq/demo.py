@@ -189,7 +189,7 @@ def _errors(example: Example, device: str) -> tuple[float, float]:
 
 
 def _times(example: Example, notes: list[str]) -> list[str]:
-    """The cells of the table that are measured: milliseconds, rate and ratios. Why a peer has none goes to the notes."""
+    """The measured cells of the table: milliseconds, rate and ratios. Why a peer has none goes to the notes."""
     torch._dynamo.reset()
     compiled = torch.compile(example.eager, dynamic=False)
     candidates = {"tkq": example.ours, "eager": example.eager, "compile": compiled}
