@@ -40,10 +40,10 @@ class WalkConfig(RowConfig):
     stages: int = 3
 
 
-# Rows longer than that, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their
+# Rows longer than that, without label smoothing: four blocks on a multiprocessor, each with 40 of its 48 KB on their
 # way. A row over several blocks (as above, where smoothing needs two passes over it) has none while they exchange.
 _WALK_FROM = 49152  # bytes
-_WALK = WalkConfig(256, 256, vectors=4, stages=4)
+_WALK = WalkConfig(256, 256, vectors=2, stages=6)
 
 # The backward exchanges nothing: its "cluster" is into how many blocks a row is cut.
 _BACKWARD = (
@@ -85,7 +85,8 @@ def check(spec: CrossEntropySpec, config: RowConfig) -> None:
 
 def _check_walk(spec, config):
     if spec.kind != "forward" or spec.smoothing:
-        raise ValueError(f"a walk keeps nothing of a row: it cannot serve {spec.kind}, label smoothing {spec.smoothing}")
+        raise ValueError(f"a walk keeps nothing of a row: got {spec.kind}, label smoothing {spec.smoothing}, allowed is "
+                         "forward without")
     if not 1 <= config.vectors <= 8:
         raise ValueError(f"vectors: got {config.vectors}, allowed are 1 to 8")
     if config.load == "shared":
@@ -135,11 +136,13 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
     return list(dict.fromkeys(found))
 
 
-# Walks worth timing: (threads, cluster, load, vectors, stages)
+# Walks worth timing: (threads, cluster, vectors, stages) by way of shared memory, (threads, resident, vectors) without
+_RINGS = ((256, 1, 4, 3), (256, 1, 4, 4), (256, 1, 2, 6), (256, 1, 2, 4), (128, 1, 4, 3), (128, 1, 2, 6),
+          (512, 1, 2, 4), (256, 2, 4, 3))
+_LOADS = ((256, 5, 4), (128, 10, 4), (256, 4, 4))
 WALKS = [WalkConfig(threads, threads, *shape) for threads, *shape in (
-    (256, 1, "shared", 4, 3), (256, 1, "shared", 4, 4), (256, 1, "shared", 2, 6), (128, 1, "shared", 4, 3),
-    (128, 1, "shared", 4, 6), (512, 1, "shared", 2, 4), (256, 2, "shared", 4, 3), (256, 4, "shared", 4, 3),
-    (256, 1, "registers", 4), (256, 1, "registers", 8), (128, 1, "registers", 4), (512, 1, "registers", 4))]
+    *((threads, cluster, "shared", 0, *ring) for threads, cluster, *ring in _RINGS),
+    *((threads, 1, "registers", resident, vectors) for threads, resident, vectors in _LOADS))]
 
 
 def _worth(spec, config):
