@@ -85,8 +85,8 @@ def check(spec: CrossEntropySpec, config: RowConfig) -> None:
 
 def _check_walk(spec, config):
     if spec.kind != "forward" or spec.smoothing:
-        raise ValueError(f"a walk keeps nothing of a row: got {spec.kind}, label smoothing {spec.smoothing}, allowed is "
-                         "forward without")
+        raise ValueError(f"a walk keeps nothing of a row: got {spec.kind}, label smoothing {spec.smoothing}, allowed "
+                         "is a forward without")
     if not 1 <= config.vectors <= 8:
         raise ValueError(f"vectors: got {config.vectors}, allowed are 1 to 8")
     if config.load == "shared":

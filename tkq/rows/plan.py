@@ -10,7 +10,8 @@ from ..reduction_plan import MAX_CLUSTER, SMEM_BYTES
 
 DEPTH = 4  # exchange slots: a warp that publishes row i has collected row i - 2, so all warps have read row i - 4
 WARPGROUP, WARP = 128, 32
-REGISTER_FILE = 65536  # of a multiprocessor
+REGISTER_FILE, THREADS = 65536, 2048  # of a multiprocessor
+RESERVED = 1024  # bytes of shared memory that each block costs besides its own
 PRODUCER_REGISTERS = 24
 MOST_REGISTERS = 240  # of a consumer thread
 WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums and vectors
@@ -72,6 +73,7 @@ class RowPlan:
         grids side by side could then wait for each other for ever.
     pdl: launch under the end of the kernel before, and wait for that kernel here.
     evict_first: loads leave L2 first. streaming: so do stores.
+    resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
     """
 
     N: int
@@ -88,6 +90,7 @@ class RowPlan:
     pdl: bool = False
     evict_first: bool = False
     streaming: bool = False
+    resident: int = 1
 
     @property
     def direct(self) -> bool:
@@ -149,7 +152,7 @@ class RowPlan:
     @property
     def launch_registers(self) -> int:
         """What a thread can have at launch: a scheduler's quarter of the registers, shared by its warps."""
-        warps_of_a_scheduler = -(-self.block // WARP // 4)
+        warps_of_a_scheduler = self.resident * -(-self.block // WARP // 4)
         most = 255 if self.direct else MOST_REGISTERS
         return min(most, REGISTER_FILE // 4 // (warps_of_a_scheduler * WARP) // 8 * 8)
 
@@ -177,12 +180,12 @@ class RowPlan:
     def slab(self) -> int:
         """How many quads of columns a block finishes at a time: a power of two."""
         quads = -(-self.N // QUAD)
-        return min(self.threads, _power_of_two(-(-quads // NOMINAL_BLOCKS)))
+        return min(self.threads, _power_of_two(-(-quads // (NOMINAL_BLOCKS * self.resident))))
 
     @property
     def slab_loads(self) -> int:
         """Rows of column sums that a thread reads for a slab, all at once: for the nominal number of blocks."""
-        return min(16, -(-(NOMINAL_BLOCKS // self.cluster) // (self.threads // self.slab)))
+        return min(16, -(-(NOMINAL_BLOCKS * self.resident // self.cluster) // (self.threads // self.slab)))
 
 
 def padded_sums(sums: int) -> int:
@@ -240,8 +243,11 @@ def check(shape: RowShape, p: RowPlan) -> None:
         raise ValueError("stages: rows that bulk copies cannot take need stages = 0")
     if not p.direct and p.stages < len(shape.sums) + 1:
         raise ValueError(f"stages: got {p.stages}, {len(shape.sums)} exchanges keep {len(shape.sums) + 1} rows at once")
-    if smem_bytes(shape, p) > SMEM_BYTES:
-        raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, a block has {SMEM_BYTES}")
+    if p.resident not in (1, 2, 3, 4) or p.resident * p.block > THREADS:
+        raise ValueError(f"resident: got {p.resident} of {p.block} threads, a multiprocessor has {THREADS}")
+    most = (SMEM_BYTES + RESERVED) // p.resident - RESERVED
+    if smem_bytes(shape, p) > most:
+        raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, one of {p.resident} blocks has {most}")
 
 
 # (blocks of a cluster, elements of a thread, warps, stages beyond those that the exchanges keep): the first that fits
