@@ -1,7 +1,7 @@
 """RowCopies: where a thread's part of a row is, and how it comes and goes. What RowAccess (under the norms) and RowPass
 (under softmax and the losses) stand on."""
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Constexpr, const_expr
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
 
 from .reduction_base import ReductionBase

@@ -369,20 +369,45 @@ def _power_of_two(n):
     return 1 << max(0, n - 1).bit_length()
 
 
+# Several choices at once that are worth timing, by name. A block that shares its multiprocessor with another one needs
+# a ring of few stages; "halves" and "quarters" of a row leave less undone when the last rows are dealt out.
+_ONCE = dict(evict_first=True, streaming=True)
+_COMBINED = {
+    "two blocks of 4": dict(per_thread=32, warps=4, stages=3, resident=2),
+    "two blocks of 4 once": dict(per_thread=32, warps=4, stages=3, resident=2, **_ONCE),
+    "two blocks of 8": dict(per_thread=16, warps=8, stages=3, resident=2),
+    "two blocks of 8 once": dict(per_thread=16, warps=8, stages=3, resident=2, **_ONCE),
+    "16 a thread": dict(per_thread=16, warps=8, stages=4),
+    "16 a thread once": dict(per_thread=16, warps=8, stages=4, **_ONCE),
+    "two rows of 16 warps": dict(per_thread=16, warps=16, stages=3),
+    "halves": dict(cluster=2, per_thread=8, warps=8, stages=4),
+    "halves 4 warps": dict(cluster=2, per_thread=16, warps=4, stages=4),
+    "halves two blocks": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2),
+    "halves pdl": dict(cluster=2, per_thread=8, warps=8, stages=4, pdl=True),
+    "quarters two blocks": dict(cluster=4, per_thread=8, warps=4, stages=4, resident=2),
+    "eighths": dict(cluster=8, per_thread=16, warps=8, stages=6),
+    "eighths two blocks": dict(cluster=8, per_thread=16, warps=8, stages=4, resident=2),
+    "eighths two blocks once": dict(cluster=8, per_thread=16, warps=8, stages=3, resident=2, **_ONCE),
+    "quarters 16 warps": dict(cluster=4, per_thread=16, warps=16, stages=6),
+}
+
+
 def variants(shape: RowShape) -> dict:
     """Plans worth timing beside the planned one, by name."""
     flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=True), dict(finish="tail"),
              dict(finish="tail", pdl=True), dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
              dict(warps=16), dict(vectors="packed"), dict(vectors="late"))
     geometries = [dict(cluster=c, per_thread=n) for c in (1, 2, 4, 8, 16) for n in (16, 32, 64)]
+    named = {" ".join(f"{key}={value}" for key, value in choices.items()): choices
+             for choices in (*flags, *geometries)}
     found = {"planned": plan(shape)}
-    for choices in (*flags, *geometries):
+    for name, choices in {**named, **_COMBINED}.items():
         try:
             candidate = plan(shape, **choices)
         except ValueError:
             continue
-        blocks_well_filled = candidate.cluster == 1 or candidate.cols >= 2048
+        blocks_well_filled = candidate.cluster == 1 or candidate.cols >= (1024 if name in _COMBINED else 2048)
         registers = candidate.per_thread * shape.columns <= candidate.consumer_registers - LEAST_WORKING_REGISTERS
         if candidate not in found.values() and blocks_well_filled and registers:
-            found[" ".join(f"{key}={value}" for key, value in choices.items())] = candidate
+            found[name] = candidate
     return found

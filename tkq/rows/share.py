@@ -4,7 +4,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64, const_expr
+from cutlass import Constexpr, Int32, Int64, const_expr
 
 from ..utils import widened
 from .plan import WARP, RowPlan
