@@ -40,10 +40,11 @@ class WalkConfig(RowConfig):
     stages: int = 3
 
 
-# Rows longer than that, without label smoothing: four blocks on a multiprocessor, each with 40 of its 48 KB on their
-# way. A row over several blocks (as above, where smoothing needs two passes over it) has none while they exchange.
+# Rows longer than that, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their
+# way. The fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that lies in
+# several blocks (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
 _WALK_FROM = 49152  # bytes
-_WALK = WalkConfig(256, 256, vectors=2, stages=6)
+_WALK = WalkConfig(512, 512, vectors=2, stages=4)
 
 # The backward exchanges nothing: its "cluster" is into how many blocks a row is cut.
 _BACKWARD = (
@@ -136,13 +137,14 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
     return list(dict.fromkeys(found))
 
 
-# Walks worth timing: (threads, cluster, vectors, stages) by way of shared memory, (threads, resident, vectors) without
-_RINGS = ((256, 1, 4, 3), (256, 1, 4, 4), (256, 1, 2, 6), (256, 1, 2, 4), (128, 1, 4, 3), (128, 1, 2, 6),
-          (512, 1, 2, 4), (256, 2, 4, 3))
-_LOADS = ((256, 5, 4), (128, 10, 4), (256, 4, 4))
-WALKS = [WalkConfig(threads, threads, *shape) for threads, *shape in (
-    *((threads, cluster, "shared", 0, *ring) for threads, cluster, *ring in _RINGS),
-    *((threads, 1, "registers", resident, vectors) for threads, resident, vectors in _LOADS))]
+# Walks worth timing: (threads, cluster, vectors, stages[, resident]) by way of shared memory, (threads, resident,
+# vectors) without
+_RINGS = ((512, 1, 2, 4), (512, 1, 4, 3), (512, 1, 2, 6), (512, 2, 2, 4), (512, 4, 2, 4), (512, 8, 2, 4),
+          (256, 4, 2, 6), (1024, 1, 2, 6), (1024, 1, 2, 3, 2), (1024, 1, 1, 6, 2))
+_LOADS = ((256, 5, 4), (512, 2, 4))
+WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors, stages=stages)
+         for threads, cluster, vectors, stages, *rest in _RINGS]
+WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors) for threads, resident, vectors in _LOADS]
 
 
 def _worth(spec, config):

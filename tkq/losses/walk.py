@@ -18,12 +18,11 @@ from .rows import Kept, Options, Target, element
 
 class Way(NamedTuple):
     """What a thread walks along. x: its (vector, vectors of the row) in global memory. ring: (vector, vectors of a
-    step, stages) in shared memory, or None. place: where it begins. limit: no column from here on is its block's."""
+    step, stages) in shared memory, or None. place: where it begins."""
 
     x: cute.Tensor
     ring: Optional[cute.Tensor]
     place: tuple
-    limit: Int32
 
 
 class CrossEntropyWalk(CrossEntropy):
@@ -38,8 +37,31 @@ class CrossEntropyWalk(CrossEntropy):
 
     With load = "registers" there is no ring: a step's loads wait for memory, and the other blocks of the
     multiprocessor go on meanwhile. Several blocks are on each, at different places of their rows: one's exchange, and
-    the next one's start, are covered by the others.
+    the next one's start, are covered by the others. The blocks of a cluster walk side by side.
     """
+
+    @property
+    def pace(self):
+        """Columns from a thread's vector to its next one."""
+        return self.tile.vector * self.tile.threads_per_row * self.tile.cluster
+
+    def _column(self, tidx, rank):
+        t = self.tile
+        return (rank * t.threads_per_row + tidx % t.threads_per_row) * t.vector
+
+    def _view(self, m, coord):
+        view = super()._view(m, coord)
+        return cute.make_tensor(view.iterator, cute.make_layout(view.shape, stride=(1, self.pace)))
+
+    def _first(self, place, j):
+        return place.col + j * self.pace
+
+    def _inside(self, col):
+        return tuple(True if (j + 1) * self.pace <= self.N else col + j * self.pace < self.N
+                     for j in range(self.tile.blocks))
+
+    def _whole(self, j):
+        return (j + 1) * self.pace <= self.N and not (self.shifted and j == 0)
 
     def work(self, here, mX, mT, mW, mLoss, mSaved, mAll, mD, o: Options):
         """One thread's."""
@@ -56,15 +78,13 @@ class CrossEntropyWalk(CrossEntropy):
         self.put(mLoss, kept, loss, (top, rest, None), place, first, first, mX.shape[0])
 
     def _way(self, mX, place: tuple) -> Way:
-        t, here, limit, ring = self.tile, place.here, Int32(self.N), None
-        if t.cluster > 1:
-            limit = cutlass.min(limit, (here.part + 1) * t.cols)
+        t, here, ring = self.tile, place.here, None
         if self.config.load == "shared":
             shape = (t.vector, self.config.vectors, self.config.stages, t.threads)
             stride = (1, t.vector * t.threads, t.vector * t.threads * self.config.vectors, t.vector)
             memory = here.smem.allocate_tensor(self.dtype, cute.make_layout(shape, stride=stride), byte_alignment=16)
             ring = memory[None, None, None, here.thread]
-        return Way(self._view(mX, (place.there, place.col)), ring, place, limit)
+        return Way(self._view(mX, (place.there, place.col)), ring, place)
 
     @cute.jit
     def at_target(self, mX: cute.Tensor, place: Constexpr, target: Constexpr[Target], first, o: Constexpr[Options]):
@@ -108,7 +128,7 @@ class CrossEntropyWalk(CrossEntropy):
         atom, stage = self._load_atom(way.x), step % self.config.stages
         for v in cutlass.range_constexpr(self.config.vectors):
             j = step * self.config.vectors + v
-            if self._first(way.place, j) < way.limit:
+            if self._first(way.place, j) < self.N:
                 self._copy(atom, way.x[None, j], way.ring[None, v, stage])
         cute.arch.cp_async_commit_group()
 

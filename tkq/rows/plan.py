@@ -18,6 +18,7 @@ WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums a
 LEAST_WORKING_REGISTERS = 48  # with which a variant is still tried
 SEVERAL_SUMS_REGISTERS = 128  # beside two column sums and more, for whole vectors of everything else
 MOST_STAGES = 8
+MANY_TILES = 24
 QUAD = 4  # columns of a 16-byte access to fp32: column sums are finished in these
 NOMINAL_BLOCKS = 132  # of an H100; the plan is right, if not as quick, for any other number
 FINISHES = ("grid", "tail")
@@ -87,7 +88,7 @@ class RowPlan:
     early: bool = True
     finish: str = "grid"
     cooperative: bool = True
-    pdl: bool = False
+    pdl: bool = True
     evict_first: bool = False
     streaming: bool = False
     resident: int = 1
@@ -168,8 +169,12 @@ class RowPlan:
         return self.launch_registers if self.direct else self.registers[1]
 
     def units(self, rows: int, most: int) -> int:
-        """Clusters of the grid: at most `most`, and a tile at least for each."""
-        return min(most, -(-rows // self.groups))
+        """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
+        own row of column sums, only where they have many."""
+        tiles = -(-rows // self.groups)
+        if tiles < MANY_TILES * most:
+            most = max(1, min(most, most * self.cluster // self.resident))
+        return min(most, tiles)
 
     def rows_of(self, unit: int, units: int, rows: int) -> list:
         """The rows that a unit works on, tile by tile: what the kernel's `Share` says, for the tests."""
@@ -258,17 +263,18 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
 
 # For two loads of 16 bits, as a norm's backward has them: (most columns, blocks of a cluster, elements of a thread,
 # warps, flags). Of torch.add's bytes a second on an H100, at 1024, 4096, 8192, .. 131072 columns (bench/tune_rows.py),
-# with in brackets what the ladder gives: one column sum 0.944 (0.892), 0.980 (0.929), 0.980 (0.944), 0.964 (0.943),
-# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.922 (0.899), 0.935 (0.918), 0.953 (0.935), 0.960, 0.936,
+# with in brackets what the ladder gives: one column sum 0.946 (0.892), 0.983 (0.929), 0.980 (0.944), 0.964 (0.943),
+# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.926 (0.899), 0.967 (0.918), 0.953 (0.935), 0.960, 0.984,
 # 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at a time,
-# and how many blocks share one, decides. We do not know why 16 blocks beat 8 at 65536 columns.
+# how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
+# 65536 columns.
 _TWO_LOADS = {
-    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
+    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 2, 8, 8, dict(stages=4, resident=2)),
         (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
         (131072, 16, 32, 8, {})),
-    2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4, vector=4)),
-        (8192, 2, 8, 16, dict(stages=4)), (16384, 2, 32, 8, {}), (32768, 4, 32, 8, dict(streaming=True)),
-        (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
+    2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)),
+        (4096, 1, 32, 4, dict(stages=3, resident=2)), (8192, 2, 8, 16, dict(stages=4)), (16384, 2, 32, 8, {}),
+        (32768, 8, 16, 8, dict(stages=4, resident=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
 }
 
 
@@ -373,29 +379,25 @@ def _power_of_two(n):
 # a ring of few stages; "halves" and "quarters" of a row leave less undone when the last rows are dealt out.
 _ONCE = dict(evict_first=True, streaming=True)
 _COMBINED = {
+    "whole rows": dict(cluster=1, per_thread=16, warps=8, stages=4),
+    "whole rows streaming": dict(cluster=1, per_thread=16, warps=8, stages=4, streaming=True),
     "two blocks of 4": dict(per_thread=32, warps=4, stages=3, resident=2),
-    "two blocks of 4 once": dict(per_thread=32, warps=4, stages=3, resident=2, **_ONCE),
     "two blocks of 8": dict(per_thread=16, warps=8, stages=3, resident=2),
-    "two blocks of 8 once": dict(per_thread=16, warps=8, stages=3, resident=2, **_ONCE),
-    "16 a thread": dict(per_thread=16, warps=8, stages=4),
-    "16 a thread once": dict(per_thread=16, warps=8, stages=4, **_ONCE),
-    "two rows of 16 warps": dict(per_thread=16, warps=16, stages=3),
-    "halves": dict(cluster=2, per_thread=8, warps=8, stages=4),
-    "halves 4 warps": dict(cluster=2, per_thread=16, warps=4, stages=4),
     "halves two blocks": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2),
-    "halves pdl": dict(cluster=2, per_thread=8, warps=8, stages=4, pdl=True),
-    "quarters two blocks": dict(cluster=4, per_thread=8, warps=4, stages=4, resident=2),
-    "eighths": dict(cluster=8, per_thread=16, warps=8, stages=6),
+    "halves two blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=4, resident=2),
+    "halves three blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=3, resident=3),
+    "halves two blocks streaming": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2, streaming=True),
+    "halves two blocks 6 stages": dict(cluster=2, per_thread=8, warps=8, stages=6, resident=2),
+    "quarters two blocks of 4": dict(cluster=4, per_thread=8, warps=4, stages=6, resident=2),
+    "quarters two blocks": dict(cluster=4, per_thread=16, warps=8, stages=4, resident=2),
     "eighths two blocks": dict(cluster=8, per_thread=16, warps=8, stages=4, resident=2),
-    "eighths two blocks once": dict(cluster=8, per_thread=16, warps=8, stages=3, resident=2, **_ONCE),
-    "quarters 16 warps": dict(cluster=4, per_thread=16, warps=16, stages=6),
 }
 
 
 def variants(shape: RowShape) -> dict:
     """Plans worth timing beside the planned one, by name."""
-    flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=True), dict(finish="tail"),
-             dict(finish="tail", pdl=True), dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
+    flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=False), dict(finish="tail"),
+             dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
              dict(warps=16), dict(vectors="packed"), dict(vectors="late"))
     geometries = [dict(cluster=c, per_thread=n) for c in (1, 2, 4, 8, 16) for n in (16, 32, 64)]
     named = {" ".join(f"{key}={value}" for key, value in choices.items()): choices
