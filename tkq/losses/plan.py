@@ -41,8 +41,8 @@ class WalkConfig(RowConfig):
 
 
 # Rows longer than that, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their
-# way. The fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that lies in
-# several blocks (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
+# way. The fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is
+# held in several (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
 _WALK_FROM = 49152  # bytes
 _WALK = WalkConfig(512, 512, vectors=2, stages=4)
 
