@@ -37,8 +37,9 @@ def ragged(x: cute.Tensor) -> cute.Tensor:
 def ragged_store(x: cute.Tensor) -> cute.Tensor:
     """As ``ragged``, with a dimension less, so that it can be ``packed``; for ``gl.store`` and ``gl.add`` alone.
 
-    The tensor begins ``rows`` rows before x, where there may be no memory. Stores do not mind: they touch what is
-    inside and nothing else. Of loads that is not known, and none of the libraries we have read relies on it."""
+    The tensor begins ``rows`` rows before x, where there may be no memory. Stores touch what is inside and nothing
+    else. Loads may read anywhere in the first 128 KB, whatever their coordinates, unless the descriptor says that the
+    tensor is smaller; in front of x that is an illegal access."""
     rows, row = x.shape[0], x.stride[0]
     base = cute.domain_offset((-rows, 0, 0), x).iterator.align(16)  # a row is a multiple of 16 bytes
     return cute.make_tensor(base, cute.make_layout((*x.shape, rows + 1), stride=(*x.stride, row)))
