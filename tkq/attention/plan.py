@@ -69,6 +69,8 @@ class AttentionConfig:
             raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
         if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
             raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
+        if head_dim_v % (16 * self.o_panels):
+            raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
         if self.half and self.kv % 32:
             raise ValueError(f"{self}: half needs kv a multiple of 32")
         if self.cluster > 1 and self.schedule == "dynamic":
