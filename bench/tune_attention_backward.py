@@ -35,7 +35,7 @@ VARIANTS = {
     "cluster": {"cluster": 2},
     "cluster turns": {"cluster": 2, "turns": True},
     "stagger": {"stagger": True},
-    "2 stages": {"q_stages": 2, "do_stages": 2},
+    "2 stages": {"stages": 2},
     "3 dS stages": {"ds_stages": 3},
     "bulk": {"dq_add": "bulk"},
     "bulk stagger": {"dq_add": "bulk", "stagger": True},
@@ -49,7 +49,7 @@ VARIANTS = {
 
 def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
     """The variants that can run, and that differ from the plan."""
-    base, found = plan(BackwardSpec(head_dim=dim, right=causal)), {}
+    base, found = plan(BackwardSpec(width=dim, right=causal)), {}
     for name, change in VARIANTS.items():
         if ("stagger" in name and causal) or (("sections" in name or "head by" in name) and not causal):
             continue
@@ -77,7 +77,7 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
 
 
 def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
-    return Recipe("tkq.attention.backward:build", (BackwardSpec(head_dim=dim, right=causal), config))
+    return Recipe("tkq.attention.backward:build", (BackwardSpec(width=dim, right=causal), config))
 
 
 def main() -> None:

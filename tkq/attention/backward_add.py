@@ -38,7 +38,7 @@ class BackwardAdding(BackwardBase):
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
         """The accumulator's tile ``number`` += dS K."""
-        rows, cols = self.config.dq_parts(self.spec.head_dim)
+        rows, cols = self.config.dq_parts(self.spec.width)
         part_bytes = 64 * self.config.dq_cols * 4
         address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
         for i in cutlass.range_constexpr(rows * cols):
@@ -101,8 +101,8 @@ class BackwardAdding(BackwardBase):
     def convert(self, g, s, t, wg, barrier):
         """dQ of all query heads of the block's K/V head from the accumulator: parts in turns, as many at once as Q's
         tiles, which nobody needs any more, have room for."""
-        rows, cols = self.config.dq_parts(self.spec.head_dim)
-        at_once = min(self.config.q_stages * self.q_tile.bytes // (2 * self.dq_tile.bytes), 4)
+        rows, cols = self.config.dq_parts(self.spec.width)
+        at_once = min(self.config.stages * self.q_tile.bytes // (2 * self.dq_tile.bytes), 4)
         x, out = [tk.rt_fl(self.config.dq_cols) for _ in range(at_once)], s.q.scratch(self.dq_tile)
         first = self.tile_number(g, t, self.query_head(g, t, 0), 0)
         parts = g.heads_per_kv * g.tiles * (rows * cols)

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_dq import BackwardQueries, heads_outside
-from tkq.attention.backward_math import limits
+from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_pre import BackwardPre
@@ -27,11 +27,11 @@ class BackwardBase:
     keepers = 2  # warpgroups that Q and dO are for
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
-        self.spec, self.config = spec, config.check(spec.head_dim)
+        self.spec, self.config = spec, config.check(spec.width)
         dtype = tk.element_type(spec.dtype)
-        self.q_tile = tk.st(config.tile, spec.head_dim, dtype)
-        self.kv_tile = tk.st(64, spec.head_dim, dtype)
-        self.out_tile = tk.st(64, min(spec.head_dim, 128), dtype)  # of dK and dV
+        self.q_tile = tk.st(config.tile, spec.width, dtype)
+        self.kv_tile = tk.st(64, spec.width, dtype)
+        self.out_tile = tk.st(64, min(spec.width, 128), dtype)  # of dK and dV
         self.ds_tile = tk.st(64, config.tile, dtype)
         self.dq_tile = tk.st(64, config.dq_cols, dtype)
         self.halves = config.block // 64  # tiles of K, of V and of dS
@@ -46,10 +46,10 @@ class BackwardBase:
     @cute.jit
     def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor,
                  lse: cute.Tensor, dlse: Optional[cute.Tensor], dq: Optional[cute.Tensor], dk: cute.Tensor,
-                 dv: cute.Tensor, workspace: cute.Tensor, scale: Float32, left: Int32, right: Int32,
+                 dv: cute.Tensor, workspace: cute.Tensor, scale: Float32, softcap: Float32, left: Int32, right: Int32,
                  stream: cuda.CUstream):
-        """do, q, o, dq (B, Sq, H, D), k, v, dk, dv (B, Sk, Hk, D), lse, dlse (B, H, Sq) fp32; workspace: fp32,
-        uninitialised, ``config.workspace_floats`` for each query head."""
+        """q, dq (B, Sq, H, D), o, do (B, Sq, H, Dv), k, dk (B, Sk, Hk, D), v, dv (B, Sk, Hk, Dv), lse, dlse (B, H, Sq)
+        fp32; workspace: fp32, uninitialised, ``config.workspace_floats`` for each query head."""
         spec, c = self.spec, self.config
         all_tiles = ceil_div(q.shape[1], c.tile) * q.shape[2] * q.shape[0]
         stats, acc, counters = self.parts_of(workspace, all_tiles, k.shape[2] * k.shape[0])
@@ -58,7 +58,7 @@ class BackwardBase:
         tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], c.block * c.cluster)
         all_kv_heads, heads_per_kv = k.shape[2] * k.shape[3], q.shape[2] // k.shape[2]
         # of a K/V head: Q, dO and the accumulator of its query heads; both factors bounded, to stay in 32 bits
-        row_bytes = spec.head_dim * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
+        row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
         rows = cutlass.min(q.shape[0], Int32(1 << 15))
         g = Globals(
             q=tk.gl.load(q, self.q_tile, c.cluster), do=tk.gl.load(do, self.q_tile, c.cluster),
@@ -68,19 +68,19 @@ class BackwardBase:
             rows_q=q.shape[0], rows_k=k.shape[0], left=left, right=right, heads=q.shape[2], kv_heads=k.shape[2],
             heads_per_kv=heads_per_kv, tiles=tiles, blocks=blocks, all_kv_heads=all_kv_heads,
             section=heads_in_section(rows * row_bytes, c.section_mb << 20, 1, all_kv_heads),
-            scale=scale, scale_log2=scale * tk.LOG2E)
+            scale=scale, scores=Scores.of(scale, softcap, spec.softcap))
         self.kernel(g).launch(grid=[blocks * all_kv_heads * c.cluster, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
         if const_expr(spec.adds_dq and c.post):
             BackwardPost(spec, c)(acc, dq, scale, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
-            BackwardQueries(spec, c)(do, q, k, v, dq, stats, scale, left, right, stream)
+            BackwardQueries(spec, c)(do, q, k, v, dq, stats, scale, softcap, left, right, stream)
 
     def parts_of(self, workspace, tiles, heads):
         """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; the counters, where a
         last block is asked for."""
-        of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.head_dim  # floats of a tile
+        of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.width  # floats of a tile
         stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
         if not self.spec.adds_dq:
             return stats, None, None
@@ -99,12 +99,12 @@ class BackwardBase:
         al = tk.SharedAllocator()
         s = Shared(
             k=al.tile(self.kv_tile, self.halves), v=al.tile(self.kv_tile, self.halves),
-            q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
-            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
+            q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
+            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.stages),
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
             kv_full=al.semaphores(2),
-            q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
-            do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, warps, c.cluster),
+            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
+            do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.cluster),
             ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves), p_pipe=al.pipe(2, 0, 4, producers=4))
 
         def initialise():
@@ -162,19 +162,17 @@ class BackwardBase:
         t = self.task(g)
         for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
             self.load_keys(tile, src, t, s.kv_full[i])
-        q_ring, do_ring = s.q_pipe.ring(), s.do_pipe.ring()
+        ring = s.q_pipe.ring()
         cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             head = self.query_head(g, t, h)
             for n in cutlass.range(t.end - t.first, unroll=1):
                 m = nth_tile(t, n, t.shift)
-                sem = s.q_pipe.acquire(q_ring)
-                tk.load_async(s.q[q_ring.stage], g.q, (t.batch, head, m, 0), sem)
-                self.load_stats(g, s, self.tile_number(g, t, head, m), q_ring.stage, sem)
-                q_ring.advance()
-                sem = s.do_pipe.acquire(do_ring)
-                tk.load_async(s.do[do_ring.stage], g.do, (t.batch, head, m, 0), sem)
-                do_ring.advance()
+                sem = s.q_pipe.acquire(ring)
+                tk.load_async(s.q[ring.stage], g.q, (t.batch, head, m, 0), sem)
+                self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+                tk.load_async(s.do[ring.stage], g.do, (t.batch, head, m, 0), s.do_pipe.acquire(ring))
+                ring.advance()
 
     def load_keys(self, tile, src, t, sem):
         tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_math import gradients, limits, probabilities
+from tkq.attention.backward_math import Scores, gradients, limits, probabilities
 from tkq.attention.backward_plan import ROWS, BackwardConfig
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.query_ranges import QueryExtent, key_range, mask_limits
@@ -31,7 +31,7 @@ class Globals:
     tiles: Int32  # of ROWS rows, of a head
     all_heads: Int32
     scale: Float32
-    scale_log2: Float32
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,20 @@ class BackwardQueries:
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
         dtype = tk.element_type(spec.dtype)
-        self.q_tile, self.kv_tile = tk.st(64, spec.head_dim, dtype), tk.st(config.kv, spec.head_dim, dtype)
+        self.q_tile, self.kv_tile = tk.st(64, spec.width, dtype), tk.st(config.kv, spec.width, dtype)
 
     @cute.jit
     def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, dq: cute.Tensor,
-                 stats: cute.Tensor, scale: Float32, left: Int32, right: Int32, stream: cuda.CUstream):
-        """do, q, k, v: (row, col, head, batch); dq (B, Sq, H, D); stats as the main kernel's."""
+                 stats: cute.Tensor, scale: Float32, softcap: Float32, left: Int32, right: Int32,
+                 stream: cuda.CUstream):
+        """do, q, k, v: (row, col, head, batch); dq (B, Sq, H, D); all else as the main kernel's."""
         tiles, all_heads = ceil_div(q.shape[0], ROWS), q.shape[2] * q.shape[3]
         g = Globals(
             q=tk.gl.load(q, self.q_tile), do=tk.gl.load(do, self.q_tile), k=tk.gl.load(k, self.kv_tile),
             v=tk.gl.load(v, self.kv_tile), dq=tk.gl.store(heads_outside(dq), self.q_tile), stats=stats,
             rows_q=q.shape[0], rows_k=k.shape[0], left=left, right=right, heads=q.shape[2],
             heads_per_kv=q.shape[2] // k.shape[2], tiles=tiles, all_heads=all_heads, scale=scale,
-            scale_log2=scale * tk.LOG2E)
+            scores=Scores.of(scale, softcap, self.spec.softcap))
         self.kernel(g).launch(grid=[tiles * all_heads, 1, 1], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1)
 
@@ -137,7 +138,7 @@ class BackwardQueries:
     def consumer(self, g, s, wg):
         kv, dtype = self.config.kv, self.q_tile.dtype
         c = State(s=tk.rt_fl(kv), dp=tk.rt_fl(kv), p=tk.rt(kv, dtype), ds=tk.rt(kv, dtype),
-                  dq=tk.rt_fl(self.spec.head_dim), lse=tk.rv(), delta=tk.rv(), k=s.k_pipe.ring(), v=s.v_pipe.ring(),
+                  dq=tk.rt_fl(self.spec.width), lse=tk.rv(), delta=tk.rv(), k=s.k_pipe.ring(), v=s.v_pipe.ring(),
                   wg=wg)
         at, seen = self.task(g)
         self.load_stats(g, c, at)
@@ -173,11 +174,12 @@ class BackwardQueries:
         if const_expr(masked):
             e, block, row = self.extent(g), self.config.kv, at[2] * ROWS + c.wg * 64
             found = limits(*mask_limits(e.mirrored, row, n), g.rows_k - n * block)
-        probabilities(c.p, c.s, c.lse, g.scale_log2, found)
+        slope = c.ds if self.spec.softcap else c.p
+        probabilities(c.p, slope, c.s, c.lse, g.scores, found)
         tk.mma_wait(0)  # dP
         s.v_pipe.release(c.v)
         c.v.advance()
-        gradients(c.ds, c.p, c.dp, c.delta)
+        gradients(c.ds, slope, c.dp, c.delta)
         tk.mma_AB(c.dq, c.ds, k)
         tk.mma_wait(0)
         s.k_pipe.release(c.k)

@@ -13,7 +13,7 @@ class BackwardPost:
     """dq = scale * acc, rounded. One warpgroup a part of 64 rows x ``dq_cols``."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
-        self.config, self.parts = config, config.dq_parts(spec.head_dim)
+        self.config, self.parts = config, config.dq_parts(spec.width)
         self.out = tk.st(64, config.dq_cols, tk.element_type(spec.dtype))
 
     @cute.jit

@@ -23,7 +23,7 @@ class BackwardPre:
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.tile = spec, config.tile
-        self.lanes = spec.head_dim // VECTOR  # of a row
+        self.lanes = spec.width // VECTOR  # of a row
         self.together = THREADS // self.lanes  # rows
         if self.tile % self.together:
             raise ValueError(f"BackwardPre: tile is {self.tile}, allowed are multiples of {self.together}")
@@ -66,16 +66,19 @@ class BackwardPre:
         batch, head, row0 = at
         a, b = [[cute.make_rmem_tensor((VECTOR,), o.element_type) for _ in range(self.tile // self.together)]
                 for _ in range(2)]
+        shares = o.shape[3] // VECTOR  # of a row: lanes beyond repeat the last, and count for nothing
+        lane = cutlass.min(t % self.lanes, shares - 1)
         for i in range(self.tile // self.together):  # all loads first
             row = cutlass.min(row0 + i * self.together + t // self.lanes, o.shape[1] - 1)
             for x, to in ((o, a[i]), (do, b[i])):
-                cute.autovec_copy(cute.local_tile(x[batch, row, head, None], (VECTOR,), (t % self.lanes,)), to)
-        return [self.row_sum(x, y) for x, y in zip(a, b)]
+                cute.autovec_copy(cute.local_tile(x[batch, row, head, None], (VECTOR,), (lane,)), to)
+        return [self.row_sum(x, y, t % self.lanes < shares) for x, y in zip(a, b)]
 
-    def row_sum(self, x, y):
+    def row_sum(self, x, y, counts):
         total = Float32(0.0)
         for e in range(VECTOR):
             total = total + Float32(x[e]) * Float32(y[e])
+        total = cutlass.select_(counts, total, Float32(0.0))
         return cute.arch.warp_reduction(total, lambda p, q: p + q, threads_in_group=self.lanes)
 
     @cute.jit

@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
+from tkq.attention.backward_math import Scores
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Globals:
     all_kv_heads: Int32  # of all batch elements
     section: Int32  # how many K/V heads are worked on together
     scale: Float32
-    scale_log2: Float32  # scale * log2(e)
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,7 @@ class State:
     ds: tk.RegTile
     dk: tk.RegTile
     dv: tk.RegTile
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring  # of Q and dO
     ds_ring: tk.Ring
     turns: tk.Turns
     wg: Int32
@@ -88,9 +88,9 @@ class ValueState:
 
     s: tk.RegTile
     p: tk.RegTile
+    slope: tk.RegTile
     dv: tuple  # of tiles, side by side
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring
     p_ring: tk.Ring
 
 
@@ -99,10 +99,9 @@ class KeyState:
     """Registers of the warpgroup of a wide head that makes dS and keeps dK."""
 
     dp: tk.RegTile
-    p: tk.RegTile
+    slope: tk.RegTile
     ds: tk.RegTile
     dk: tuple  # of tiles, side by side
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring
     p_ring: tk.Ring
     ds_ring: tk.Ring
