@@ -7,8 +7,9 @@ import tkq.tile as tk
 from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_sequences import Sequences, piece
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_state import State
+from tkq.attention.backward_state import Numbers, State
 from tkq.attention.backward_wide import WideBackward
 from tkq.runtime import fake
 from tkq.tile import WARPGROUP
@@ -42,16 +43,16 @@ class AttentionBackward(BackwardAdding):
 
     warpgroups = 4
 
-    def roles(self, g, s):
+    def roles(self, g, s, t):
         producer, queries, keys = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
-                tk.Role(lambda _: self.queries(g, s), queries),
-                tk.Role(lambda wg: self.keys(g, s, wg), keys, warpgroups=2))
+        return (tk.Role(lambda _: self.producer(g, s, t), producer, warps=1),
+                tk.Role(lambda _: self.queries(g, s, t), queries),
+                tk.Role(lambda wg: self.keys(g, s, t, wg), keys, warpgroups=2))
 
     @cute.jit
-    def keys(self, g, s, wg):
+    def keys(self, g, s, t, wg):
         tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
-        scores, t = tk.rt_fl(tile), self.task(g)
+        scores = tk.rt_fl(tile)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim),
                   dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), ds_ring=s.ds_pipe.ring(),
                   turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
@@ -94,13 +95,13 @@ class AttentionBackward(BackwardAdding):
     @cute.jit
     def finish(self, g, s, t, c):
         """Write dK and dV, by way of the shared memory of K and V."""
-        barrier, at = KEYS_BARRIER + c.wg, (t.batch, t.head, 2 * t.block + c.wg, 0)
+        barrier, at = KEYS_BARRIER + c.wg, (t.batch_k, t.head, 2 * t.block + c.wg, 0)
         tk.sync(barrier, WARPGROUP)  # V has been read
-        self.send(g.dv, s.v[c.wg], c.dv, at, barrier)
+        self.send(piece(g.places, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
         tk.mul(c.dk, c.dk, g.scale)
         if const_expr(self.spec.adds_dq):  # the dQ warpgroup has read K for the last time
             self.acquire_after(s.ds_pipe, c.ds_ring)
-        self.send(g.dk, s.k[c.wg], c.dk, at, barrier)
+        self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         self.finish_dq(g, s, t, c.wg, barrier)
         tk.store_wait()
 
@@ -108,19 +109,26 @@ class AttentionBackward(BackwardAdding):
 def build(spec: BackwardSpec, config: BackwardConfig):
     """The kernels and their fake arguments: any B, Sq, Sk, H, Hk, D and Dv up to the width, and strides that are
     multiples of 16 bytes."""
-    B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
+    B, Bp, Sq, Sk, H, Hk = (fake.sym() for _ in range(6))
     D, Dv = (fake.sym(divisibility=8) for _ in range(2))
+    batch = () if spec.varlen else (B,)
 
     def operand(seqlen, heads, cols):
-        strides = (*(fake.sym64(divisibility=8) for _ in range(3)), 1)
-        return fake.tensor(spec.dtype, (B, seqlen, heads, cols), strides, align=16)
+        shape = *batch, seqlen, heads, cols
+        return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1), align=16)
 
     def rows():
-        return fake.tensor("fp32", (B, H, Sq), tuple(fake.sym64() for _ in range(3)), align=4)
+        shape = *batch, H, Sq
+        return fake.tensor("fp32", shape, tuple(fake.sym64() for _ in shape), align=4)
+
+    def ints(n, there=True):
+        return fake.tensor("int32", (n,), align=4) if there else None
 
     q, dq, o, do = (operand(Sq, H, cols) for cols in (D, D, Dv, Dv))
     k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
+    sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.used_q), ints(B, spec.used_k)) if spec.varlen else None
     kernels = (WideBackward if spec.width > 128 else AttentionBackward)(spec, config)
     return kernels, (
         do, q, k, v, o, rows(), rows() if spec.dlse else None, dq if spec.dq else None, dk, dv,
-        fake.tensor("fp32", (fake.sym64(),)), Float32(1.0), Float32(0.0), Int32(0), Int32(0))
+        fake.tensor("fp32", (fake.sym64(),)), sequences,
+        Numbers(Float32(1.0), Float32(0.0), Int32(0), Int32(0)))

@@ -20,9 +20,9 @@ class BackwardAdding(BackwardBase):
     are in L2 then, makes dQ of them with its two warpgroups that have nothing else to do."""
 
     @cute.jit
-    def queries(self, g, s):
+    def queries(self, g, s, t):
         if const_expr(self.spec.adds_dq):
-            dq, ring, t = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.task(g)
+            dq, ring = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring()
             tk.wait(s.kv_full[0], 0)
             cute.arch.griddepcontrol_wait()  # the accumulator is zero
             for h in cutlass.range(g.heads_per_kv, unroll=1):
@@ -81,7 +81,7 @@ class BackwardAdding(BackwardBase):
         """All that this block adds is in the accumulator. Is it the last of its K/V head? The others are told."""
         cute.arch.fence_acq_rel_gpu()  # each thread's additions come before the count
         tk.sync(DQ_BARRIER, WARPGROUP)
-        counter, last = g.counters.iterator + (t.batch * g.kv_heads + t.head), s.last
+        counter, last = g.counters.iterator + (t.batch_k * g.kv_heads + t.head), s.last
         others = Uint32(g.blocks * self.config.cluster - 1)
         if tk.thread_in_warpgroup() == 0:
             last[0, 0] = Int32(tk.count_up(counter.toint(), others) == others)
@@ -123,4 +123,4 @@ class BackwardAdding(BackwardBase):
                         tile, part = (i + n) // (rows * cols), (i + n) % (rows * cols)
                         head, m = self.query_head(g, t, tile // g.tiles), tile % g.tiles
                         tk.store_async(g.dq, out[wg * at_once + n],
-                                       (t.batch, head, m * rows + part // cols, part % cols))
+                                       (t.batch_q, head, m * rows + part // cols, part % cols))

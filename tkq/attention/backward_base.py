@@ -7,13 +7,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_dq import BackwardQueries, heads_outside
+from tkq.attention.backward_dq import BackwardQueries
 from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_pre import BackwardPre
+from tkq.attention.backward_sequences import Equal, Ragged, Sequences, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_state import Globals, Shared, Task
+from tkq.attention.backward_state import Globals, Numbers, Shared, Task
 from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place, query_range
 from tkq.attention.ranges import ceil_div, heads_in_section
 from tkq.tile import WARPGROUP
@@ -37,7 +38,7 @@ class BackwardBase:
         self.halves = config.block // 64  # tiles of K, of V and of dS
         self.stats_bytes = 8 * config.tile
 
-    def roles(self, g, s):
+    def roles(self, g, s, t):
         """A tuple of ``tk.Role``."""
         raise NotImplementedError
 
@@ -46,36 +47,37 @@ class BackwardBase:
     @cute.jit
     def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor,
                  lse: cute.Tensor, dlse: Optional[cute.Tensor], dq: Optional[cute.Tensor], dk: cute.Tensor,
-                 dv: cute.Tensor, workspace: cute.Tensor, scale: Float32, softcap: Float32, left: Int32, right: Int32,
+                 dv: cute.Tensor, workspace: cute.Tensor, sequences: Optional[Sequences], numbers: Numbers,
                  stream: cuda.CUstream):
         """q, dq (B, Sq, H, D), o, do (B, Sq, H, Dv), k, dk (B, Sk, Hk, D), v, dv (B, Sk, Hk, Dv), lse, dlse (B, H, Sq)
-        fp32; workspace: fp32, uninitialised, ``config.workspace_floats`` for each query head."""
-        spec, c = self.spec, self.config
-        all_tiles = ceil_div(q.shape[1], c.tile) * q.shape[2] * q.shape[0]
-        stats, acc, counters = self.parts_of(workspace, all_tiles, k.shape[2] * k.shape[0])
-        BackwardPre(spec, c)(do, o, lse, dlse, stats, acc, counters, stream)
-        do, q, k, v, dk, dv = [heads_outside(x) for x in (do, q, k, v, dk, dv)]
-        tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], c.block * c.cluster)
-        all_kv_heads, heads_per_kv = k.shape[2] * k.shape[3], q.shape[2] // k.shape[2]
-        # of a K/V head: Q, dO and the accumulator of its query heads; both factors bounded, to stay in 32 bits
-        row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
-        rows = cutlass.min(q.shape[0], Int32(1 << 15))
+        fp32; varlen: without B, and sequences. workspace: fp32, uninitialised, see ``config.workspace_floats``."""
+        spec, c, ragged = self.spec, self.config, self.spec.varlen
+        places = (Ragged(sequences, q.shape[0], k.shape[0]) if const_expr(ragged) else
+                  Equal(q.shape[1], k.shape[1], q.shape[0]))
+        heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
+        tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block * c.cluster)
+        stats, acc, counters = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
+        o_rows, do_rows, lse, dlse = [None if const_expr(x is None) else with_batch(x, ragged)
+                                      for x in (o, do, lse, dlse)]
+        BackwardPre(spec, c)(do_rows, o_rows, lse, dlse, (stats, acc, counters), places, stream)
+        # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
+        row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         g = Globals(
-            q=tk.gl.load(q, self.q_tile, c.cluster), do=tk.gl.load(do, self.q_tile, c.cluster),
-            k=tk.gl.load(k, self.kv_tile), v=tk.gl.load(v, self.kv_tile),
-            dk=tk.gl.store(dk, self.out_tile), dv=tk.gl.store(dv, self.out_tile), stats=stats, acc=acc,
-            dq=None if counters is None else tk.gl.store(heads_outside(dq), self.dq_tile), counters=counters,
-            rows_q=q.shape[0], rows_k=k.shape[0], left=left, right=right, heads=q.shape[2], kv_heads=k.shape[2],
-            heads_per_kv=heads_per_kv, tiles=tiles, blocks=blocks, all_kv_heads=all_kv_heads,
-            section=heads_in_section(rows * row_bytes, c.section_mb << 20, 1, all_kv_heads),
-            scale=scale, scores=Scores.of(scale, softcap, spec.softcap))
-        self.kernel(g).launch(grid=[blocks * all_kv_heads * c.cluster, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1],
+            q=loads(q, self.q_tile, ragged, c.cluster), do=loads(do, self.q_tile, ragged, c.cluster),
+            k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
+            dk=stores(dk, self.out_tile, ragged), dv=stores(dv, self.out_tile, ragged), stats=stats, acc=acc,
+            dq=None if counters is None else stores(dq, self.dq_tile, ragged), counters=counters, places=places,
+            left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
+            tiles=tiles, blocks=blocks, row_bytes=row_bytes, scale=numbers.scale,
+            scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
+        self.kernel(g).launch(grid=[blocks * kv_heads * batches * c.cluster, 1, 1],
+                              block=[self.warpgroups * WARPGROUP, 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
         if const_expr(spec.adds_dq and c.post):
-            BackwardPost(spec, c)(acc, dq, scale, stream)
+            BackwardPost(spec, c)(acc, dq, places, numbers.scale, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
-            BackwardQueries(spec, c)(do, q, k, v, dq, stats, scale, softcap, left, right, stream)
+            BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
     def parts_of(self, workspace, tiles, heads):
         """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; the counters, where a
@@ -114,7 +116,12 @@ class BackwardBase:
                 tk.init(s.kv_full[i], 1)
 
         tk.init_block(initialise, c.cluster)
-        tk.assign(self.roles(g, s))
+        t = self.task(g)
+        if const_expr(self.spec.varlen):
+            if t.block * c.block < t.rows_k:  # else the slot has no key
+                tk.assign(self.roles(g, s, t))
+        else:
+            tk.assign(self.roles(g, s, t))
         if const_expr(c.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
 
@@ -128,56 +135,62 @@ class BackwardBase:
             return None
         return al.allocate_tensor(Float32, cute.make_layout((4, WARPGROUP, self.config.dq_cols // 8)), 128)
 
-    def extent(self, g):
+    def extent(self, g, rows_q, rows_k):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
-        return QueryExtent(g.rows_q, g.rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
+        return QueryExtent(rows_q, rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
 
     @cute.jit
     def task(self, g):
         """This block's. The blocks of a cluster, neighbours among the keys, go through the same tiles."""
         c, masks = self.config, const_expr(self.spec.left or self.spec.right)
-        longest_first = const_expr(masks and c.longest_first)
-        i = Int32(cute.arch.block_idx()[0]) // c.cluster
-        head, block = place(i, g.blocks, g.all_kv_heads, g.section, longest_first)
-        r = query_range(self.extent(g), block * (c.block * c.cluster))
+        keys, i = c.block * c.cluster, Int32(cute.arch.block_idx()[0]) // c.cluster
+
+        def order(index, blocks, heads, rows_q):
+            row_bytes = cutlass.min(rows_q, Int32(1 << 15)) * g.row_bytes
+            section = heads_in_section(cutlass.max(row_bytes, 1), c.section_mb << 20, 1, heads)
+            return place(index, blocks, heads, section, masks and c.longest_first)
+
+        at = g.places.at(True, keys, i, g.kv_heads, order)
+        block = at.number
+        r = query_range(self.extent(g, at.rows_q, at.rows_k), block * keys)
         shift = Int32(0)
         if const_expr(c.stagger and not masks):
             shift = block * g.tiles // g.blocks
         if const_expr(c.cluster > 1):
             block = block * c.cluster + tk.cluster_rank()
-        return Task(head // g.kv_heads, head % g.kv_heads, block, r.first, r.whole, r.whole_end, r.end, shift)
+        return Task(at.rows_q, at.rows_k, at.batch_q, at.batch_k, g.places.first_tile(at, c.tile, g.heads, g.tiles),
+                    at.head, block, r.first, r.whole, r.whole_end, r.end, shift)
 
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h
 
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
-        return Int64(t.batch * g.heads + head) * g.tiles + m
+        return t.first_tile + Int64(head) * g.tiles + m
 
     # ---- producer ------------------------------------------------------------------------------
 
     @cute.jit
-    def producer(self, g, s):
+    def producer(self, g, s, t):
         tk.prefetch(g.k, g.v, g.q, g.do, g.dk, g.dv)
-        t = self.task(g)
         for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
-            self.load_keys(tile, src, t, s.kv_full[i])
-        ring = s.q_pipe.ring()
+            self.load_keys(tile, piece(g.places, src, t.rows_k), t, s.kv_full[i])
+        ring, q, do = s.q_pipe.ring(), piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
         cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             head = self.query_head(g, t, h)
             for n in cutlass.range(t.end - t.first, unroll=1):
                 m = nth_tile(t, n, t.shift)
                 sem = s.q_pipe.acquire(ring)
-                tk.load_async(s.q[ring.stage], g.q, (t.batch, head, m, 0), sem)
+                tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
                 self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
-                tk.load_async(s.do[ring.stage], g.do, (t.batch, head, m, 0), s.do_pipe.acquire(ring))
+                tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
                 ring.advance()
 
     def load_keys(self, tile, src, t, sem):
         tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)
         for i in range(self.halves):
-            tk.load_async(tile[i], src, (t.batch, t.head, self.halves * t.block + i, 0), sem)
+            tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * t.block + i, 0), sem)
 
     def load_stats(self, g, s, number, stage, sem):
         with cute.arch.elect_one():
@@ -201,7 +214,7 @@ class BackwardBase:
     def limits(self, g, t, m, half):
         """Of ``probabilities``: which queries of tile m see which of 64 keys."""
         key = t.block * self.config.block + half * 64
-        return limits(*mask_limits(self.extent(g), key, m), rows=g.rows_k - key)
+        return limits(*mask_limits(self.extent(g, t.rows_q, t.rows_k), key, m), rows=t.rows_k - key)
 
     def stats(self, s, ring, which):
         """A row of the tile's statistics, as a value for each query."""

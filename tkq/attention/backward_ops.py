@@ -168,7 +168,7 @@ def run(do, q, k, v, o, lse, dq, dk, dv, dlse=None, causal=False, softmax_scale=
     kernels, spec, config = launcher
     workspace = torch.empty(batch * heads * config.workspace_floats(spec, rows), dtype=torch.float32, device=q.device)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, scale, softcap, left, right)
+    kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, None, (scale, softcap, left, right))
 
     def of_rows():
         tiles = -(-rows // config.tile)

@@ -1,12 +1,21 @@
 """What the roles of the backward kernel see: what came in, what is shared, a task, and a warpgroup's registers."""
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.backward_math import Scores
+
+
+class Numbers(NamedTuple):
+    """What a call says besides tensors. An argument of the compiled function."""
+
+    scale: Float32
+    softcap: Float32
+    left: Int32
+    right: Int32
 
 
 @dataclass(frozen=True)
@@ -21,17 +30,15 @@ class Globals:
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
     dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
     counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
-    rows_q: Int32
-    rows_k: Int32
+    places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
     heads: Int32
     kv_heads: Int32
     heads_per_kv: Int32
-    tiles: Int32  # of a query head
-    blocks: Int32  # of a K/V head; or clusters of them
-    all_kv_heads: Int32  # of all batch elements
-    section: Int32  # how many K/V heads are worked on together
+    tiles: Int32  # slots of a query head
+    blocks: Int32  # slots of a K/V head, of a block's or a cluster's keys
+    row_bytes: Int32  # of a K/V head, that are worked with for each query
     scale: Float32
     scores: Scores
 
@@ -56,7 +63,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
-    batch: Int32
+    rows_q: Int32
+    rows_k: Int32
+    batch_q: Int32  # TMA's coordinate of the sequence in Q, dO and dQ
+    batch_k: Int32  # in K, V, dK and dV
+    first_tile: Int64  # of the sequence's and query head 0's, among those of all
     head: Int32  # K/V head
     block: Int32
     first: Int32  # see QueryRange

@@ -5,6 +5,7 @@ from cutlass import Constexpr, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
+from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_state import KeyState, ValueState
 from tkq.tile import WARPGROUP
 
@@ -29,11 +30,11 @@ class WideBackward(BackwardAdding):
 
     warpgroups = 4
 
-    def roles(self, g, s):
+    def roles(self, g, s, t):
         producer, queries, values, keys = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
-                tk.Role(lambda _: self.queries(g, s), queries), tk.Role(lambda _: self.values(g, s), values),
-                tk.Role(lambda _: self.keys(g, s), keys))
+        return (tk.Role(lambda _: self.producer(g, s, t), producer, warps=1),
+                tk.Role(lambda _: self.queries(g, s, t), queries), tk.Role(lambda _: self.values(g, s, t), values),
+                tk.Role(lambda _: self.keys(g, s, t), keys))
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
@@ -55,13 +56,13 @@ class WideBackward(BackwardAdding):
         """Write dK or dV by way of a ring of shared memory that nobody reads any more."""
         room = ring.scratch(self.out_tile)
         for i, x in enumerate(kept):
-            self.send(dst, room[i], x, (t.batch, t.head, t.block, i), barrier)
+            self.send(dst, room[i], x, (t.batch_k, t.head, t.block, i), barrier)
 
     # ---- values ----------------------------------------------------------------------------------
 
     @cute.jit
-    def values(self, g, s):
-        tile, t = self.config.tile, self.task(g)
+    def values(self, g, s, t):
+        tile = self.config.tile
         p = tk.rt(tile, self.q_tile.dtype)
         slope = tk.rt(tile, self.q_tile.dtype) if const_expr(self.spec.softcap) else p
         c = ValueState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.kept(), ring=s.q_pipe.ring(),
@@ -69,7 +70,7 @@ class WideBackward(BackwardAdding):
         tk.wait(s.kv_full[0], 0)
         self.visit(g, s, t, c, self.value_step)
         self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
-        self.send_kept(g.dv, s.v, c.dv, t, VALUES_BARRIER)
+        self.send_kept(piece(g.places, g.dv, t.rows_k), s.v, c.dv, t, VALUES_BARRIER)
         self.finish_dq(g, s, t, 0, VALUES_BARRIER)
         tk.store_wait()
 
@@ -103,8 +104,8 @@ class WideBackward(BackwardAdding):
     # ---- keys ------------------------------------------------------------------------------------
 
     @cute.jit
-    def keys(self, g, s):
-        tile, t, dtype = self.config.tile, self.task(g), self.q_tile.dtype
+    def keys(self, g, s, t):
+        tile, dtype = self.config.tile, self.q_tile.dtype
         c = KeyState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.kept(),
                      ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
         tk.wait(s.kv_full[1], 0)
@@ -113,7 +114,7 @@ class WideBackward(BackwardAdding):
             tk.mul(x, x, g.scale)
         if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
             self.acquire_after(s.ds_pipe, c.ds_ring)
-        self.send_kept(g.dk, s.k, c.dk, t, KEYS_BARRIER)
+        self.send_kept(piece(g.places, g.dk, t.rows_k), s.k, c.dk, t, KEYS_BARRIER)
         self.finish_dq(g, s, t, 1, KEYS_BARRIER)
         tk.store_wait()
 
