@@ -39,10 +39,15 @@ VARIANTS = {
     "3 dS stages": {"ds_stages": 3},
     "bulk": {"dq_add": "bulk"},
     "bulk stagger": {"dq_add": "bulk", "stagger": True},
+    "bulk turns": {"dq_add": "bulk", "turns": True},
+    "bulk 2 buffers": {"dq_add": "bulk", "dq_buffers": 2, "stages": 2},
+    "bulk cluster": {"dq_add": "bulk", "cluster": 2},
     "tile 64": {"tile": 64},
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
+    "bulk tile 64": {"dq_add": "bulk", "tile": 64},
+    "bulk tile 64 2 buffers": {"dq_add": "bulk", "tile": 64, "dq_buffers": 2},
     "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
 }
 
@@ -58,7 +63,7 @@ def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
             config.check(dim)
         except ValueError:
             continue
-        if name == "plan" or config != base:
+        if config not in found.values():
             found[name] = config
     return found
 

@@ -43,16 +43,16 @@ class AttentionBackward(BackwardAdding):
 
     warpgroups = 4
 
-    def roles(self, g, s, t):
+    def roles(self, g, s):
         producer, queries, keys = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s, t), producer, warps=1),
-                tk.Role(lambda _: self.queries(g, s, t), queries),
-                tk.Role(lambda wg: self.keys(g, s, t, wg), keys, warpgroups=2))
+        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
+                tk.Role(lambda _: self.queries(g, s), queries),
+                tk.Role(lambda wg: self.keys(g, s, wg), keys, warpgroups=2))
 
     @cute.jit
-    def keys(self, g, s, t, wg):
+    def keys(self, g, s, wg):
         tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
-        scores = tk.rt_fl(tile)
+        scores, t = tk.rt_fl(tile), self.task(g, s)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim),
                   dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), ds_ring=s.ds_pipe.ring(),
                   turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
@@ -62,7 +62,7 @@ class AttentionBackward(BackwardAdding):
         for i in cutlass.range_constexpr(2):
             tk.wait(s.kv_full[i], 0)
         self.visit(g, s, t, c, self.step)
-        self.finish(g, s, t, c)
+        self.finish(g, s, self.task_again(g, s, t), c)
 
     @cute.jit
     def step(self, g, s, t, c, m, masked: Constexpr[bool]):

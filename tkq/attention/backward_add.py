@@ -20,9 +20,9 @@ class BackwardAdding(BackwardBase):
     are in L2 then, makes dQ of them with its two warpgroups that have nothing else to do."""
 
     @cute.jit
-    def queries(self, g, s, t):
+    def queries(self, g, s):
         if const_expr(self.spec.adds_dq):
-            dq, ring = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring()
+            dq, ring, t = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.task(g, s)
             tk.wait(s.kv_full[0], 0)
             cute.arch.griddepcontrol_wait()  # the accumulator is zero
             for h in cutlass.range(g.heads_per_kv, unroll=1):
@@ -49,7 +49,7 @@ class BackwardAdding(BackwardBase):
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(ring)
             if const_expr(self.config.dq_add == "bulk"):
-                self.bulk_add_part(s, dq, address + i * part_bytes)
+                self.bulk_add_part(s, dq, address + i * part_bytes, self.buffer(ring, i))
             else:
                 self.add_part(dq, address + i * part_bytes)
 
@@ -59,19 +59,25 @@ class BackwardAdding(BackwardBase):
         for j in range(self.config.dq_cols // 8):
             tk.red_add4(address + (tk.thread_in_warpgroup() * 16 + j * 2048), *[x[4 * j + e] for e in range(4)])
 
+    def buffer(self, ring, part):
+        """Which of the buffers a part of the tile at ``ring`` takes: one after the other."""
+        parts, buffers = self.config.dq_parts(self.spec.width), self.config.dq_buffers
+        count = parts[0] * parts[1]
+        return part % buffers if count % buffers == 0 else (ring.count[0] * count + part) % buffers
+
     @cute.jit
-    def bulk_add_part(self, s, dq, address):
+    def bulk_add_part(self, s, dq, address, buffer):
         """By way of shared memory, in the same order."""
         first, quads = tk.thread_in_warpgroup() == 0, self.config.dq_cols // 8
-        tk.store_wait()  # the part before has left
+        tk.store_wait(self.config.dq_buffers - 1)  # what was in the buffer has left
         tk.sync(DQ_BARRIER, WARPGROUP)
         mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
         for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j])
+            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j, buffer])
         tk.publish()
         tk.sync(DQ_BARRIER, WARPGROUP)
         if first:
-            tk.bulk_add(address, s.dq.iterator.toint(), quads * 2048)
+            tk.bulk_add(address, s.dq[None, None, None, buffer].iterator.toint(), quads * 2048)
             tk.bulk_commit()
 
     # ---- the last block of a head ------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """What the kernels of attention's backward that own keys share: the launches, the producer, a task, writing out."""
+from dataclasses import fields
 from typing import Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_dq import BackwardQueries
@@ -38,7 +39,7 @@ class BackwardBase:
         self.halves = config.block // 64  # tiles of K, of V and of dS
         self.stats_bytes = 8 * config.tile
 
-    def roles(self, g, s, t):
+    def roles(self, g, s):
         """A tuple of ``tk.Role``."""
         raise NotImplementedError
 
@@ -68,7 +69,8 @@ class BackwardBase:
             dk=stores(dk, self.out_tile, ragged), dv=stores(dv, self.out_tile, ragged), stats=stats, acc=acc,
             dq=None if counters is None else stores(dq, self.dq_tile, ragged), counters=counters, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
-            tiles=tiles, blocks=blocks, row_bytes=row_bytes, scale=numbers.scale,
+            tiles=tiles, blocks=blocks, scale=numbers.scale,
+            section=row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
         self.kernel(g).launch(grid=[blocks * kv_heads * batches * c.cluster, 1, 1],
                               block=[self.warpgroups * WARPGROUP, 1, 1],
@@ -104,6 +106,7 @@ class BackwardBase:
             q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
             ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.stages),
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
+            task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen else None,
             kv_full=al.semaphores(2),
             q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
             do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.cluster),
@@ -116,12 +119,12 @@ class BackwardBase:
                 tk.init(s.kv_full[i], 1)
 
         tk.init_block(initialise, c.cluster)
-        t = self.task(g)
         if const_expr(self.spec.varlen):
-            if t.block * c.block < t.rows_k:  # else the slot has no key
-                tk.assign(self.roles(g, s, t))
+            self.post_task(g, s.task)
+            t = self.task(g, s)
+            self.assign_if(t.block * c.block < t.rows_k, self.roles(g, s))  # else the slot has no key
         else:
-            tk.assign(self.roles(g, s, t))
+            tk.assign(self.roles(g, s))
         if const_expr(c.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
 
@@ -130,24 +133,51 @@ class BackwardBase:
         return
 
     def dq_staging(self, al):
-        """(4, thread, quads) fp32: a part of dQ as the threads have it."""
+        """(4, thread, quads, buffers) fp32: a part of dQ as the threads have it."""
         if self.config.dq_add != "bulk":
             return None
-        return al.allocate_tensor(Float32, cute.make_layout((4, WARPGROUP, self.config.dq_cols // 8)), 128)
+        shape = 4, WARPGROUP, self.config.dq_cols // 8, self.config.dq_buffers
+        return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
     def extent(self, g, rows_q, rows_k):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
         return QueryExtent(rows_q, rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
 
+    def task(self, g, s) -> Task:
+        """This block's: worked out where it is asked for, or, with sequences to be looked through, once."""
+        if not self.spec.varlen:
+            return self.find_task(g)
+        return Task(*[cute.arch.make_warp_uniform(s.task[i, 0]) for i in range(s.task.shape[0])])
+
+    def task_again(self, g, s, t):
+        """t. From shared memory where it is there, so that registers need not hold it all the time."""
+        return self.task(g, s) if self.spec.varlen else t
+
     @cute.jit
-    def task(self, g):
-        """This block's. The blocks of a cluster, neighbours among the keys, go through the same tiles."""
+    def post_task(self, g, to):
+        """Each warp finds the same; one thread writes it down, in ``to``."""
+        t = self.find_task(g)
+        values = [Int32(getattr(t, field.name)) for field in fields(Task)]
+        if Int32(cute.arch.thread_idx()[0]) == 0:
+            for i in cutlass.range_constexpr(len(values)):
+                to[i, 0] = values[i]
+        tk.sync_block()
+
+    @cute.jit
+    def assign_if(self, condition, roles: Constexpr):
+        if condition:
+            tk.assign(roles)
+
+    @cute.jit
+    def find_task(self, g):
+        """The blocks of a cluster, neighbours among the keys, go through the same tiles."""
         c, masks = self.config, const_expr(self.spec.left or self.spec.right)
         keys, i = c.block * c.cluster, Int32(cute.arch.block_idx()[0]) // c.cluster
 
         def order(index, blocks, heads, rows_q):
-            row_bytes = cutlass.min(rows_q, Int32(1 << 15)) * g.row_bytes
-            section = heads_in_section(cutlass.max(row_bytes, 1), c.section_mb << 20, 1, heads)
+            section = g.section
+            if self.spec.varlen:
+                section = self.section(rows_q, g.section, heads)
             return place(index, blocks, heads, section, masks and c.longest_first)
 
         at = g.places.at(True, keys, i, g.kv_heads, order)
@@ -161,18 +191,24 @@ class BackwardBase:
         return Task(at.rows_q, at.rows_k, at.batch_q, at.batch_k, g.places.first_tile(at, c.tile, g.heads, g.tiles),
                     at.head, block, r.first, r.whole, r.whole_end, r.end, shift)
 
+    def section(self, rows, row_bytes, heads):
+        """K/V heads that are worked on together: as many as fit into L2 with what the rows of their queries take."""
+        kept = cutlass.max(cutlass.min(rows, Int32(1 << 15)) * row_bytes, 1)  # 32 bits
+        return heads_in_section(kept, self.config.section_mb << 20, 1, heads)
+
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h
 
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
-        return t.first_tile + Int64(head) * g.tiles + m
+        return Int64(t.first_tile) + Int64(head) * g.tiles + m
 
     # ---- producer ------------------------------------------------------------------------------
 
     @cute.jit
-    def producer(self, g, s, t):
+    def producer(self, g, s):
         tk.prefetch(g.k, g.v, g.q, g.do, g.dk, g.dv)
+        t = self.task(g, s)
         for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
             self.load_keys(tile, piece(g.places, src, t.rows_k), t, s.kv_full[i])
         ring, q, do = s.q_pipe.ring(), piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)

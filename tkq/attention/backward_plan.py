@@ -19,7 +19,7 @@ class BackwardConfig:
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
     blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a
+    shared memory, through dq_buffers. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a
     kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2. cluster:
     blocks that share each tile of Q and dO.
 
@@ -35,6 +35,7 @@ class BackwardConfig:
     section_mb: int = 24
     longest_first: bool = True
     dq_add: str = "red"
+    dq_buffers: int = 1
     turns: bool = False
     post: bool = True
     cluster: int = 1
@@ -60,7 +61,7 @@ class BackwardConfig:
         """Of a block."""
         tile = self.tile * width * 2
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
-        dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
+        dq = 64 * self.dq_cols * 4 * self.dq_buffers if self.dq_add == "bulk" else 0
         p = 2 * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p

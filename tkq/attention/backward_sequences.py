@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Int64, const_expr
+from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.ranges import ceil_div
@@ -67,7 +67,7 @@ class Equal:
 
     def first_tile(self, at: At, size: int, heads, tiles):
         """The number of the sequence's first tile of query head 0, where each of ``heads`` has ``tiles``."""
-        return Int64(at.sequence * heads) * tiles
+        return at.sequence * heads * tiles
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Ragged:
         return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k)
 
     def first_tile(self, at: At, size: int, heads, tiles):
-        return Int64(at.start_q // size + at.sequence)
+        return at.start_q // size + at.sequence
 
     @cute.jit
     def sequence_of(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):

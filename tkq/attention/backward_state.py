@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.attention.backward_math import Scores
@@ -38,7 +38,7 @@ class Globals:
     heads_per_kv: Int32
     tiles: Int32  # slots of a query head
     blocks: Int32  # slots of a K/V head, of a block's or a cluster's keys
-    row_bytes: Int32  # of a K/V head, that are worked with for each query
+    section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
     scale: Float32
     scores: Scores
 
@@ -54,6 +54,7 @@ class Shared:
     p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
     dq: Optional[cute.Tensor]  # a part of dQ on its way out
     last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
+    task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
     kv_full: tk.Semaphore
     q_pipe: tk.Pipe
     do_pipe: tk.Pipe
@@ -67,7 +68,7 @@ class Task:
     rows_k: Int32
     batch_q: Int32  # TMA's coordinate of the sequence in Q, dO and dQ
     batch_k: Int32  # in K, V, dK and dV
-    first_tile: Int64  # of the sequence's and query head 0's, among those of all
+    first_tile: Int32  # of the sequence's and query head 0's, among those of all
     head: Int32  # K/V head
     block: Int32
     first: Int32  # see QueryRange

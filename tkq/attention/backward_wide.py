@@ -30,11 +30,11 @@ class WideBackward(BackwardAdding):
 
     warpgroups = 4
 
-    def roles(self, g, s, t):
+    def roles(self, g, s):
         producer, queries, values, keys = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s, t), producer, warps=1),
-                tk.Role(lambda _: self.queries(g, s, t), queries), tk.Role(lambda _: self.values(g, s, t), values),
-                tk.Role(lambda _: self.keys(g, s, t), keys))
+        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
+                tk.Role(lambda _: self.queries(g, s), queries), tk.Role(lambda _: self.values(g, s), values),
+                tk.Role(lambda _: self.keys(g, s), keys))
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
@@ -61,14 +61,15 @@ class WideBackward(BackwardAdding):
     # ---- values ----------------------------------------------------------------------------------
 
     @cute.jit
-    def values(self, g, s, t):
-        tile = self.config.tile
+    def values(self, g, s):
+        tile, t = self.config.tile, self.task(g, s)
         p = tk.rt(tile, self.q_tile.dtype)
         slope = tk.rt(tile, self.q_tile.dtype) if const_expr(self.spec.softcap) else p
         c = ValueState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.kept(), ring=s.q_pipe.ring(),
                        p_ring=s.p_pipe.ring())
         tk.wait(s.kv_full[0], 0)
         self.visit(g, s, t, c, self.value_step)
+        t = self.task_again(g, s, t)
         self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
         self.send_kept(piece(g.places, g.dv, t.rows_k), s.v, c.dv, t, VALUES_BARRIER)
         self.finish_dq(g, s, t, 0, VALUES_BARRIER)
@@ -104,12 +105,13 @@ class WideBackward(BackwardAdding):
     # ---- keys ------------------------------------------------------------------------------------
 
     @cute.jit
-    def keys(self, g, s, t):
-        tile, dtype = self.config.tile, self.q_tile.dtype
+    def keys(self, g, s):
+        tile, t, dtype = self.config.tile, self.task(g, s), self.q_tile.dtype
         c = KeyState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.kept(),
                      ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
         tk.wait(s.kv_full[1], 0)
         self.visit(g, s, t, c, self.key_step)
+        t = self.task_again(g, s, t)
         for x in c.dk:
             tk.mul(x, x, g.scale)
         if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
