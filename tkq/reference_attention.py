@@ -53,6 +53,29 @@ def flash_attn_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, 
     return found if sinks is None else (*found, sinks_gradient(sinks, lse, of_rows))
 
 
+def flash_attn_varlen_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+                               dlse: Optional[Tensor], sequences: tuple, options: tuple, sinks: Optional[Tensor]):
+    """dq, dk, dv, dsinks (or None): ``flash_attn_backward`` of each sequence; 0 for rows that are not in use.
+
+    q (total_q, H, D), k, v (total_k, Hk, ..), lse, dlse (H, total_q). sequences: (cu_seqlens_q, cu_seqlens_k,
+    seqused_q, seqused_k). options: (causal, softmax_scale, left, right, softcap)."""
+    causal, scale, left, right, softcap = options
+    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dsinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float64)
+    starts = [cu.tolist() for cu in sequences[:2]]
+    for s in range(len(starts[0]) - 1):
+        (a, b), (c, d) = ((cu[s], cu[s + 1] if used is None else min(cu[s] + int(used[s]), cu[s + 1]))
+                          for cu, used in zip(starts, sequences[2:]))
+        rows, keys = slice(a, b), slice(c, d)
+        found = flash_attn_backward(do[None, rows], q[None, rows], k[None, keys], v[None, keys], o[None, rows],
+                                    lse[None, :, rows], None if dlse is None else dlse[None, :, rows], causal, scale,
+                                    (left, right), softcap, sinks)
+        dq[rows], dk[keys], dv[keys] = (x[0] for x in found[:3])
+        if sinks is not None:
+            dsinks += found[3]
+    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype)
+
+
 def capped(x: Tensor, softcap: float) -> tuple:
     """softcap * tanh(x / softcap) and its derivative; x and 1 where softcap is 0."""
     if softcap == 0.0:

@@ -1,9 +1,11 @@
-"""flash_attn's gradients: what is kept, and the formula, in plain eager mode and traced."""
+"""The gradients of flash_attn and flash_attn_varlen: what is kept, and the formula, in plain eager mode and traced."""
 from typing import NamedTuple, Optional
 
 import torch
 
+from tkq.attention.arguments import Options
 from tkq.attention.backward_ops import attention_backward
+from tkq.attention.backward_varlen_ops import Batch, attention_varlen_backward
 
 
 class Facts(NamedTuple):
@@ -56,3 +58,24 @@ def backward(ctx, do, dlse):
 def recorded_backward(ctx, do, dlse):
     """Of the eager function, whose inputs are q, k, v, sinks and the facts."""
     return *gradients(ctx, do, dlse), None
+
+
+# ---- sequences of any length -----------------------------------------------------------------------
+
+
+def keep_varlen(ctx, tensors, batch: Batch, options: Options, deterministic: bool, output) -> None:
+    """tensors: q, k, v, sinks. output: o, lse."""
+    ctx.save_for_backward(*tensors, *output, *batch[:4])
+    ctx.known = batch[4:], options, deterministic
+    ctx.set_materialize_grads(False)
+
+
+def varlen_gradients(ctx, do, dlse):
+    """(dq, dk, dv, dsinks), of exactly the inputs that need one: the first four."""
+    if do is None and dlse is None:
+        return (None,) * 4
+    q, k, v, sinks, o, lse, *sequences = ctx.saved_tensors
+    lengths, options, deterministic = ctx.known
+    return attention_varlen_backward(torch.zeros_like(o) if do is None else do, q, k, v, o, lse, dlse, sinks,
+                                     Batch(*sequences, *lengths), options, deterministic=deterministic,
+                                     needs=tuple(ctx.needs_input_grad[:4]))

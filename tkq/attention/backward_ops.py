@@ -98,8 +98,8 @@ def _check(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right,
 
 def takes(x: Tensor) -> bool:
     """Do the strides and the address of x suit TMA: last dimension contiguous, the rest multiples of 16 bytes?"""
-    return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and not any(
-        x.stride(i) % 8 and x.shape[i] > 1 for i in range(3))
+    return x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(
+        x.stride(i) % 8 and x.shape[i] > 1 for i in range(x.dim() - 1))
 
 
 def _check_layout(name, x):
@@ -164,7 +164,7 @@ def run(do, q, k, v, o, lse, dq, dk, dv, dlse=None, causal=False, softmax_scale=
            length, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        launcher = _launchers[key] = _launcher(q, *key[1:10], config)
+        launcher = _launchers[key] = launcher_of(q.device, key)
     kernels, spec, config = launcher
     workspace = torch.empty(batch * heads * config.workspace_floats(spec, rows), dtype=torch.float32, device=q.device)
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
@@ -178,11 +178,13 @@ def run(do, q, k, v, o, lse, dq, dk, dv, dlse=None, causal=False, softmax_scale=
     return of_rows
 
 
-def _launcher(q, head_dim, head_dim_v, no_left, no_right, no_softcap, no_dq, no_dlse, deterministic, length, config):
-    arch.require_hopper(q.device)
-    spec = BackwardSpec(dtypes.name_of(q.dtype), width(head_dim, head_dim_v), not no_left, not no_right, not no_softcap,
-                        not no_dq, not no_dlse, bool(deterministic))
-    config = config or plan(spec, length)
+def launcher_of(device, key, **more):
+    """(the compiled function, its spec and configuration). key: as ``run`` makes it; more: of the spec."""
+    arch.require_hopper(device)
+    dtype, head_dim, head_dim_v, no_left, no_right, no_softcap, no_dq, no_dlse, deterministic, length = key[:10]
+    spec = BackwardSpec(dtypes.name_of(dtype), width(head_dim, head_dim_v), not no_left, not no_right, not no_softcap,
+                        not no_dq, not no_dlse, bool(deterministic), **more)
+    config = key[11] or plan(spec, length)
     return function(Recipe("tkq.attention.backward:build", (spec, config))), spec, config
 
 
