@@ -18,6 +18,8 @@ from bench import attention_peers
 from bench.attention_forward import MIXED, TOKENS, WIDTH
 from bench.attention_peers import Call
 from tkq import runtime
+from tkq.attention.arguments import Lengths, Options
+from tkq.attention.launch import Operands
 from tkq.attention.plan import AttentionConfig, length_class, plan
 from tkq.attention.spec import AttentionSpec
 
@@ -148,15 +150,16 @@ def candidate(config, varlen, causal, left, right):
     """A call that allocates its output, and runs the kernel with this configuration."""
     from tkq.attention import ops, varlen_ops
 
+    options = Options(causal, None, left, right)
+
     def dense(q, k, v):
         o = q.new_empty(*q.shape[:3], v.shape[3])
-        ops.run(q, k, v, o, None, causal, None, config, left, right)
+        ops.run(Operands(q, k, v, o), options, config)
         return o
 
     def ragged(q, k, v, cu):
         o = q.new_empty(*q.shape[:2], v.shape[2])
-        varlen_ops.run(q, k, v, o, cu, cu, None, causal, None, config, left, right, max_seqlen_q=max(MIXED),
-                       max_seqlen_k=max(MIXED))
+        varlen_ops.run(Operands(q, k, v, o), Lengths(cu, cu, None, None, max(MIXED), max(MIXED)), options, config)
         return o
 
     return ragged if varlen else dense

@@ -33,8 +33,8 @@ def _ask(result):
 
 
 def guarded(x: torch.Tensor, where: str) -> torch.Tensor:
-    """A contiguous copy of x that begins (where: "front") or, to 16 bytes, ends ("end") where its mapping does. It stays
-    for the life of the process."""
+    """A contiguous copy of x that begins (where: "front") or, to 16 bytes, ends ("end") where its mapping does. It
+    stays for the life of the process."""
     if where not in ("front", "end"):
         raise ValueError(f"guarded: where is {where!r}, allowed are 'front' and 'end'")
     _kept.append(_Mapping(x.numel() * x.element_size() // 2, where))

@@ -64,8 +64,8 @@ def build_tma(dtype, rank, rows, cols, swizzle=None, add=False):
 
 class Pieces:
     """y[first + r, h] = x[first + r, h] for r < size: one piece of the rows of x and y (rows, heads, cols), ``pack``
-    heads between each other in a tile. Tiles of y are cut off at the piece's end, and so are those of x where pack is 1.
-    What a tile brought in goes to seen (tiles, heads / pack, tile rows, cols)."""
+    heads between each other in a tile. Tiles of y are cut off at the piece's end, and where pack is 1 those of x. What
+    a tile brought in goes to seen (tiles, heads / pack, tile rows, cols)."""
 
     def __init__(self, tile, pack):
         self.tile, self.pack = tile, pack

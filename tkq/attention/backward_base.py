@@ -17,7 +17,7 @@ from tkq.attention.backward_sequences import Equal, Ragged, Sequences, loads, pi
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Numbers, Shared, Task
 from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place, query_range
-from tkq.attention.ranges import ceil_div, heads_in_section
+from tkq.attention.ranges import heads_in_section
 from tkq.tile import WARPGROUP
 
 

@@ -5,8 +5,9 @@ Rows are counted in *slots* of a size: in each sequence a slot begins every ``si
 sequence s has the slots from cu[s] // size + s on: enough for its rows, without a sum over the sequences before it. The
 last slot of a sequence may hold no row.
 """
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute

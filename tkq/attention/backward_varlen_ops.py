@@ -1,12 +1,21 @@
 """The gradients of flash_attn_varlen: from torch tensors to a launch, and what PyTorch's compiler sees of it."""
 import math
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from tkq import reference_attention
-from tkq.attention.arguments import Options, check_layouts, check_operands, check_options, check_sequences
+from tkq.attention.arguments import (
+    PLAIN,
+    Lengths,
+    Options,
+    check_layouts,
+    check_operands,
+    check_options,
+    check_sequences,
+    in_range,
+)
 from tkq.attention.backward_ops import launcher_of, takes
 from tkq.attention.backward_spec import width
 from tkq.attention.plan import length_class
@@ -16,30 +25,17 @@ _launchers: dict = {}  # as backward_ops._launchers
 OP = "attention_varlen_backward"
 
 
-class Batch(NamedTuple):
-    """cu_seqlens_q, cu_seqlens_k (B + 1,), seqused_q, seqused_k (B,) or None, int32. max_seqlen_q, max_seqlen_k: about
-    how long sequences get."""
-
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    seqused_q: Optional[Tensor]
-    seqused_k: Optional[Tensor]
-    max_seqlen_q: int
-    max_seqlen_k: int
-
-
-def attention_varlen_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-                              dlse: Optional[Tensor], sinks: Optional[Tensor], batch: Batch,
-                              options: Options = Options(), *,  # noqa: B008  (a tuple of numbers)
+def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: Lengths, options: Options = PLAIN, *,
                               deterministic: bool = False, needs: tuple = (True, True, True, True)):
     """The gradients of ``flash_attn_varlen``, from what it took and gave.
 
     Args:
-        do: the gradient of o. Where its strides do not suit TMA it is copied.
-        q: (total_q, H, D). k: (total_k, Hk, D). v: (total_k, Hk, Dv). o: (total_q, H, Dv).
-        lse: (H, total_q) float32, of any strides. dlse: its gradient, likewise, or None.
-        sinks: (H,) or None. batch, options: as of ``flash_attn_varlen``.
-        deterministic, needs: as ``attention_backward``.
+        tensors: (do, q, k, v, o, lse, dlse).
+            do: the gradient of o. Where its strides do not suit TMA it is copied.
+            q: (total_q, H, D). k: (total_k, Hk, D). v: (total_k, Hk, Dv). o: (total_q, H, Dv).
+            lse: (H, total_q) float32, of any strides. dlse: its gradient, likewise, or None.
+        sinks: (H,) or None. lengths, options: as of ``flash_attn_varlen``.
+        deterministic: as ``attention_backward``. needs: which of the four are wanted.
 
     Returns:
         (dq, dk, dv, dsinks); None for what is not wanted. Rows that are not in use, or of no sequence, have a gradient
@@ -51,19 +47,19 @@ def attention_varlen_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Te
     needs = (*needs[:3], bool(needs[3]) and sinks is not None)
     if not any(needs):
         return (None,) * 4
-    tensors = do, q, k, v, o, lse, dlse, sinks
-    if ops.direct(*tensors, *batch[:4]):
-        return (_cuda if q.is_cuda else _cpu)(tensors, batch, options, deterministic, needs)
-    check.refuse_gradient(OP, do=do, q=q, k=k, v=v, o=o, lse=lse, dlse=dlse, sinks=sinks)
-    _check(tensors, batch, options)
-    found = _op(*tensors, *batch, *options, deterministic, *needs)
+    if ops.direct(*tensors, sinks, *lengths[:4]):
+        return (_cuda if tensors[1].is_cuda else _cpu)(tensors, sinks, lengths, options, deterministic, needs)
+    names = "do", "q", "k", "v", "o", "lse", "dlse"
+    check.refuse_gradient(OP, **dict(zip(names, tensors)), sinks=sinks)
+    _check(tensors, sinks, lengths, options)
+    found = _op(*tensors, sinks, *lengths, *options, deterministic, *needs)
     return tuple(x if needed else None for x, needed in zip(found, needs))
 
 
-def _check(tensors, batch, options):
-    do, q, k, v, o, lse, dlse, sinks = tensors
+def _check(tensors, sinks, lengths, options):
+    do, q, k, v, o, lse, dlse = tensors
     check_operands(OP, q, k, v, sinks, 3)
-    check_sequences(OP, q, *batch)
+    check_sequences(OP, q, lengths)
     check_options(OP, options)
     (rows, heads, head_dim), head_dim_v = q.shape, v.shape[2]
     width(head_dim, head_dim_v)
@@ -82,40 +78,39 @@ def _check(tensors, batch, options):
 # ---- CUDA ------------------------------------------------------------------------------------------
 
 
-def _cuda(tensors, batch, options, deterministic, needs):
-    do, q, k, v, o, lse, dlse, sinks = tensors
+def _cuda(tensors, sinks, lengths, options, deterministic, needs):
+    do, q, k, v, *rest = tensors
+    used_q, used_k = lengths.seqused_q, lengths.seqused_k
     try:
-        if not (q.numel() and k.numel() and v.numel()) or batch.cu_seqlens_q.shape[0] <= 1:
-            _check(tensors, batch, options)
-            return _zeros(tensors, needs)
-        scale, count = options.softmax_scale, batch.cu_seqlens_q.shape[0] - 1
-        if q.shape[1] % k.shape[1] or not (scale is None or 0 < scale < math.inf) or not (
-                0 <= options.softcap < math.inf) or not all(
-                x is None or x.shape[0] == count for x in (batch.seqused_q, batch.seqused_k)):
+        count = lengths.cu_seqlens_q.shape[0] - 1
+        if not (q.numel() and k.numel() and v.numel()) or count <= 0:
+            _check(tensors, sinks, lengths, options)
+            return _zeros(q, k, v, sinks, needs)
+        if q.shape[1] % k.shape[1] or not in_range(options) or not all(
+                x is None or x.shape[0] == count for x in (used_q, used_k)):
             raise ValueError  # _check says which
         if not takes(do):
             do = do.clone(memory_format=torch.contiguous_format)
         # rows that are not in use are nobody's task
-        new_q, new_k = (torch.empty if used is None else torch.zeros for used in (batch.seqused_q, batch.seqused_k))
+        new_q, new_k = (torch.empty if used is None else torch.zeros for used in (used_q, used_k))
         dq = new_q(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
         dk, dv = (new_k(x.shape, dtype=q.dtype, device=q.device) for x in (k, v))
-        statistics = run((do, q, k, v, o, lse, dlse), (dq, dk, dv), batch, options, deterministic)
+        statistics = run((do, q, k, v, *rest), (dq, dk, dv), lengths, options, deterministic)
     except Exception:  # the words for a user are found only when something is wrong
-        _check(tensors, batch, options)
-        check_layouts(OP, q=q, k=k, v=v, o=o, **batch._asdict())
+        _check(tensors, sinks, lengths, options)
+        check_layouts(OP, q=q, k=k, v=v, o=rest[0], **lengths._asdict())
         raise
     dsinks = sinks_gradient(sinks, *statistics()) if needs[3] else None
     return dq, dk if needs[1] else None, dv if needs[2] else None, dsinks
 
 
-def _zeros(tensors, needs):
+def _zeros(q, k, v, sinks, needs):
     """No queries, or no keys to see: nothing to launch."""
-    _, q, k, v, _, _, _, sinks = tensors
     return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) if needed else None
                  for x, needed in zip((q, k, v, sinks), needs))
 
 
-def run(tensors, gradients, batch: Batch, options: Options, deterministic=False, config=None):
+def run(tensors, gradients, lengths: Lengths, options: Options = PLAIN, deterministic=False, config=None):
     """Launch the kernels into gradients (dq or None, dk, dv), from (do, q, k, v, o, lse, dlse), with no more checks
     than the compiled function makes.
 
@@ -127,17 +122,17 @@ def run(tensors, gradients, batch: Batch, options: Options, deterministic=False,
     rows, heads, head_dim = q.shape
     causal, scale, left, right, softcap = options
     left, right = left if left < k.shape[0] - 1 else -1, 0 if causal else right if right < rows - 1 else -1
-    used_q, used_k = batch.seqused_q is None, batch.seqused_k is None
+    used_q, used_k = lengths.seqused_q is None, lengths.seqused_k is None
     key = (q.dtype, head_dim, v.shape[2], left < 0, right < 0, softcap == 0.0, dq is None, dlse is None, deterministic,
-           length_class(batch.max_seqlen_k), q.get_device(), config, used_q, used_k)
+           length_class(lengths.max_seqlen_k), q.get_device(), config, used_q, used_k)
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key, varlen=True, used_q=not used_q, used_k=not used_k)
     kernels, spec, config = launcher
-    slots = rows // config.tile + batch.cu_seqlens_q.shape[0]  # see tkq.attention.backward_sequences
+    slots = rows // config.tile + lengths.cu_seqlens_q.shape[0]  # see tkq.attention.backward_sequences
     workspace = torch.empty(heads * config.workspace_floats(spec, slots * config.tile), dtype=torch.float32,
                             device=q.device)
-    kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, batch[:4],
+    kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, lengths[:4],
             (head_dim**-0.5 if scale is None else scale, softcap, left, right))
 
     def statistics():
@@ -156,39 +151,22 @@ def sinks_gradient(sinks, minus_lse, of_rows):
 # ---- CPU, tracing ----------------------------------------------------------------------------------
 
 
-def _cpu(tensors, batch, options, deterministic, needs):
-    _check(tensors, batch, options)
-    do, q, k, v, o, lse, dlse, sinks = tensors
-    found = reference_attention.flash_attn_varlen_backward(do, q, k, v, o, lse, dlse, batch[:4], options, sinks)
+def _cpu(tensors, sinks, lengths, options, deterministic, needs):
+    _check(tensors, sinks, lengths, options)
+    found = reference_attention.flash_attn_varlen_backward(*tensors, lengths[:4], options, sinks)
     return tuple(x if needed else None for x, needed in zip(found, needs))
 
 
 # The op returns four tensors always: an empty one for what is not wanted.
 
 
-def _op_with(way):
-    def call(do, q, k, v, o, lse, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
-             max_seqlen_k, causal, softmax_scale, left, right, softcap, deterministic, *needs):
-        batch = Batch(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-        options = Options(causal, softmax_scale, left, right, softcap)
-        return way((do, q, k, v, o, lse, dlse, sinks), batch, options, deterministic, needs)
-
-    return call
+def _from_flat(flat):
+    """What ``_cuda`` takes, of the op's arguments."""
+    return flat[:7], flat[7], Lengths(*flat[8:14]), Options(*flat[14:19]), flat[19], flat[20:]
 
 
-def _filled(way):
-    def call(tensors, *args):
-        return tuple(tensors[1].new_empty(0) if x is None else x for x in way(tensors, *args))
-
-    return _op_with(call)
-
-
-def _fake(tensors, batch, options, deterministic, needs):
-    _, q, k, v, _, _, _, sinks = tensors
-    return tuple(x.new_empty(x.shape) if needed else q.new_empty(0) for x, needed in zip((q, k, v, sinks), needs))
-
-
-_run_cuda, _op_cpu, _op_fake = _filled(_cuda), _filled(_cpu), _op_with(_fake)
+def _as_tensors(found, q):
+    return tuple(q.new_empty(0) if x is None else x for x in found)
 
 
 def _op_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor],
@@ -196,9 +174,19 @@ def _op_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
              seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int, causal: bool,
              softmax_scale: Optional[float], left: int, right: int, softcap: float, deterministic: bool, need_dq: bool,
              need_dk: bool, need_dv: bool, need_dsinks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _run_cuda(do, q, k, v, o, lse, dlse, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
-                     max_seqlen_k, causal, softmax_scale, left, right, softcap, deterministic, need_dq, need_dk,
-                     need_dv, need_dsinks)
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    options = Options(causal, softmax_scale, left, right, softcap)
+    return _as_tensors(_cuda((do, q, k, v, o, lse, dlse), sinks, lengths, options, deterministic,
+                             (need_dq, need_dk, need_dv, need_dsinks)), q)
+
+
+def _op_cpu(*flat):
+    return _as_tensors(_cpu(*_from_flat(flat)), flat[1])
+
+
+def _op_fake(*flat):
+    (_, q, k, v, *_), sinks, *_, needs = _from_flat(flat)
+    return tuple(x.new_empty(x.shape) if needed else q.new_empty(0) for x, needed in zip((q, k, v, sinks), needs))
 
 
 _op = ops.torch_op("flash_attn_varlen_backward", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)
