@@ -19,9 +19,9 @@ class BackwardConfig:
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
     blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    shared memory, through dq_buffers. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a
-    kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2. cluster:
-    blocks that share each tile of Q and dO.
+    dq_buffers in shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of
+    step. post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from
+    L2. cluster: blocks that share each tile of Q and dO.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 

@@ -1,5 +1,5 @@
-"""Where the rows of a task of attention's backward lie: in a batch of equal sequences, or of sequences of any length one
-behind the other.
+"""Where the rows of a task of attention's backward lie: in a batch of equal sequences, or of sequences of any length
+one behind the other.
 
 Rows are counted in *slots* of a size: in each sequence a slot begins every ``size`` rows. Of sequences of any length,
 sequence s has the slots from cu[s] // size + s on: enough for its rows, without a sum over the sequences before it. The

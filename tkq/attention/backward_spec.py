@@ -24,8 +24,8 @@ class BackwardSpec:
     """dtype: of q, k, v, o, their gradients and do. width: columns of a tile, see ``width``. left, right: queries see
     no further than so many keys (known at run time) to the left, to the right of the key they are aligned with; causal
     is right, of 0. softcap: scores went through softcap * tanh(score / softcap). dq: q's gradient is wanted too. dlse:
-    the log-sum-exp has a gradient. deterministic: the same in each run. varlen: sequences lie one behind the other, told
-    apart by cu_seqlens; used_q, used_k: only the first rows of each are in use.
+    the log-sum-exp has a gradient. deterministic: the same in each run. varlen: sequences lie one behind the other,
+    told apart by cu_seqlens; used_q, used_k: only the first rows of each are in use.
 
     Raises:
         NotImplementedError: a combination that no kernel takes, by name.
