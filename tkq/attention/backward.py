@@ -80,10 +80,7 @@ class AttentionBackward(BackwardAdding):
         tk.mma_wait(1)  # dP
         gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
         if const_expr(self.spec.adds_dq):
-            s.ds_pipe.acquire_empty(c.ds_ring)
-            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
-            tk.publish()
-            s.ds_pipe.commit(c.ds_ring)
+            self.hand_over(s, c)
             c.ds_ring.advance()
         tk.mma_AB(c.dk, c.ds, q)
         tk.mma_wait(1)  # dV
@@ -92,6 +89,17 @@ class AttentionBackward(BackwardAdding):
         s.q_pipe.release(c.ring)
         c.ring.advance()
 
+    def hand_over(self, s, c):
+        """dS, to the warpgroup that makes dQ."""
+        s.ds_pipe.acquire_empty(c.ds_ring)
+        tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+        tk.publish()
+        s.ds_pipe.commit(c.ds_ring)
+
+    def wait_for_dq(self, s, c):
+        """Until the warpgroup that makes dQ has read K for the last time."""
+        self.acquire_after(s.ds_pipe, c.ds_ring)
+
     @cute.jit
     def finish(self, g, s, t, c):
         """Write dK and dV, by way of the shared memory of K and V."""
@@ -99,11 +107,19 @@ class AttentionBackward(BackwardAdding):
         tk.sync(barrier, WARPGROUP)  # V has been read
         self.send(piece(g.places, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
         tk.mul(c.dk, c.dk, g.scale)
-        if const_expr(self.spec.adds_dq):  # the dQ warpgroup has read K for the last time
-            self.acquire_after(s.ds_pipe, c.ds_ring)
+        if const_expr(self.spec.adds_dq):
+            self.wait_for_dq(s, c)
         self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         self.finish_dq(g, s, t, c.wg, barrier)
         tk.store_wait()
+
+
+def _kind(spec, config):
+    if config.pair and spec.adds_dq:
+        from tkq.attention.backward_pair import PairBackward  # which is an AttentionBackward
+
+        return PairBackward
+    return WideBackward if spec.width > 128 else AttentionBackward
 
 
 def build(spec: BackwardSpec, config: BackwardConfig):
@@ -127,8 +143,7 @@ def build(spec: BackwardSpec, config: BackwardConfig):
     q, dq, o, do = (operand(Sq, H, cols) for cols in (D, D, Dv, Dv))
     k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
     sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.used_q), ints(B, spec.used_k)) if spec.varlen else None
-    kernels = (WideBackward if spec.width > 128 else AttentionBackward)(spec, config)
-    return kernels, (
+    return _kind(spec, config)(spec, config), (
         do, q, k, v, o, rows(), rows() if spec.dlse else None, dq if spec.dq else None, dk, dv,
         fake.tensor("fp32", (fake.sym64(),)), sequences,
         Numbers(Float32(1.0), Float32(0.0), Int32(0), Int32(0)))

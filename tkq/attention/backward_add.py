@@ -42,16 +42,23 @@ class BackwardAdding(BackwardBase):
         part_bytes = 64 * self.config.dq_cols * 4
         address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
         for i in cutlass.range_constexpr(rows * cols):
-            for half in cutlass.range_constexpr(self.halves):
-                mma = tk.mma_AtB if const_expr(half) else tk.mm_AtB
-                mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], a_part=i // cols, b_part=i % cols)
-            tk.mma_wait(0)
+            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
-                s.ds_pipe.release(ring)
+                self.release_ds(s, ring)
             if const_expr(self.config.dq_add == "bulk"):
                 self.bulk_add_part(s, dq, address + i * part_bytes, self.buffer(ring, i))
             else:
                 self.add_part(dq, address + i * part_bytes)
+
+    def make_dq(self, s, dq, ring, **parts):
+        """A part of dS K."""
+        for half in range(self.halves):
+            mma = tk.mma_AtB if half else tk.mm_AtB
+            mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], **parts)
+        tk.mma_wait(0)
+
+    def release_ds(self, s, ring):
+        s.ds_pipe.release(ring)
 
     def add_part(self, dq, address):
         """From registers: 16 bytes of every thread side by side, then the next 16."""

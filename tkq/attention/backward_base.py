@@ -104,7 +104,8 @@ class BackwardBase:
         s = Shared(
             k=al.tile(self.kv_tile, self.halves), v=al.tile(self.kv_tile, self.halves),
             q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
-            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.stages),
+            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), pair=self.pair(al),
+            stats=al.vector(2 * c.tile, c.stages),
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen else None,
             kv_full=al.semaphores(2),
@@ -117,16 +118,26 @@ class BackwardBase:
                 pipe.init()
             for i in range(2):
                 tk.init(s.kv_full[i], 1)
+            if const_expr(s.pair is not None):
+                tk.init(s.pair.k_full, 1)
+                for i, arrivals in enumerate((4 * self.halves, 1)):
+                    tk.init(s.pair.full[i], arrivals)
+                    tk.init(s.pair.empty[i], 4)
 
         tk.init_block(initialise, c.cluster)
         if const_expr(self.spec.varlen):
             self.post_task(g, s.task)
             t = self.task(g, s)
-            self.assign_if(t.block * c.block < t.rows_k, self.roles(g, s))  # else the slot has no key
+            first = t.block // c.cluster * c.cluster * c.block  # of the cluster's keys
+            self.assign_if(first < t.rows_k, self.roles(g, s))  # else the slot has no key
         else:
             tk.assign(self.roles(g, s))
         if const_expr(c.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
+
+    def pair(self, al):
+        """Beside the rest, where two blocks hand dS to each other."""
+        return
 
     def p_ring(self, al):
         """Where warpgroups hand P to each other, if they do."""
@@ -210,7 +221,9 @@ class BackwardBase:
         tk.prefetch(g.k, g.v, g.q, g.do, g.dk, g.dv)
         t = self.task(g, s)
         for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
-            self.load_keys(tile, piece(g.places, src, t.rows_k), t, s.kv_full[i])
+            self.load_keys(tile, piece(g.places, src, t.rows_k), t, t.block, s.kv_full[i])
+        if const_expr(s.pair is not None):
+            self.load_keys(s.pair.k, piece(g.places, g.k, t.rows_k), t, t.block ^ 1, s.pair.k_full)
         ring, q, do = s.q_pipe.ring(), piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
         cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
         for h in cutlass.range(g.heads_per_kv, unroll=1):
@@ -223,10 +236,10 @@ class BackwardBase:
                 tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
                 ring.advance()
 
-    def load_keys(self, tile, src, t, sem):
+    def load_keys(self, tile, src, t, block, sem):
         tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)
         for i in range(self.halves):
-            tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * t.block + i, 0), sem)
+            tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * block + i, 0), sem)
 
     def load_stats(self, g, s, number, stage, sem):
         with cute.arch.elect_one():

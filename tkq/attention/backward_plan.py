@@ -21,7 +21,8 @@ class BackwardConfig:
     blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
     dq_buffers in shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of
     step. post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from
-    L2. cluster: blocks that share each tile of Q and dO.
+    L2. cluster: blocks that share each tile of Q and dO. pair: two of them hand dS to each other, and dQ is added up
+    once for the keys of both (``tkq.attention.backward_pair``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
 
@@ -39,6 +40,7 @@ class BackwardConfig:
     turns: bool = False
     post: bool = True
     cluster: int = 1
+    pair: bool = False
     kv: int = 128
     kv_stages: int = 2
 
@@ -64,6 +66,8 @@ class BackwardConfig:
         dq = 64 * self.dq_cols * 4 * self.dq_buffers if self.dq_add == "bulk" else 0
         p = 2 * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
+        if self.pair:
+            keys, ds = keys + self.block * width * 2, ds + self.block * self.tile * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
 
     def check(self, width: int) -> "BackwardConfig":
@@ -74,6 +78,8 @@ class BackwardConfig:
                              "128, 64 where width is above 128")
         if self.dq_add not in ("red", "bulk") or (wide and self.turns):
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
+        if self.pair and (wide or self.cluster != 2 or self.ds_stages != 2 or not self.post):
+            raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")

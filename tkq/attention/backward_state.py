@@ -44,6 +44,17 @@ class Globals:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """What a block of a pair has beside the rest of ``Shared``. Semaphores: of its own dS and of the other block's."""
+
+    k: tk.SharedTile  # the other block's keys
+    ds: tk.SharedTile  # the other block's dS, for tiles whose dQ is made here
+    k_full: tk.Semaphore
+    full: tk.Semaphore  # dS is here: the own one, the other's
+    empty: tk.Semaphore  # dQ has been made, here, and in the other block of what was sent there
+
+
+@dataclass(frozen=True)
 class Shared:
     k: tk.SharedTile  # 64 keys for each warpgroup
     v: tk.SharedTile
@@ -54,6 +65,7 @@ class Shared:
     p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
     dq: Optional[cute.Tensor]  # a part of dQ on its way out
     last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
+    pair: Optional[Pair]
     task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
     kv_full: tk.Semaphore
     q_pipe: tk.Pipe
