@@ -101,11 +101,11 @@ def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
 
 
 # A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
-_D64_SOFTCAP = BackwardConfig()
+_D64_SOFTCAP = BackwardConfig(dq_add="bulk")
 _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
 _D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
-_D128 = BackwardConfig()
-_D64 = BackwardConfig(tile=128)
+_D128 = BackwardConfig(dq_add="bulk")
+_D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
 
 
 def shipped():
