@@ -101,8 +101,7 @@ def test_pieces_of_rows(rows, cols, pack):
 
 @pytest.mark.parametrize("where", ("front", "end"))
 def test_pieces_of_rows_touch_nothing_outside(where):
-    """TMA loads may read the first 128 KB of a tensor that is as large, whatever their coordinates: its base must be
-    where memory begins."""
+    """TMA loads also read where a tensor begins, whatever their coordinates: it must not begin in front of memory."""
     rows, cols, pack = cases.PIECES[0]
     for total, first, size in ((4096, 4000, 96), (4096, 5, 1), (4096, 4096, 0), (300, 7, 100), (1, 0, 1)):
         x, y = (guarded(normal("bf16", total, 2, cols, seed=i), where) for i in range(2))

@@ -9,7 +9,8 @@ from tkq.runtime import check, dtypes
 
 
 class Options(NamedTuple):
-    """All but the tensors, as the ops carry it: left and right are -1 without a limit, causal means that right is 0."""
+    """All but the tensors: left and right are -1 without a limit, causal means that right is 0. The ops carry it as a
+    plain tuple, which takes a fifth of the time to make."""
 
     causal: bool = False
     softmax_scale: Optional[float] = None
@@ -49,10 +50,10 @@ def limits(op, window_size):
     return -1 if left is None else left, -1 if right is None else right
 
 
-def in_range(options: Options) -> bool:
-    """May its numbers go to a launch? ``check_options`` says what is wrong with one."""
-    _, softmax_scale, _, _, softcap = options
-    return (softmax_scale is None or 0 < softmax_scale < math.inf) and 0 <= softcap < math.inf
+def refuse_out_of_range(softmax_scale, softcap):
+    """ValueError, without words, for numbers that may not go to a launch: ``check_options`` has the words."""
+    if not ((softmax_scale is None or 0 < softmax_scale < math.inf) and 0 <= softcap < math.inf):
+        raise ValueError
 
 
 def check_options(op, options: Options):

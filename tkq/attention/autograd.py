@@ -1,17 +1,16 @@
 """The gradients of flash_attn and flash_attn_varlen: what is kept, and the formula, in plain eager mode and traced."""
 import torch
 
-from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_varlen_ops import attention_varlen_backward
 
 INPUTS = 4  # q, k, v, sinks: those that may have a gradient
 
 
-def keep(ctx, tensors, options: Options, deterministic: bool, lengths: Lengths = None) -> None:
-    """tensors: q, k, v, sinks, o, lse."""
-    ctx.save_for_backward(*tensors, *(lengths[:4] if lengths else ()))
-    ctx.known = options, deterministic, lengths[4:] if lengths else None
+def keep(ctx, tensors, options: tuple, deterministic: bool, lengths: tuple = ()) -> None:
+    """tensors: q, k, v, sinks, o, lse. options, lengths: as ``arguments.Options`` and, of varlen, ``Lengths``."""
+    ctx.save_for_backward(*tensors, *lengths[:4])
+    ctx.known = options, deterministic, lengths[4:]
     ctx.set_materialize_grads(False)  # None, and not a tensor of zeros, for what was not used
 
 
@@ -25,7 +24,7 @@ def gradients(ctx, do, dlse):
     options, deterministic, longest = ctx.known
     needs = tuple(ctx.needs_input_grad[:INPUTS])
     if sequences:
-        return attention_varlen_backward((do, q, k, v, o, lse, dlse), sinks, Lengths(*sequences, *longest), options,
+        return attention_varlen_backward((do, q, k, v, o, lse, dlse), sinks, (*sequences, *longest), options,
                                          deterministic=deterministic, needs=needs)
     causal, scale, left, right, softcap = options
     found = attention_backward(do, q, k, v, o, lse, dlse, causal=causal, softmax_scale=scale,
@@ -36,7 +35,7 @@ def gradients(ctx, do, dlse):
 
 def setup(ctx, inputs, output):
     """Of the op: see ``tkq.attention.ops``. Its lse is there, as a gradient is asked for."""
-    keep(ctx, (*inputs[:INPUTS], *output), Options(*inputs[4:9]), inputs[10])
+    keep(ctx, (*inputs[:INPUTS], *output), inputs[4:9], inputs[10])
 
 
 def backward(ctx, do, dlse):
@@ -54,7 +53,7 @@ def recorded_backward(ctx, do, dlse):
 
 def setup_varlen(ctx, inputs, output):
     """Of the op: see ``tkq.attention.varlen_ops``."""
-    keep(ctx, (*inputs[:INPUTS], *output), Options(*inputs[10:15]), inputs[16], Lengths(*inputs[4:10]))
+    keep(ctx, (*inputs[:INPUTS], *output), inputs[10:15], inputs[16], inputs[4:10])
 
 
 def backward_varlen(ctx, do, dlse):

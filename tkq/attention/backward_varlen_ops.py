@@ -25,7 +25,7 @@ _launchers: dict = {}  # as backward_ops._launchers
 OP = "attention_varlen_backward"
 
 
-def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: Lengths, options: Options = PLAIN, *,
+def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: tuple, options: tuple = PLAIN, *,
                               deterministic: bool = False, needs: tuple = (True, True, True, True)):
     """The gradients of ``flash_attn_varlen``, from what it took and gave.
 
@@ -34,7 +34,7 @@ def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: 
             do: the gradient of o. Where its strides do not suit TMA it is copied.
             q: (total_q, H, D). k: (total_k, Hk, D). v: (total_k, Hk, Dv). o: (total_q, H, Dv).
             lse: (H, total_q) float32, of any strides. dlse: its gradient, likewise, or None.
-        sinks: (H,) or None. lengths, options: as of ``flash_attn_varlen``.
+        sinks: (H,) or None. lengths, options: tuples, as ``Lengths`` and ``Options``.
         deterministic: as ``attention_backward``. needs: which of the four are wanted.
 
     Returns:
@@ -44,6 +44,7 @@ def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: 
     Raises:
         As ``flash_attn_varlen``; all name the argument.
     """
+    lengths, options = Lengths(*lengths), Options(*options)
     needs = (*needs[:3], bool(needs[3]) and sinks is not None)
     if not any(needs):
         return (None,) * 4

@@ -14,7 +14,9 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
-        self.halves = config.half and (spec.causal or spec.right)
+        # Both of a window's, and a bridge, are more than the registers hold: all products would be serialised.
+        self.halves = config.half and (spec.causal or spec.right) and not (config.bridge and spec.left)
+        self.last_halves = config.half and spec.left
 
     @cute.jit
     def run(self, g, s, wg):
@@ -90,16 +92,17 @@ class Consumer:
         self.softmax.first(g, part)
         self.take_part(c, part)
 
-    def half_of(self, c):
-        """c with the first half of its columns."""
+    def half_of(self, c, number=0):
+        """c with one half of a block's columns, the first or the second: where P has them; S always begins with its own
+        first register (the second half of S, in registers of its own, makes the assembler serialise all products)."""
         half = self.config.kv // 2
-        return replace(c, att=tk.columns(c.att, 0, half), att_mma=tk.columns(c.att_mma, 0, half))
+        return replace(c, att=tk.columns(c.att, 0, half), att_mma=tk.columns(c.att_mma, number * half, half))
 
-    def take_part(self, c, part):
-        """Exponentials to an operand of P @ V; what was not computed is 0."""
+    def take_part(self, c, part, number=0):
+        """Exponentials to an operand of P @ V; what was not computed is 0. number: which half part is, if it is one."""
         tk.copy(part.att_mma, part.att)
         if part is not c:
-            tk.zero(tk.columns(c.att_mma, part.att.cols, c.att.cols - part.att.cols))
+            tk.zero(self.half_of(c, 1 - number).att_mma)
 
     @cute.jit
     def steps(self, g, s, c):
@@ -123,8 +126,21 @@ class Consumer:
         if const_expr(self.spec.left):
             if const_expr(self.halves):
                 whole = cutlass.max(whole, done)
-            for i in cutlass.range(whole, blocks, unroll=1):
-                self.step(g, s, c, i, LEFT)
+            self.last_steps(g, s, c, whole)
+
+    @cute.jit
+    def last_steps(self, g, s, c, whole):
+        """From block ``whole`` of the visit on: those with a mask on the left."""
+        blocks, end = c.task["blocks"], c.task["blocks"]
+        if const_expr(self.last_halves):
+            if whole < blocks:
+                if self.softmax.half_unseen(g, c, blocks - 1):
+                    end = blocks - 1
+        for i in cutlass.range(whole, end, unroll=1):
+            self.step(g, s, c, i, LEFT)
+        if const_expr(self.last_halves):
+            if end < blocks:
+                self.step_of_half(g, s, c, end)
 
     @cute.jit
     def step(self, g, s, c, i, sides: Constexpr[int], keys: Constexpr = None):
@@ -136,11 +152,22 @@ class Consumer:
         tk.copy(c.att_mma, c.att)
         tk.mul_row(c.o, c.o, c.correct)
 
-    def issue(self, s, c, att, keys=None):
-        """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S."""
+    def step_of_half(self, g, s, c, i):
+        """``step`` of a block with a mask on the left, of its second half alone."""
+        part = self.half_of(c, 1)
+        self.issue(s, c, part.att, number=1)
+        self.softmax.step(g, part, i, LEFT, self.config.kv // 2)
+        tk.mma_wait(0)
+        self.release(s.v_pipe, c.v)
+        self.take_part(c, part, 1)
+        tk.mul_row(c.o, c.o, c.correct)
+
+    def issue(self, s, c, att, keys=None, number=0):
+        """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S. number: which half of K's
+        rows, where att has half as many columns."""
         s.k_pipe.wait(c.k)
         c.turns.take()
-        tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage], b_part=number)
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys)
         c.turns.give()

@@ -14,11 +14,11 @@ from tkq.attention.arguments import (
     check_layouts,
     check_operands,
     check_options,
-    in_range,
     limits,
+    refuse_out_of_range,
 )
 from tkq.attention.launch import Operands
-from tkq.attention.plan import length_class, pack_of, plan
+from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
 from tkq.attention.spec import AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
@@ -64,7 +64,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     ``tkq.reference.flash_attn``.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
-    way, options = ops.route(q, k, v, sinks), Options(causal, softmax_scale, left, right, softcap)
+    way, options = ops.route(q, k, v, sinks), (causal, softmax_scale, left, right, softcap)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
     elif way == "record":
@@ -91,7 +91,7 @@ def _recorded(ctx, q, k, v, sinks, options, deterministic):
 def _check(q, k, v, sinks, options):
     """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
     check_operands("flash_attn", q, k, v, sinks, 4)
-    check_options("flash_attn", options)
+    check_options("flash_attn", Options(*options))
 
 
 def forward(q, k, v, sinks, options, return_lse):
@@ -102,8 +102,8 @@ def forward(q, k, v, sinks, options, return_lse):
         if not (batch and rows and heads and keys):
             _check(q, k, v, sinks, options)
             return _empty(q, head_dim_v, sinks, return_lse)
-        if heads % kv_heads or not in_range(options):
-            raise ValueError  # _check says which
+        if heads % kv_heads:
+            raise ValueError  # _check has the words
         o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
             batch, rows, heads, head_dim_v)
         # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a
@@ -140,23 +140,25 @@ def run(operands: Operands, options: Options = PLAIN, config=None):
 
 
 def _launch(operands, sizes, options, config=None):
-    """operands: an Operands, or such a tuple. sizes: of q and v, without the batch's."""
+    """operands, options: an Operands, an Options, or such tuples. sizes: of q and v, without the batch's."""
     q, _, _, _, lse, sinks = operands
     rows, heads, head_dim, keys, kv_heads, head_dim_v = sizes
     causal, softmax_scale, left, right, softcap = options
+    if softcap or softmax_scale is not None:
+        refuse_out_of_range(softmax_scale, softcap)
     if left >= 0 or right >= 0:
         causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
-    index, length = q.get_device(), length_class(keys)
+    index, short, long = q.get_device(), keys < SHORT, keys >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
-           pack, lse is None, length, index, config)
+           pack, lse is None, short, long, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack)
-        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
     kernel(operands, None, counters.counter(index), (scale, softcap, left, right, processors))  # a Numbers
@@ -180,12 +182,12 @@ def _cpu(q, k, v, sinks, options, return_lse):
 
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
              left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
-    o, lse = forward(q, k, v, sinks, Options(causal, softmax_scale, left, right, softcap), return_lse)
+    o, lse = forward(q, k, v, sinks, (causal, softmax_scale, left, right, softcap), return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _op_cpu(q, k, v, sinks, *flat):
-    o, lse = _cpu(q, k, v, sinks, Options(*flat[:5]), flat[5])
+    o, lse = _cpu(q, k, v, sinks, flat[:5], flat[5])
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

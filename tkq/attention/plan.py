@@ -19,8 +19,9 @@ class AttentionConfig:
     schedule: see tkq.tile.Schedule. bridge: the next task's first product runs over this one's last. q_stages: Q tiles
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. section_mb: K and V that are worked on together, in MB of L2. cluster: blocks
-    that share K and V. half: a consumer whose rows see no key of the second half of a task's first block, under the
-    diagonal, leaves that half out. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
+    that share K and V. half: a consumer whose rows see no key of the second half of a task's first block, or of the
+    first half of its last block, leaves that half out. registers: of a producer's thread and a consumer's; without,
+    tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2

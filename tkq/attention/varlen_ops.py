@@ -15,12 +15,12 @@ from tkq.attention.arguments import (
     check_operands,
     check_options,
     check_sequences,
-    in_range,
     limits,
+    refuse_out_of_range,
 )
 from tkq.attention.launch import Operands
 from tkq.attention.ops import launcher_of, nothing_seen
-from tkq.attention.plan import length_class, pack_of
+from tkq.attention.plan import LONG, SHORT, length_class, pack_of
 from tkq.attention.spec import AttentionSpec
 from tkq.runtime import check, counters, dtypes, ops
 
@@ -57,8 +57,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     CPU tensors take ``tkq.reference.flash_attn_varlen``.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
-    options = Options(causal, softmax_scale, left, right, softcap)
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    options = causal, softmax_scale, left, right, softcap
+    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
@@ -86,8 +86,8 @@ def _recorded(ctx, q, k, v, sinks, lengths, options, deterministic):
 def _check(q, k, v, sinks, lengths, options):
     """Everything that can be wrong with a call, but for the values of cu_seqlens and seqused."""
     check_operands("flash_attn_varlen", q, k, v, sinks, 3)
-    check_sequences("flash_attn_varlen", q, lengths)
-    check_options("flash_attn_varlen", options)
+    check_sequences("flash_attn_varlen", q, Lengths(*lengths))
+    check_options("flash_attn_varlen", Options(*options))
 
 
 def forward(q, k, v, sinks, lengths, options, return_lse):
@@ -95,24 +95,24 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
     try:
         total, heads, _ = q.shape
         keys, kv_heads, head_dim_v = v.shape
-        shape, number = (total, heads, head_dim_v), lengths.cu_seqlens_q.shape[0]
+        cu_q, cu_k, used_q, used_k, _, _ = lengths
+        shape, number = (total, heads, head_dim_v), cu_q.shape[0]
         if not (total and heads and keys) or number <= 1:
             _check(q, k, v, sinks, lengths, options)
             return q.new_zeros(shape), nothing_seen((heads, total), sinks, q.device) if return_lse else None
-        if heads % kv_heads or not in_range(options) or not all(
-                x is None or x.shape[0] == number - 1 for x in (lengths.seqused_q, lengths.seqused_k)):
-            raise ValueError  # _check says which
-        if lengths.seqused_q is None:
+        if heads % kv_heads or not all(x is None or x.shape[0] == number - 1 for x in (used_q, used_k)):
+            raise ValueError  # _check has the words
+        if used_q is None:
             o = q.new_empty(shape)
             lse = torch.empty(heads, total, dtype=torch.float32, device=q.device) if return_lse else None
         else:  # rows that are not in use are nobody's task
             o = q.new_zeros(shape)
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
-        run(Operands(q, k, v, o, lse, sinks), lengths, options)
+        run((q, k, v, o, lse, sinks), lengths, options)
     except Exception:  # the words for a user are found only when something is wrong
         _check(q, k, v, sinks, lengths, options)
-        check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=lengths.cu_seqlens_q,
-                      cu_seqlens_k=lengths.cu_seqlens_k)
+        check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                      seqused_q=used_q, seqused_k=used_k)
         raise
     return o, lse
 
@@ -125,19 +125,21 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
     q, _, v, _, lse, sinks = operands
     (_, heads, head_dim), (_, kv_heads, head_dim_v) = q.shape, v.shape
     causal, softmax_scale, left, right, softcap = options
+    if softcap or softmax_scale is not None:
+        refuse_out_of_range(softmax_scale, softcap)
     _, _, used_q, used_k, max_q, max_k = lengths
     causal, right = causal or right == 0, -1 if causal else right
     pack = 1 if heads == kv_heads else pack_of(max_q, heads // kv_heads)
-    index, length = q.get_device(), length_class(max_k)
+    index, short, long = q.get_device(), max_k < SHORT, max_k >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right <= 0, softcap == 0.0, sinks is None or sinks.dtype,
-           used_q is None, used_k is None, pack, lse is None, length, index, config)
+           used_q is None, used_k is None, pack, lse is None, short, long, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right > 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, used_q is not None,
             used_k is not None, pack)
-        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
     kernel(operands, lengths[:4], counters.counter(index), (scale, softcap, left, right, processors))
@@ -156,13 +158,13 @@ def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], cu_seqlen
              seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
              causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
              return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
-    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
-    o, lse = forward(q, k, v, sinks, lengths, Options(causal, softmax_scale, left, right, softcap), return_lse)
+    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    o, lse = forward(q, k, v, sinks, lengths, (causal, softmax_scale, left, right, softcap), return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
 def _op_cpu(q, k, v, sinks, *flat):
-    o, lse = _cpu(q, k, v, sinks, Lengths(*flat[:6]), Options(*flat[6:11]), flat[11])
+    o, lse = _cpu(q, k, v, sinks, flat[:6], flat[6:11], flat[11])
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

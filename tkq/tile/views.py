@@ -38,8 +38,7 @@ def ragged_store(x: cute.Tensor) -> cute.Tensor:
     """As ``ragged``, with a dimension less, so that it can be ``packed``; for ``gl.store`` and ``gl.add`` alone.
 
     The tensor begins ``rows`` rows before x, where there may be no memory. Stores touch what is inside and nothing
-    else. Loads may read anywhere in the first 128 KB, whatever their coordinates, unless the descriptor says that the
-    tensor is smaller; in front of x that is an illegal access."""
+    else. Loads also read where the tensor begins, whatever their coordinates: in front of x an illegal access."""
     rows, row = x.shape[0], x.stride[0]
     base = cute.domain_offset((-rows, 0, 0), x).iterator.align(16)  # a row is a multiple of 16 bytes
     return cute.make_tensor(base, cute.make_layout((*x.shape, rows + 1), stride=(*x.stride, row)))
