@@ -14,7 +14,6 @@ from tkq.attention.arguments import (
     check_operands,
     check_options,
     check_sequences,
-    in_range,
 )
 from tkq.attention.backward_ops import launcher_of, takes
 from tkq.attention.backward_spec import width
@@ -87,8 +86,9 @@ def _cuda(tensors, sinks, lengths, options, deterministic, needs):
         if not (q.numel() and k.numel() and v.numel()) or count <= 0:
             _check(tensors, sinks, lengths, options)
             return _zeros(q, k, v, sinks, needs)
-        if q.shape[1] % k.shape[1] or not in_range(options) or not all(
-                x is None or x.shape[0] == count for x in (used_q, used_k)):
+        scale, softcap = options.softmax_scale, options.softcap
+        if q.shape[1] % k.shape[1] or not (scale is None or 0 < scale < math.inf) or not (
+                0 <= softcap < math.inf) or not all(x is None or x.shape[0] == count for x in (used_q, used_k)):
             raise ValueError  # _check says which
         if not takes(do):
             do = do.clone(memory_format=torch.contiguous_format)
