@@ -46,6 +46,8 @@ VARIANTS = {
     "pair red": {"pair": True, "cluster": 2, "stages": 2, "dq_add": "red"},
     "pair turns": {"pair": True, "cluster": 2, "stages": 2, "turns": True},
     "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},
+    "bulk": {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)},
+    "1 stage of dS": {"ds_stages": 1},
     "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
 }
 

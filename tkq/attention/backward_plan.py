@@ -12,9 +12,10 @@ ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS.
-    dq_cols: columns of a product of dQ (of a tile). registers: of a thread of each role, the producer, the
-    dQ warpgroup, then the two warpgroups with keys or, where width is above 128, that with dV and that with dK.
+    """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS;
+    p_stages: of P on its way between warpgroups, where width is above 128. dq_cols: columns of a product of dQ (of a
+    tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
+    where width is above 128, that with dV and that with dK.
 
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
@@ -30,6 +31,7 @@ class BackwardConfig:
     block: int = 128
     stages: int = 3
     ds_stages: int = 2
+    p_stages: int = 2
     dq_cols: int = 64
     registers: tuple = (24, 72, 208)
     stagger: bool = False
@@ -64,7 +66,7 @@ class BackwardConfig:
         tile = self.tile * width * 2
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
         dq = 64 * self.dq_cols * 4 * self.dq_buffers if self.dq_add == "bulk" else 0
-        p = 2 * 64 * self.tile * 2 if width > 128 else 0
+        p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
         if self.pair:
             keys, ds = keys + self.block * width * 2, ds + self.block * self.tile * 2

@@ -23,7 +23,7 @@ class WideBackward(BackwardAdding):
       pipe      stages     full (arrivals)              empty (arrivals)
       Q, stats  stages     producer's bytes (1)         values' and keys' warps (8)
       dO        stages     producer's bytes (1)         values' and keys' warps (8)
-      P         2          values' warps (4)            keys' warps (4)
+      P         p_stages   values' warps (4)            keys' warps (4)
       dS        ds_stages  keys' warps (4)              queries' warps (4)
 
     P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side."""
@@ -38,7 +38,7 @@ class WideBackward(BackwardAdding):
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
-        return al.allocate_tensor(Int32, cute.make_layout((4, WARPGROUP, self.config.tile // 16, 2)), 128)
+        return al.allocate_tensor(Int32, cute.make_layout((4, WARPGROUP, self.config.tile // 16, self.config.p_stages)), 128)
 
     def kept(self):
         """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
