@@ -55,11 +55,10 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         TypeError: q, k, v or sinks not a tensor, of another dtype than allowed or than q; an option of the wrong type.
         ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
             that is not above 0, a softcap or a window below 0.
-        NotImplementedError: a head_dim that is not supported; a gradient asked for with sinks, a softcap, or a head_dim
-            other than 64 and 128.
+        NotImplementedError: a head_dim that is not supported.
         RuntimeError: a GPU other than Hopper.
 
-    Differentiable once, in q, k and v, through o and lse.
+    Differentiable once, in q, k, v and sinks, through o and lse.
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
     ``tkq.reference.flash_attn``.
@@ -69,8 +68,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
     elif way == "record":
-        autograd.check(q, v, sinks, softcap)
-        o, lse = _Recorded.apply(q, k, v, autograd.facts(causal, softmax_scale, left, right, deterministic))
+        o, lse = _Recorded.apply(q, k, v, sinks, options, deterministic)
     else:
         o, lse = _traced(q, k, v, sinks, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
@@ -80,17 +78,13 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, options)  # the dispatcher's words name no argument
     needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
-    if needs:
-        autograd.check(q, v, sinks, options[-1])
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
-def _recorded(ctx, q, k, v, facts):
+def _recorded(ctx, q, k, v, sinks, options, deterministic):
     """The eager function: forward, with what the gradients need kept."""
-    left, right = (-1 if side is None else side for side in facts.window_size)
-    options = facts.causal, facts.softmax_scale, left, right, 0.0
-    o, lse = (forward if q.is_cuda else _cpu)(q, k, v, None, options, True)
-    autograd.keep(ctx, q, k, v, o, lse, facts)
+    o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
+    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return o, lse
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from tkq import reference
+from tkq.attention import autograd
 from tkq.attention.arguments import (
     OPEN,
     PLAIN,
@@ -51,19 +52,35 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     Raises:
         As flash_attn; TypeError, ValueError for cu_seqlens and seqused of another dtype, shape or device.
 
+    Differentiable once, in q, k, v and sinks, through o and lse.
+
     CPU tensors take ``tkq.reference.flash_attn_varlen``.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
     options = causal, softmax_scale, left, right, softcap
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
-    if ops.direct(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k):
+    way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
+    if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
+    elif way == "record":
+        o, lse = _Recorded.apply(q, k, v, sinks, lengths, options, deterministic)
     else:
-        check.refuse_gradient("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
-        _check(q, k, v, sinks, lengths, options)  # the dispatcher's words name no argument
-        o, lse = _op(q, k, v, sinks, *lengths, *options, return_lse)
-        lse = lse if return_lse else None
+        o, lse = _traced(q, k, v, sinks, lengths, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
+
+
+def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
+    check.refuse_tangent("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
+    _check(q, k, v, sinks, lengths, options)  # the dispatcher's words name no argument
+    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    return _op(q, k, v, sinks, *lengths, *options, return_lse or needs, deterministic)
+
+
+def _recorded(ctx, q, k, v, sinks, lengths, options, deterministic):
+    """The eager function: forward, with what the gradients need kept."""
+    o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
+    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
+    return o, lse
 
 
 def _check(q, k, v, sinks, lengths, options):
@@ -134,13 +151,13 @@ def _cpu(q, k, v, sinks, lengths, options, return_lse):
     return o, lse if return_lse else None
 
 
-# The op returns two tensors always: an empty lse where none is asked for.
+# The op returns two tensors always: an empty lse where none is asked for. deterministic is its gradient's.
 
 
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
              seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
              causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
-             return_lse: bool) -> tuple[Tensor, Tensor]:
+             return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     o, lse = forward(q, k, v, sinks, lengths, (causal, softmax_scale, left, right, softcap), return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
@@ -157,4 +174,7 @@ def _op_fake(q, k, v, sinks, *flat):
     return q.new_empty(total, heads, v.shape[2]), q.new_empty(lse, dtype=torch.float32)
 
 
-_op = ops.torch_op("flash_attn_varlen", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)
+_op = ops.torch_op("flash_attn_varlen", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake, setup=autograd.setup_varlen,
+                   backward=autograd.backward_varlen)
+_Recorded = ops.eager_function("FlashAttentionVarlen", forward=_recorded,
+                               backward=autograd.recorded_backward_varlen)

@@ -27,7 +27,7 @@ from .block import (
                     warp_id,
                     warpgroup_id,
 )
-from .bulk import bulk_add, bulk_commit, bulk_load, bulk_store, count_up, red_add4
+from .bulk import bulk_add, bulk_commit, bulk_load, bulk_send, bulk_store, count_up, red_add4
 from .dtypes import element_type, type_name
 from .grid import grid_arrive, grid_wait
 from .lcf import LCF, Task
@@ -110,6 +110,7 @@ from .sync import (
                     Semaphore,
                     Turns,
                     arrive,
+                    arrive_at,
                     arrive_cluster,
                     cluster_arrive,
                     cluster_arrive_relaxed,
