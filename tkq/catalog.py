@@ -11,7 +11,7 @@ from .runtime.recipe import Shipped
 _LISTS = (
     "tkq.norms.shipped",
     "tkq.norms.backward_shipped",
-    "tkq.gemm.plan",
+    "tkq.gemm.shipped",
     "tkq.pointwise.shipped",
     "tkq.softmax.shipped",
     "tkq.losses.shipped",
