@@ -12,6 +12,7 @@ _LISTS = (
     "tkq.norms.shipped",
     "tkq.norms.backward_shipped",
     "tkq.gemm.plan",
+    "tkq.gemm.fp8_plan",
     "tkq.pointwise.shipped",
     "tkq.softmax.shipped",
     "tkq.losses.shipped",
