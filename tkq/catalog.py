@@ -13,6 +13,7 @@ _LISTS = (
     "tkq.norms.backward_shipped",
     "tkq.gemm.plan",
     "tkq.gemm.fp8_plan",
+    "tkq.quantize.shipped",
     "tkq.pointwise.shipped",
     "tkq.softmax.shipped",
     "tkq.losses.shipped",

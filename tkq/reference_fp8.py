@@ -48,7 +48,7 @@ def narrowed(y: Tensor, dtype: torch.dtype) -> Tensor:
 def scales_of(x: Tensor, block: tuple, dtype: torch.dtype) -> Tensor:
     """max(amax / largest, 2^-126) of each block of (rows, columns), 0 standing for all. NaN where amax is."""
     rows, cols = (b or max(size, 1) for b, size in zip(block, x.shape))
-    down, right = -(-x.shape[0] // rows), -(-x.shape[1] // cols)
+    down, right = (-(-size // b) if b else 1 for b, size in zip(block, x.shape))
     wide = x if x.dtype == torch.float64 else x.float()
     padded = F.pad(wide.abs(), (0, right * cols - x.shape[1], 0, down * rows - x.shape[0]))
     amax = padded.view(down, rows, right, cols).amax((1, 3)) if padded.numel() else padded.new_zeros(down, right)
