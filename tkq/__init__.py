@@ -35,7 +35,7 @@ _PUBLIC = {
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms",
+_MODULES = ("attention", "integrations", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms",
             "reference_pointwise",
             "row_kernel", "rows", "runtime", "testing", "tile", "utils")
 
