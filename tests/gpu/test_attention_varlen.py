@@ -7,6 +7,7 @@ import torch
 
 import tkq
 from tests.attention_run import judge
+from tests.guarded import guarded
 from tkq import reference, runtime
 from tkq.attention import varlen_ops
 from tkq.attention.ranges import ceil_div, heads_in_section, place, work_rank
@@ -113,6 +114,18 @@ def test_results_do_not_depend_on_the_others():
         alone = tkq.flash_attn_varlen(q[a:b], k[c:d], v[c:d], cumulated([b - a]), cumulated([d - c]), 513, 900,
                                       causal=True)
         assert torch.equal(alone, o[a:b])
+
+
+@pytest.mark.parametrize("where", ("front", "end"))
+def test_nothing_outside_is_touched(where):
+    """No memory in front of any tensor, or behind it."""
+    for lengths in ([(n, n) for n in (700, 1, 64, 0, 333, 2000)], MIXED, [(300, 200)]):
+        q, k, v, cu_q, cu_k = make(lengths, 4, 4, 128)
+        want, want_lse = compare(q, k, v, cu_q, cu_k, "anywhere")
+        q, k, v, o, lse = (guarded(x, where) for x in (q, k, v, torch.full_like(want, math.nan), want_lse + 1))
+        varlen_ops.run(q, k, v, o, cu_q, cu_k, lse)
+        torch.cuda.synchronize()
+        assert torch.equal(o, want) and torch.equal(lse, want_lse)
 
 
 @pytest.mark.parametrize("causal", (False, True))

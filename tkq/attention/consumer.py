@@ -7,7 +7,7 @@ from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.softmax import LEFT, RIGHT, Softmax
-from tkq.attention.state import Fields, State, Tiles, field_names, sequence
+from tkq.attention.state import Fields, State, Tiles, clipped, field_names
 
 
 class Consumer:
@@ -195,7 +195,7 @@ class Consumer:
         tk.mul_row(c.o, c.o, c.last_norm)
         if const_expr(self.spec.lse):
             self.store_lse(g, t, lse, row_tile * 64)
-        o = sequence(self.spec, g.o, g.tasks.lengths(t)[0])
+        o, of = clipped(self.spec, g.o, t["batch"], g.tasks.lengths(t)[0])
         barrier, panel = 8 + c.wg, self.tiles.o.cols
         for p in cutlass.range_constexpr(self.config.o_panels):
             tk.store_wait()  # the store before has left the tile
@@ -204,7 +204,7 @@ class Consumer:
             tk.publish()
             tk.sync(barrier, tk.WARPGROUP)
             if tk.first_warp_of_group():
-                tk.store_async(o, s.o[c.wg], (t["batch"], t["head"], row_tile, p))
+                tk.store_async(o, s.o[c.wg], (*of, t["head"], row_tile, p))
         if const_expr(self.config.o_over_q):
             tk.store_wait()
             tk.arrive(s.q_empty[c.wg])

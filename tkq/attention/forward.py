@@ -61,9 +61,9 @@ class AttentionForward:
         tasks, number = self.tasks(q, k, cu_q, cu_k, used_q, used_k)
         capped = const_expr(spec.softcap)
         g = Globals(
-            q=tk.gl.load(self.view(q, spec.pack), self.tiles.q),
-            k=tk.gl.load(self.view(k), self.tiles.k, c.cluster), v=tk.gl.load(self.view(v), self.tiles.v, c.cluster),
-            o=tk.gl.store(self.view(o, spec.pack), self.tiles.o),
+            q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, c.cluster),
+            v=tk.gl.load(tk.ragged(v) if spec.varlen else v, self.tiles.v, c.cluster),
+            o=tk.gl.store(tk.packed(tk.ragged_store(o) if spec.varlen else o, spec.pack), self.tiles.o),
             lse=self.packed_lse(lse) if const_expr(lse is not None) else None, sinks=sinks, tasks=tasks,
             schedule=tk.Schedule(number, c.schedule, c.cluster, counter),
             left=left if const_expr(spec.left) else None, right=right if const_expr(spec.right) else None,
@@ -72,10 +72,6 @@ class AttentionForward:
         self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (c.consumers + 1), 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1)
-
-    def view(self, x, pack=1):
-        """x as TMA is to see it."""
-        return tk.packed(tk.ragged(x) if self.spec.varlen else x, pack)
 
     def packed_lse(self, lse):
         """lse ([batch,] head, row) with ``pack`` heads' rows between each other, as a tile has them."""
