@@ -34,6 +34,14 @@ class Globals:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """Where a block works, in its tiles."""
+
+    row: Int32
+    col: Int32
+
+
+@dataclass(frozen=True)
 class Shared:
     a: tk.SharedTile  # a ring of stages, each of m / 64 tiles of 64 rows
     b: tk.SharedTile  # a ring of stages, each of ``split`` tiles
@@ -83,6 +91,7 @@ class Fp8Gemm:
         x = config
         self.a_dtype, self.b_dtype, self.out = (tk.element_type(t) for t in (spec.a, spec.b, spec.out))
         self.a_tile, self.b_tile = tk.st(x.m, STEP, self.a_dtype), tk.st(x.n, STEP, self.b_dtype)
+        self.mm, self.mma = tk.mm_ABt, tk.mma_ABt
         self.panel = x.panel(spec.out) if spec.store == "tma" else min(64, x.part)
         self.c_tile = tk.st(64, self.panel, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
@@ -121,76 +130,101 @@ class Fp8Gemm:
         x, spec = self.config, self.spec
         if tk.warp_id() == 0:
             tk.prefetch(g.a, g.b)
-        al = tk.SharedAllocator()
-        s = Shared(
-            a=al.tile(tk.st(64, STEP, self.a_dtype), x.m // 64 * x.stages),
-            b=al.tile(tk.st(x.part, STEP, self.b_dtype), x.split * x.stages),
-            c=al.tile(self.c_tile, x.panels * x.consumers) if spec.store == "tma" else None,
-            scales=al.vector(x.scales(spec), x.stages) if spec.per_step else None,
-            pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster,
-                         copies=32 if spec.per_step else 0))
+        s = self.shared(g, tk.SharedAllocator())
         tk.init_block(s.pipe.init, x.cluster)
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers,
                       (40, 232) if spec.per_step and x.consumers == 2 else ())  # addresses of scales take registers
         if const_expr(x.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
 
-    def order(self, g):
+    def shared(self, g, al) -> Shared:
+        x, spec = self.config, self.spec
+        a, b = self.stage_tiles()
+        return Shared(
+            a=al.tile(a, self.a_tile.bytes // a.bytes * x.stages),
+            b=al.tile(b, self.b_tile.bytes // b.bytes * x.stages),
+            c=al.tile(self.c_tile, x.panels * x.consumers) if spec.store == "tma" else None,
+            scales=al.vector(x.scales(spec), x.stages) if spec.per_step else None,
+            pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster,
+                         copies=32 if spec.per_step else 0))
+
+    def stage_tiles(self):
+        """What a stage's a and b consist of: 64 rows, and the columns that are multiplied together."""
+        return tk.st(64, STEP, self.a_dtype), tk.st(self.config.part, STEP, self.b_dtype)
+
+    def order(self, g, s):
         return tk.Schedule(g.rows * g.cols, "static", self.config.cluster)
 
-    def tile(self, g, number):
-        """(row, column) of this block's tile."""
+    def tile(self, g, s, number) -> Tile:
+        return Tile(*self.in_cluster(*raster(number, g.rows, g.cols, self.config.group, cutlass.min)))
+
+    def in_cluster(self, row, col):
+        """This block's (row, column), from its cluster's."""
         x = self.config
-        row, col = raster(number, g.rows, g.cols, x.group, cutlass.min)
         if x.across:
             return row, col * x.cluster + tk.cluster_rank()
         return row * x.cluster + tk.cluster_rank(), col
 
+    def steps(self, g, t):
+        return g.steps
+
     @cute.jit
     def produce(self, g, s: Constexpr):
-        x, order, r = self.config, self.order(g), s.pipe.ring()
-        a, b = s.a.stacked(x.m // 64), s.b.stacked(x.split)
+        order, r = self.order(g, s), s.pipe.ring()
         number = order.first()
         while number < order.tasks:
-            row, col = self.tile(g, number)
-            for k in cutlass.range(g.steps, unroll=1):
+            t = self.tile(g, s, number)
+            for k in cutlass.range(self.steps(g, t), unroll=1):
                 sem = s.pipe.acquire(r)
-                tk.load_async(a[r.stage], g.a, (row, k), sem)
-                tk.load_async(b[r.stage], g.b, (col, k), sem)
+                self.load_tiles(g, s, r.stage, t, k, sem)
                 if const_expr(self.spec.per_step):
-                    self.load_scales(g, s.scales[None, r.stage], row * x.m, col * x.n, k)
+                    self.load_scales(g, s.scales[None, r.stage], t, k)
                     tk.copy_async_arrive(sem)
                 r.advance()
             number = order.following(number)
 
-    def load_scales(self, g, to, row0, col0, k):
+    def load_tiles(self, g, s, stage, t, k, sem):
+        x = self.config
+        tk.load_async(s.a.stacked(x.m // 64)[stage], g.a, (t.row, k), sem)
+        tk.load_async(s.b.stacked(x.split)[stage], g.b, (t.col, k), sem)
+
+    def first_row(self, t):
+        """Of a tile, among the rows of scales."""
+        return t.row * self.config.m
+
+    def column_scales(self, g, t):
+        """Those of b's columns, or of its columns and steps."""
+        return g.scale_b
+
+    def load_scales(self, g, to, t, k):
         """A step's scales, by the lanes of a warp. Past the end: the last ones, for sums that nobody stores."""
         x, lane = self.config, tk.lane_id()
+        row0, col0, of_columns = self.first_row(t), t.col * x.n, self.column_scales(g, t)
         for j in range(x.m // 32):
             tk.copy_async(to, 32 * j + lane, g.scale_a, (cutlass.min(row0 + 32 * j + lane, g.m - 1), k))
         if self.spec.scales == "block":  # one for each chunk of columns: whatever of n, it lies in one block
             col = cutlass.min(col0 + lane % (x.n // x.chunk) * x.chunk, g.n - 1)
-            tk.copy_async(to, x.m + lane, g.scale_b, (col // GROUP, k))
+            tk.copy_async(to, x.m + lane, of_columns, (col // GROUP, k))
             return
         for j in range(-(-x.n // 32)):
             col = lane + 32 * j if x.n % 32 == 0 else (lane + 32 * j) % x.n
-            tk.copy_async(to, x.m + col, g.scale_b, (cutlass.min(col0 + col, g.n - 1), k))
+            tk.copy_async(to, x.m + col, of_columns, (cutlass.min(col0 + col, g.n - 1), k))
 
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
-        x, order, u = self.config, self.order(g), self.state(s)
-        if const_expr(x.lead > 0):
-            if wg == 1:
-                if g.steps > x.lead:
-                    tk.wait(s.pipe.full[x.lead], 0)
+        x, order, u = self.config, self.order(g, s), self.state(s)
         number = order.first()
+        if const_expr(x.lead > 0):
+            if wg == 1 and number < order.tasks:
+                if self.steps(g, self.tile(g, s, number)) > x.lead:
+                    tk.wait(s.pipe.full[x.lead], 0)
         while number < order.tasks:
-            row, col = self.tile(g, number)
+            t = self.tile(g, s, number)
             if const_expr(self.spec.promote):
-                self.sum_promoted(g, s, u, wg)
+                self.sum_promoted(g, s, u, t, wg)
             else:
-                self.sum_all(g, s, u, row, col, wg)
-            self.write(g, s, u, row, col, wg)
+                self.sum_all(g, s, u, t, wg)
+            self.write(g, s, u, t, wg)
             number = order.following(number)
         tk.store_wait()
 
@@ -202,17 +236,17 @@ class Fp8Gemm:
     # ---- sums of all of K, scaled at the end ------------------------------------------------------
 
     @cute.jit
-    def sum_all(self, g, s: Constexpr, u: Constexpr, row, col, wg):
+    def sum_all(self, g, s: Constexpr, u: Constexpr, t, wg):
         x = self.config
-        self.multiply(s, u, tk.mm_ABt, wg)
+        self.multiply(s, u, self.mm, wg)
         if const_expr(self.early):  # under the first product
-            self.load_row_scales(g, u, row, wg)
-            tk.load_cols(u.cols, g.scale_b, col * x.n, g.n)
+            self.load_row_scales(g, u, t, wg)
+            tk.load_cols(u.cols, self.column_scales(g, t), t.col * x.n, g.n)
         if const_expr(x.lag == 0):
             tk.mma_wait(0)
             self.release(s, u)
-        for _ in cutlass.range(1, g.steps, unroll=1):
-            self.multiply(s, u, tk.mma_ABt, wg)
+        for _ in cutlass.range(1, self.steps(g, t), unroll=1):
+            self.multiply(s, u, self.mma, wg)
             tk.mma_wait(x.waves * x.lag)
             self.release(s, u)
         if const_expr(x.lag > 0):
@@ -224,8 +258,11 @@ class Fp8Gemm:
         x = self.config
         s.pipe.wait(u.full)
         for w in range(x.waves):
-            product(u.acc[w], self.rows_of(s, u.full, w, wg), s.b[u.full.stage])
+            self.multiply_wave(product, u.acc[w], s, u.full, w, wg)
         u.full.advance()
+
+    def multiply_wave(self, product, acc, s, r, w, wg):
+        product(acc, self.rows_of(s, r, w, wg), s.b[r.stage])
 
     def rows_of(self, s, r, w, wg):
         """A's 64 rows of a wave."""
@@ -235,22 +272,22 @@ class Fp8Gemm:
         s.pipe.release(u.done)
         u.done.advance()
 
-    def load_row_scales(self, g, u, row, wg):
+    def load_row_scales(self, g, u, t, wg):
         x = self.config
         for w in range(x.waves):
-            tk.load_rows(u.rows[w], g.scale_a, row * x.m + 64 * (wg * x.waves + w), g.m)
+            tk.load_rows(u.rows[w], g.scale_a, self.first_row(t) + 64 * (wg * x.waves + w), g.m)
 
     # ---- sums of a step, added up in fp32 ---------------------------------------------------------
 
     @cute.jit
-    def sum_promoted(self, g, s: Constexpr, u: Constexpr, wg):
+    def sum_promoted(self, g, s: Constexpr, u: Constexpr, t, wg):
         x = self.config
         for acc in u.acc:
             tk.zero(acc)
         part = [tk.rt_fl(x.part) for _ in range(1 + x.ahead)]
         held, row = tk.rt(STEP, self.a_dtype) if x.hold else None, tk.rv()
         n = x.waves * x.split
-        for _ in cutlass.range(g.steps, unroll=1):
+        for _ in cutlass.range(self.steps(g, t), unroll=1):
             s.pipe.wait(u.full)
             if const_expr(x.ahead):
                 self.start(s, u, part[0], held, 0, wg)
@@ -306,36 +343,36 @@ class Fp8Gemm:
     # ---- out --------------------------------------------------------------------------------------
 
     @cute.jit
-    def write(self, g, s: Constexpr, u: Constexpr, row, col, wg):
+    def write(self, g, s: Constexpr, u: Constexpr, t, wg):
         """The tile, panel by panel."""
         x, spec = self.config, self.spec
         each = x.n // self.panel
         if const_expr(spec.scales == "row" and not self.early):
-            self.load_row_scales(g, u, row, wg)
+            self.load_row_scales(g, u, t, wg)
         factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scales == "tensor") else None
         shrink = cute.arch.rcp_approx(g.out_scale[0]) if const_expr(spec.out == "e4m3") else None
         for i in cutlass.range_constexpr(x.waves * each):
             w, p = i // each, i % each
             first = p * self.panel
             part = tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.panel)
-            self.scale(g, u, part, factor, w, first, col)
+            self.scale(g, u, part, factor, w, first, t)
             if const_expr(spec.bias is not None):
                 bias = tk.cv(self.panel)
-                tk.load_cols(bias, g.bias, col * x.n + first, g.n)
+                tk.load_cols(bias, g.bias, t.col * x.n + first, g.n)
                 tk.add_col(part, part, bias)
             activate(part, spec.activation)
             if const_expr(spec.out == "e4m3"):
                 tk.mul(part, part, shrink)
-            at = (row * (x.m // 64) + wg * x.waves + w, col * each + p)
+            at = (t.row * (x.m // 64) + wg * x.waves + w, t.col * each + p)
             if const_expr(spec.store == "tma"):
                 whole = const_expr(x.waves * each % x.panels == 0 or i > 0)
-                self.send(g, s, part, at, wg, i % x.panels, x.panels - 1 if whole else 0)
+                self.send(g, s, part, t, at, wg, (i % x.panels, x.panels - 1 if whole else 0))
             elif const_expr(spec.out == "e4m3"):
                 store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.panel)
             else:
                 tk.store_elements(g.c, part, at[0] * 64, at[1] * self.panel)
 
-    def scale(self, g, u, part, factor, w, first, col):
+    def scale(self, g, u, part, factor, w, first, t):
         if self.spec.scales == "tensor":
             tk.mul(part, part, factor)
         elif self.spec.scales == "row":
@@ -343,11 +380,13 @@ class Fp8Gemm:
                 cols = tk.columns(u.cols, first, self.panel)
             else:
                 cols = tk.cv(self.panel)
-                tk.load_cols(cols, g.scale_b, col * self.config.n + first, g.n)
+                tk.load_cols(cols, self.column_scales(g, t), t.col * self.config.n + first, g.n)
             tk.mul_outer(part, part, u.rows[w], cols)
 
     @cute.jit
-    def send(self, g, s: Constexpr, part: Constexpr, at, wg, buffer: Constexpr, under_way: Constexpr):
+    def send(self, g, s: Constexpr, part: Constexpr, t, at, wg, buffers: Constexpr):
+        """buffers: (which of the consumer's, how many stores may be under way when it is used again)."""
+        buffer, under_way = buffers
         tk.store_wait(under_way)
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
         number = wg * self.config.panels + buffer
@@ -358,7 +397,11 @@ class Fp8Gemm:
         tk.publish()
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
         if tk.first_warp_of_group():
-            tk.store_async(g.c, s.c[number], at)
+            self.store_panel(g, s.c[number], t, at)
+
+    def store_panel(self, g, panel, t, at):
+        """at: (row, column) in panels."""
+        tk.store_async(g.c, panel, at)
 
 
 def at(dtype, address, layout) -> cute.Tensor:
