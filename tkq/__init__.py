@@ -20,6 +20,7 @@ _PUBLIC = {
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "geglu": "tkq.pointwise.gated_ops",
     "gemm": "tkq.gemm.ops",
+    "grouped_gemm": "tkq.gemm.grouped_ops",
     "layernorm": "tkq.norms.ops",
     "layernorm_quant": "tkq.norms.quant_ops",
     "linear_cross_entropy": "tkq.losses.linear_ops",

@@ -13,6 +13,7 @@ _LISTS = (
     "tkq.norms.backward_shipped",
     "tkq.gemm.plan",
     "tkq.gemm.fp8_plan",
+    "tkq.gemm.grouped_spec",
     "tkq.quantize.shipped",
     "tkq.pointwise.shipped",
     "tkq.softmax.shipped",

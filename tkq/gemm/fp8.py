@@ -127,6 +127,10 @@ class Fp8Gemm:
 
     @cute.kernel
     def kernel(self, g: Globals):
+        self.roles(g)
+
+    @cute.jit
+    def roles(self, g):
         x, spec = self.config, self.spec
         if tk.warp_id() == 0:
             tk.prefetch(g.a, g.b)
@@ -155,7 +159,7 @@ class Fp8Gemm:
     def order(self, g, s):
         return tk.Schedule(g.rows * g.cols, "static", self.config.cluster)
 
-    def tile(self, g, s, number) -> Tile:
+    def tile(self, g, s, order, number) -> Tile:
         return Tile(*self.in_cluster(*raster(number, g.rows, g.cols, self.config.group, cutlass.min)))
 
     def in_cluster(self, row, col):
@@ -173,7 +177,7 @@ class Fp8Gemm:
         order, r = self.order(g, s), s.pipe.ring()
         number = order.first()
         while number < order.tasks:
-            t = self.tile(g, s, number)
+            t = self.tile(g, s, order, number)
             for k in cutlass.range(self.steps(g, t), unroll=1):
                 sem = s.pipe.acquire(r)
                 self.load_tiles(g, s, r.stage, t, k, sem)
@@ -216,10 +220,10 @@ class Fp8Gemm:
         number = order.first()
         if const_expr(x.lead > 0):
             if wg == 1 and number < order.tasks:
-                if self.steps(g, self.tile(g, s, number)) > x.lead:
+                if self.steps(g, self.tile(g, s, order, number)) > x.lead:
                     tk.wait(s.pipe.full[x.lead], 0)
         while number < order.tasks:
-            t = self.tile(g, s, number)
+            t = self.tile(g, s, order, number)
             if const_expr(self.spec.promote):
                 self.sum_promoted(g, s, u, t, wg)
             else:
