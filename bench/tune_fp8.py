@@ -203,15 +203,13 @@ def call(kind, small, name):
     import torch
 
     from tkq.gemm import fp8_ops
-    from tkq.runtime import arch, function
+    from tkq.runtime import arch
 
     wanted, processors = config(kind, small, name), arch.processors("cuda")
 
     def f(a, b, sa, sb):
         c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
-        recipe, blocks = launch(spec(kind), *a.shape[:1], b.shape[1], a.shape[1], processors, wanted)
-        blocks = processors if name.endswith(" all") else blocks
-        function(recipe)(a, b, c, fp8_ops._place(sa), fp8_ops._place(sb, True), 0, 0, blocks)
+        fp8_ops.run(spec(kind), a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None)
         return c
 
     return f

@@ -86,6 +86,13 @@ def _product(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, acc
     return c
 
 
+def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None):
+    """The kernel of a spec without bias and float8 result, with no more checks than its own: for tests and tuning, with
+    a config and a number of blocks (at most; at least a cluster) instead of the plan's."""
+    recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
+    function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0, 0, blocks or planned)
+
+
 def _facts(x):
     return x.dtype, x.shape, x.is_contiguous(), x.device
 

@@ -162,8 +162,9 @@ def _scales(narrow, groups, m, n, k, scales):
         _dtype(name, dtype, ("fp32",))
     kind, steps = granularity(groups, m, n, k, scales[1], scales[3]), -(-k // 128)
     if kind is None:
+        blocks = f"({m}, {steps}) with ({groups}, {steps}, {-(-n // 128)})"
         raise ValueError(f"scale_a, scale_b: shapes are {tuple(scales[1])} and {tuple(scales[3])}; allowed are "
-                         f"({m}, 1) with ({groups}, 1, {n}) and ({m}, {steps}) with ({groups}, {steps}, {-(-n // 128)})")
+                         f"({m}, 1) with ({groups}, 1, {n}) and {blocks}")
     return kind
 
 
