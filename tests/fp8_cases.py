@@ -24,7 +24,7 @@ def matrix(rows, cols, dtype=E4M3, device="cpu", seed=0, whole=False, spread=1.0
     return (torch.randn(rows, cols, device=device, generator=g) * spread).to(dtype)
 
 
-def scale(shape, device="cpu", seed=0, powers=False, ratio=4):
+def scale(shape, device="cpu", seed=0, powers=False, ratio=2):
     """float32 scales; powers of two (2 ** -ratio to 2 ** ratio), or positive numbers around 1."""
     g = torch.Generator(device).manual_seed(seed + 7)
     if powers:

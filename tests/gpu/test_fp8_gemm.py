@@ -17,7 +17,8 @@ POISON = -77.0
 
 def spec_of(kind, out="bf16", promote=False, n=16):
     tma = n * {"bf16": 2, "fp16": 2, "fp32": 4}[out] % 16 == 0
-    return Fp8Spec(out=out, scales=kind, promote=promote or kind in ("block", "line"), store="tma" if tma else "elements")
+    promote = promote or kind in ("block", "line")
+    return Fp8Spec(out=out, scales=kind, promote=promote, store="tma" if tma else "elements")
 
 
 def check_exact(kind, size, config=None, promote=False, blocks=None, out="bf16", first=8):
@@ -158,7 +159,8 @@ def test_views_and_orders_of_scales():
 def test_empty():
     for m, n, k in ((0, 16, 32), (16, 0, 32), (3, 4, 0)):
         args = operands(m, n, k, "row", device="cuda")
-        assert torch.equal(tkq.fp8_gemm(*args, bias=torch.ones(n, device="cuda")).float(), torch.ones(m, n, device="cuda"))
+        got = tkq.fp8_gemm(*args, bias=torch.ones(n, device="cuda"))
+        assert got.shape == (m, n) and (got == 1).all()
 
 
 def test_what_is_wrong_is_named():
