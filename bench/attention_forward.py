@@ -136,20 +136,21 @@ def gqa(lengths) -> Iterator[Job]:
                       {OTHER_PROBLEMS[1]: lambda q, k, v, k_all, v_all, alone=alone: alone(q, k_all, v_all)})
 
 
-def call_costs():
-    """Host time of an eager call on tiny tensors."""
+def calls() -> dict[str, harness.Call]:
+    """Eager calls on tiny tensors."""
     import tkq
 
     q, k, v = (torch.randn(1, 128, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     cu = torch.tensor([0, 100, 128], device="cuda", dtype=torch.int32)
     flat = [x[0] for x in (q, k, v)]
-    yield harness.cpu_time_per_call("CPU per eager call: x + x", lambda: q + q)
-    yield harness.cpu_time_per_call("CPU per eager call: flash_attn", lambda: tkq.flash_attn(q, k, v, causal=True),
-                                    at_most=CALL_US)
-    yield harness.cpu_time_per_call("CPU per eager call: flash_attn, window and lse", lambda: tkq.flash_attn(
-        q, k, v, window_size=(64, 0), return_lse=True))
-    yield harness.cpu_time_per_call("CPU per eager call: flash_attn_varlen", lambda: tkq.flash_attn_varlen(
-        *flat, cu, cu, 128, 128, causal=True))
+    return {
+        "x + x": harness.Call(lambda: q + q),
+        "flash_attn": harness.Call(lambda: tkq.flash_attn(q, k, v, causal=True), at_most=CALL_US),
+        "flash_attn, window and lse": harness.Call(
+            lambda: tkq.flash_attn(q, k, v, window_size=(64, 0), return_lse=True), at_most=CALL_US),
+        "flash_attn_varlen": harness.Call(
+            lambda: tkq.flash_attn_varlen(*flat, cu, cu, 128, 128, causal=True), at_most=CALL_US),
+    }
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -192,9 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     report = Report(Environment.here(monitor.driver))
     deadline = time.monotonic() + args.seconds
     if "calls" in sections:
-        for cost in call_costs():
-            report.costs.append(cost)
-            print(f"{cost.name:58s} {cost.median_us:10.1f} us", flush=True)
+        report.costs += harness.cpu_times({f"CPU per eager call: {name}": call for name, call in calls().items()})
     for job in (job for s in sections if s in jobs for job in jobs[s]() if args.match in job.shape):
         if time.monotonic() > deadline:
             report.problems.append(f"{job.section} {job.shape}: not run, the time is up")
@@ -211,7 +210,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _verdict(report) -> int:
-    print("\n" + harness.summary(report.cases, report.costs))
+    print("\n" + harness.summary(report.cases))
+    print("\n".join(harness.cost_lines(report.costs)))
     best = [case.against_best()[1] for case in report.cases if case.op == "dense" and case.against_best()]
     if best:
         print(f"dense: geometric mean over {len(best)} shapes: {geometric_mean(best):.3f}, bound {MEAN_BOUND}")

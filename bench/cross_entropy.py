@@ -18,9 +18,10 @@ import torch.nn.functional as F
 
 import tkq
 from bench import harness, peers
-from bench.foundation import Job
+from bench.command import Bench, Job, main
+from bench.harness import Call
 from bench.results import Bound
-from bench.row_bench import BACKWARD_SHAPES, BF16, ends, main, randn, targets
+from bench.row_bench import AUTOGRAD_CALL_US, BACKWARD_SHAPES, BF16, CALL_US, QUICK, ends, randn, targets
 from bench.shapes import NORM_SHAPES
 from tkq import reference_losses as reference
 from tkq.losses import launch
@@ -101,23 +102,28 @@ def both_jobs(shapes) -> Iterator[Job]:
                   (*PEERS, "tkq apart", "copy"), _logits(m, n), error)
 
 
-def calls() -> dict:
-    """(call, is it recorded by autograd) by name, on tiny tensors."""
+def calls() -> dict[str, Call]:
+    """Eager calls on tiny tensors."""
     x, t = torch.randn(8, 256, device="cuda", dtype=BF16), torch.randint(256, (8,), device="cuda")
     r = x.clone().requires_grad_()
-    found = {"x + x": (lambda: x + x, False)}
+    found = {"x + x": Call(lambda: x + x)}
     for reduction in ("none", "mean"):
         for name, given, recorded in (("", x, False), (", recorded", r, True)):
-            found[f"cross_entropy tkq, {reduction}{name}"] = (
-                lambda given=given, reduction=reduction: tkq.cross_entropy(given, t, reduction=reduction), recorded)
+            found[f"cross_entropy tkq, {reduction}{name}"] = Call(
+                lambda given=given, reduction=reduction: tkq.cross_entropy(given, t, reduction=reduction), recorded,
+                AUTOGRAD_CALL_US if recorded else CALL_US)
     for name, call in peers.find("cross_entropy_mean", ("torch", "QuACK"))[0].items():
-        found[f"cross_entropy {name}, mean"] = (lambda call=call: call(x, t), False)
+        found[f"cross_entropy {name}, mean"] = Call(lambda call=call: call(x, t))
     return found
 
 
+BENCH = Bench(
+    "cross_entropy", __doc__,
+    {"forward": forward_jobs, "mean": mean_jobs, "backward": backward_jobs, "both": both_jobs},
+    shapes={"forward": NORM_SHAPES, "mean": NORM_SHAPES, "backward": BACKWARD_SHAPES, "both": BACKWARD_SHAPES},
+    quick=QUICK,
+    calls=calls,
+)
+
 if __name__ == "__main__":
-    sys.exit(main(
-        None, "cross_entropy", __doc__,
-        {"forward": forward_jobs, "mean": mean_jobs, "backward": backward_jobs, "both": both_jobs},
-        {"forward": NORM_SHAPES, "mean": NORM_SHAPES, "backward": BACKWARD_SHAPES, "both": BACKWARD_SHAPES}, calls,
-        {"copy": lambda case: None, "tkq apart": lambda case: None}))
+    sys.exit(main(BENCH))

@@ -8,24 +8,22 @@ that could be decided holds and every result is accurate, 1 if not or if somethi
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 import tkq
 from bench import harness, peers
-from bench.results import Bound, Cost, Environment, Report
+from bench.command import Bench, Job, main
+from bench.harness import Call
+from bench.results import Bound, Cost
 from bench.shapes import NORM_SHAPES
 from tkq import reference
-from tkq.testing.timing import Effort, relative_error
+from tkq.testing.timing import relative_error
 
 BF16 = torch.bfloat16
 TOKENS, WIDTH = 16384, 2048  # attention: B * S and H * D
@@ -38,20 +36,7 @@ FIRST_CALL_BOUND_US = 50_000.0
 NORM_SAMPLE_ROWS = 256
 
 
-@dataclass(frozen=True)
-class Job:
-    """One case to run: the question, our call, the peers to find and the inputs."""
-
-    question: harness.Question
-    ours: Callable
-    peer_op: str
-    peer_names: tuple[str, ...]
-    make_inputs: Callable[[int], tuple]
-    error: Callable[[str, tuple, object], float | None]
-    peer_options: dict = dataclasses.field(default_factory=dict)
-
-
-def _generator(seed: int) -> torch.Generator:
+def generator(seed: int) -> torch.Generator:
     """A generator of our own: a capture that fails may leave torch's default one unusable."""
     return torch.Generator("cuda").manual_seed(seed)
 
@@ -71,7 +56,7 @@ def _attention_job(s: int, d: int, causal: bool, at_least: float) -> Job:
     flops = 4 * b * h * s * s * d * (0.5 if causal else 1)
 
     def inputs(i):
-        g = _generator(i)
+        g = generator(i)
         return tuple(torch.randn(b, s, h, d, device="cuda", dtype=BF16, generator=g) for _ in range(3))
 
     def error(_, qkv, output):
@@ -92,16 +77,16 @@ def _attention_job(s: int, d: int, causal: bool, at_least: float) -> Job:
 
 def norm_jobs() -> Iterator[Job]:
     for m, n in NORM_SHAPES:
-        yield _norm_job("rmsnorm", m, n)
-        yield _norm_job("layernorm", m, n)
-        yield _norm_job("layernorm", m, n, with_bias=True)
+        yield norm_job("rmsnorm", m, n)
+        yield norm_job("layernorm", m, n)
+        yield norm_job("layernorm", m, n, with_bias=True)
 
 
-def _norm_job(op: str, m: int, n: int, with_bias: bool = False) -> Job:
+def norm_job(op: str, m: int, n: int, with_bias: bool = False) -> Job:
     layer = op == "layernorm"
 
     def inputs(i):
-        g = _generator(i)
+        g = generator(i)
         x = torch.randn(m, n, device="cuda", dtype=BF16, generator=g)
         vector = torch.float32 if layer else BF16  # QuACK's layernorm takes float32 vectors only, so everyone gets them
         weight = torch.randn(n, device="cuda", dtype=vector, generator=g)
@@ -133,7 +118,7 @@ def gemm_jobs() -> Iterator[Job]:
 
 def _gemm_job(size: int, transposed: bool) -> Job:
     def inputs(i):
-        g = _generator(i)
+        g = generator(i)
         a, b = (torch.randn(size, size, device="cuda", dtype=BF16, generator=g) for _ in range(2))
         return a, b.t() if transposed else b
 
@@ -146,32 +131,24 @@ def _gemm_job(size: int, transposed: bool) -> Job:
     return Job(question, lambda a, b: tkq.gemm(a, b), "gemm", ("cuBLAS",), inputs, error)
 
 
-JOBS = {"attention": attention_jobs, "norms": norm_jobs, "gemm": gemm_jobs}
-
-
 # ---- the cost of a call and of starting --------------------------------------------------------------------------
 
 
-def call_costs() -> dict[str, Callable[[], list[Cost]]]:
-    """By name, what measures the host time of an eager call on tiny tensors, for tkq and its peers."""
+def calls() -> dict[str, harness.Call]:
+    """Eager calls on tiny tensors, tkq's and its peers'."""
     x = torch.randn(8, 256, device="cuda", dtype=BF16)
     w = torch.randn(256, device="cuda", dtype=BF16)
     q, k, v = (torch.randn(1, 128, 2, 128, device="cuda", dtype=BF16) for _ in range(3))
-    calls = {
-        "x + x": lambda: x + x,
-        "rmsnorm tkq": lambda: tkq.rmsnorm(x, w),
-        "flash_attn tkq": lambda: tkq.flash_attn(q, k, v),
+    found = {
+        "x + x": Call(lambda: x + x),
+        "rmsnorm tkq": Call(lambda: tkq.rmsnorm(x, w), at_most=CALL_BOUNDS_US["rmsnorm"]),
+        "flash_attn tkq": Call(lambda: tkq.flash_attn(q, k, v), at_most=CALL_BOUNDS_US["flash_attn"]),
     }
     for name, call in peers.find("rmsnorm", ("torch", "QuACK"))[0].items():
-        calls[f"rmsnorm {name}"] = lambda call=call: call(x, w, None)
+        found[f"rmsnorm {name}"] = Call(lambda call=call: call(x, w, None))
     for name, call in peers.find("attention", ("torch", "FA4"), causal=False)[0].items():
-        calls[f"flash_attn {name}"] = lambda call=call: call(q, k, v)
-
-    def price(name, call):
-        bound = CALL_BOUNDS_US.get(name.removesuffix(" tkq")) if name.endswith(" tkq") else None
-        return lambda: [harness.cpu_time_per_call(f"CPU per eager call: {name}", call, at_most=bound)]
-
-    return {name: price(name, call) for name, call in calls.items()}
+        found[f"flash_attn {name}"] = Call(lambda call=call: call(q, k, v))
+    return found
 
 
 FIRST_CALL = """
@@ -194,7 +171,7 @@ print(json.dumps({"import_us": imported * 1e6, "first_us": first * 1e6, "cutlass
 
 
 def first_call_costs(op: str, processes: int = 3) -> list[Cost]:
-    """The first call of a fresh process whose kernel is in the disk cache (`call_costs` put it there)."""
+    """The first call of a fresh process whose kernel is in the disk cache (`calls` put it there)."""
     root = Path(__file__).resolve().parent.parent
     seen = []
     for _ in range(processes):
@@ -215,108 +192,12 @@ def _cost(name, values, at_most, note) -> Cost:
     return Cost(name, ordered[len(ordered) // 2], ordered[0], ordered[-1], len(ordered), at_most, note)
 
 
-# ---- running -----------------------------------------------------------------------------------------------------
-
-
-class Run:
-    """A report that grows, within a time budget."""
-
-    def __init__(self, path: Path, seconds: float, effort: Effort, without: tuple[str, ...] = ()):
-        self._path, self._effort, self._without = path, effort, without
-        self._deadline = time.monotonic() + seconds
-        self._monitor = harness.Monitor()
-        self.report = Report(Environment.here(self._monitor.driver))
-
-    def effort(self, cases_left: int, candidates: int) -> Effort:
-        """The effort asked for, or shorter turns if the time left would not do: half of a case is making inputs."""
-        share = (self._deadline - time.monotonic()) / cases_left
-        laps = self._effort.rounds + 3
-        turn = min(self._effort.round_seconds, max(0.01, 0.5 * share / laps / candidates))
-        return dataclasses.replace(self._effort, round_seconds=turn, warmup_seconds=3 * candidates * turn)
-
-    def case(self, job: Job, cases_left: int) -> None:
-        q = job.question
-        if time.monotonic() > self._deadline:
-            self.problem(f"{q.op} {q.shape}: not run, the time is up")
-            return
-        names = tuple(name for name in job.peer_names if name not in self._without)
-        found, missing = peers.find(job.peer_op, names, **job.peer_options)
-        left_out = {name: "left out (--without)" for name in job.peer_names if name in self._without}
-        question = dataclasses.replace(q, missing={**missing, **left_out})
-        candidates = {"tkq": job.ours, **found}
-        effort = self.effort(cases_left, len(candidates))
-        try:
-            case = harness.compare(
-                question, candidates, job.make_inputs, effort, error=job.error, monitor=self._monitor
-            )
-        except Exception as problem:  # out of memory for the inputs, say: the other cases can still run
-            self.problem(f"{q.op} {q.shape}: {type(problem).__name__}: {str(problem)[:300]}")
-            return
-        self.report.cases.append(case)
-        self.report.save(self._path)
-        print("\n".join(harness.case_lines(case)), flush=True)
-
-    def costs(self, name: str, measure: Callable[[], list[Cost]]) -> None:
-        try:
-            costs = measure()
-        except Exception as problem:
-            self.problem(f"cost of {name}: {type(problem).__name__}: {str(problem)[:400]}")
-            return
-        self.report.costs += costs
-        self.report.save(self._path)
-        for cost in costs:
-            print(f"{cost.name:58s} {cost.median_us:10.1f} us ({cost.least_us:.1f} to {cost.most_us:.1f})", flush=True)
-
-    def problem(self, text: str) -> None:
-        print(f"PROBLEM {text}", flush=True)
-        self.report.problems.append(text)
-        self.report.save(self._path)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.foundation", description=__doc__.split("\n")[0])
-    parser.add_argument("--sections", default="calls,gemm,attention,norms", help="which to run, in this order")
-    parser.add_argument("--seconds", type=float, default=280, help="start no case after so long; costs always run")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument(
-        "--round-seconds", type=float, default=0.04, help="one candidate's turn; 2 shows sustained speed"
-    )
-    parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
-    parser.add_argument("--without", default="", help="peers to leave out: torch.compile compiles for minutes")
-    parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
-    options = parser.parse_args(argv)
-    sections = options.sections.split(",")
-    if unknown := sorted(set(sections) - {*JOBS, "calls"}):
-        parser.error(f"--sections: unknown {unknown}; allowed {[*JOBS, 'calls']}")
-    if not torch.cuda.is_available():
-        print("bench.foundation times kernels: it needs a GPU, and PyTorch finds none here.")
-        return 2
-    effort = Effort(options.rounds, options.round_seconds, graphs=not options.no_graphs)
-    without = tuple(filter(None, options.without.split(",")))
-    run = Run(options.out / "foundation.json", options.seconds, effort, without)
-    e = run.report.environment
-    print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
-    jobs = [
-        j for s in sections if s in JOBS for j in JOBS[s]() if options.match in f"{j.question.op} {j.question.shape}"
-    ]
-    left = len(jobs)
-    for section in sections:
-        if section == "calls":
-            for name, measure in call_costs().items():
-                run.costs(name, measure)
-            for op in CALL_BOUNDS_US:
-                run.costs(f"starting: {op}", lambda op=op: first_call_costs(op))
-        for job in [j for j in jobs if j.question.section == section]:
-            run.case(job, left)
-            left -= 1
-    report = run.report
-    print("\n" + harness.summary(report.cases, report.costs))
-    print("\n".join(f"PROBLEM {p}" for p in report.problems))
-    missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]
-    wrong = [case for case in report.cases if case.accurate() is False]
-    return 1 if missed or wrong or report.problems else 0
-
+BENCH = Bench(
+    "foundation", __doc__,
+    {"gemm": lambda _: gemm_jobs(), "attention": lambda _: attention_jobs(), "norms": lambda _: norm_jobs()},
+    calls=calls,
+    others={f"starting: {op}": lambda op=op: first_call_costs(op) for op in CALL_BOUNDS_US},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCH))

@@ -1,4 +1,4 @@
-"""The benchmark harness: `compare` times an operation beside its peers, `cpu_time_per_call` prices a call's host side.
+"""The benchmark harness: `compare` times an operation beside its peers, `cpu_times` prices the host side of calls.
 
 The timing itself is `tkq.testing.timing`, shared with the demo; here are the clocks, power, costs and tables around.
 """
@@ -23,7 +23,8 @@ from tkq.testing.timing import BURST, Effort
 
 @dataclass(frozen=True)
 class Question:
-    """What a case asks: the operation, its shape as text, the work of one call (see `Case`) and the bound to reach."""
+    """What a case asks: the operation, its shape as text, the work of one call (see `Case`) and the bounds to reach:
+    beside peers, and beside something that only moves the bytes."""
 
     section: str
     op: str
@@ -32,6 +33,16 @@ class Question:
     work: float
     bound: Bound | None = None
     missing: dict[str, str] = field(default_factory=dict)
+    roof: Bound | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """An eager call on tiny tensors, whether autograd records it, and the bound of its host time in microseconds."""
+
+    run: Callable[[], object]
+    recorded: bool = False
+    at_most: float | None = None
 
 
 def compare(
@@ -65,6 +76,7 @@ def compare(
         bound=q.bound,
         readings={name: tuple(r) for name, r in readings.items()},
         missing=dict(q.missing),
+        roof=q.roof,
     )
 
 
@@ -133,34 +145,51 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def cpu_time_per_call(
-    name: str,
-    call: Callable[[], object],
+def cpu_times(
+    calls: Mapping[str, Call],
     *,
     batches: int = 31,
-    calls: int = 200,
-    at_most: float | None = None,
+    size: int = 200,
     synchronize: Callable[[], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Cost:
-    """Host microseconds of one eager call: the median over batches, on one CPU, gradients and garbage collection off.
+) -> list[Cost]:
+    """Host microseconds of each call: the median over batches of `size`, on one CPU, without garbage collection.
 
-    Give it tiny tensors: a batch must be queued without waiting for the GPU, so `calls` stays below the driver's queue.
+    The calls take turns, a batch each, so that a host that is slow for a while is slow for all of them. Tiny tensors: a
+    batch must be queued without waiting for the GPU, so `size` stays below the driver's queue. A recorded call goes
+    forward, with autograd's bookkeeping.
     """
     synchronize = synchronize or (torch.cuda.synchronize if torch.cuda.is_available() else lambda: None)
-    times = []
-    with _one_cpu() as pinned, torch.no_grad():
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    with _one_cpu() as pinned:
         for batch in range(batches + 2):
-            synchronize()
-            begin = clock()
-            for _ in range(calls):
-                call()
-            took = clock() - begin
-            if batch >= 2:  # the first two warm caches
-                times.append(took / calls * 1e6)
+            for name, call in calls.items():
+                took = _batch(call, size, synchronize, clock)
+                if batch >= 2:  # the first two warm caches
+                    times[name].append(took / size * 1e6)
         synchronize()
     note = "" if pinned else "not pinned to a CPU"
-    return Cost(name, statistics.median(times), min(times), max(times), batches, at_most, note)
+    return [
+        Cost(name, statistics.median(t), min(t), max(t), len(t), calls[name].at_most, note) for name, t in times.items()
+    ]
+
+
+def call_once(call: Call) -> None:
+    """A call by itself, waited for: compiles what it needs, and raises what it raises."""
+    with torch.set_grad_enabled(call.recorded):
+        call.run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _batch(call: Call, size: int, synchronize, clock) -> float:
+    run = call.run
+    synchronize()
+    with torch.set_grad_enabled(call.recorded):
+        begin = clock()
+        for _ in range(size):
+            run()
+        return clock() - begin
 
 
 @contextmanager
@@ -190,7 +219,6 @@ def case_lines(case: Case) -> list[str]:
     """A case as text: one line for each candidate, with rate, spread, launches, error, clock, power and ratio."""
     lines = []
     ratios = case.ratios()
-    best = case.against_best()
     for t in case.comparison.timings:
         label = f"{case.op:10s} {case.shape:32s} {t.name:14s}"
         if not t.ok:
@@ -213,12 +241,11 @@ def case_lines(case: Case) -> list[str]:
         lines.append(f"{case.op:10s} {case.shape:32s} {name:14s} MISSING {why}")
     if _wrong(case):
         lines.append(f"{case.op:10s} {case.shape:32s}{_wrong(case)}: the error of tkq is beyond twice the best peer's")
-    if case.bound is not None:
-        verdict = {True: "holds", False: "MISSED", None: "not decided: a peer is missing"}[case.holds()]
+    for bound in filter(None, (case.bound, case.roof)):
+        verdict = {True: "holds", False: "MISSED", None: "not decided: a peer is missing"}[case.holds_beside(bound)]
+        best = case.beside(bound)
         reached = f"{best[1]:.3f}x {best[0]}" if best else "nothing compared"
-        lines.append(
-            f"{'':10s} bound {case.bound.at_least:.2f}x {' / '.join(case.bound.against)}: {reached}: {verdict}"
-        )
+        lines.append(f"{'':10s} bound {bound.at_least:.2f}x {' / '.join(bound.against)}: {reached}: {verdict}")
     return lines
 
 
@@ -230,23 +257,37 @@ def _state(readings) -> str:
     return f"{middle(r.sm_mhz for r in readings):>4s} MHz {middle(r.watts for r in readings):>3s} W"
 
 
-def summary(cases: list[Case], costs: list[Cost]) -> str:
-    """The compact table at the end of a run: one line for each case and cost."""
-    rows = [f"{'op':10s} {'shape':32s} {'tkq':>14s} {'best peer':>24s} {'ratio':>7s} {'bound':>6s}"]
+def summary(cases: list[Case]) -> str:
+    """The table at the end of a run: a line for each case, beside its best peer and beside its roof."""
+    head = f"{'op':24s} {'shape':32s} {'tkq':>12s} {'best peer':>24s} {'ratio':>6s} {'bound':>6s}"
+    rows = [f"{head} {'':6s} {'roof':>14s} bound"]
     for case in cases:
         ours, best = case.comparison[case.ours], case.against_best()
         own = f"{case.rate(case.ours):.0f} {case.unit}" if ours.ok else "FAILED"
         peer = f"{best[0]} {case.rate(best[0]):.0f}" if best else "none"
         reached = f"{best[1]:.3f}" if best else "-"
         wanted = f"{case.bound.at_least:.2f}" if case.bound else "-"
+        mark = _mark(case.bound and case.holds_beside(case.bound))
         rows.append(
-            f"{case.op:10s} {case.shape:32s} {own:>14s} {peer:>24s} {reached:>7s} {wanted:>6s} "
-            f"{_mark(case.holds())}{_wrong(case)}"
+            f"{case.op:24s} {case.shape:32s} {own:>12s} {peer:>24s} {reached:>6s} {wanted:>6s} {mark:6s} {_roof(case)}"
+            f"{_wrong(case)}".rstrip()
         )
-    for cost in costs:
-        limit = "-" if cost.at_most is None else f"{cost.at_most:g}"
-        rows.append(f"{cost.name:58s} {cost.median_us:10.1f} us   at most {limit} {_mark(cost.holds())} {cost.note}")
     return "\n".join(rows)
+
+
+def _roof(case: Case) -> str:
+    if case.roof is None or not (best := case.beside(case.roof)):
+        return ""
+    return f"{f'{best[0]} {best[1]:.3f}':>14s} {case.roof.at_least:.2f} {_mark(case.holds_beside(case.roof))}"
+
+
+def cost_lines(costs: list[Cost]) -> list[str]:
+    """Each cost with its spread and its bound."""
+    return [
+        f"{c.name:66s} {c.median_us:9.1f} us ({c.least_us:.1f} to {c.most_us:.1f})"
+        f"{'' if c.at_most is None else f'  at most {c.at_most:g} {_mark(c.holds())}'} {c.note}".rstrip()
+        for c in costs
+    ]
 
 
 def _wrong(case: Case) -> str:

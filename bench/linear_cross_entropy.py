@@ -10,17 +10,15 @@ every result is accurate, 1 if not, 2 without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 import tkq
 from bench import harness, peers
-from bench.foundation import Job, Run
+from bench.command import Bench, Job, main
 from bench.losses_peers import with_gradients
 from bench.row_bench import BF16, targets
 from tkq import reference_losses as reference
@@ -54,7 +52,7 @@ def jobs(shapes) -> Iterator[Job]:
 def memory(shapes, names) -> dict:
     """Bytes at most above inputs and gradients, by shape and candidate."""
     found = {}
-    for job, (m, k, v) in zip(jobs(shapes), shapes):
+    for job, (m, k, v) in zip(jobs(shapes), shapes, strict=True):
         inputs = job.make_inputs(0)
         gradients = (m * k + v * k) * 2
         calls = {"tkq": job.ours, **peers.find(job.peer_op, names)[0]}
@@ -70,39 +68,22 @@ def memory(shapes, names) -> dict:
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.linear_cross_entropy", description=__doc__.split("\n")[0])
-    parser.add_argument("--shapes", help="such as 8192x4096x128256")
-    parser.add_argument("--without", default="", help="peers to leave out")
-    parser.add_argument("--seconds", type=float, default=280, help="start no case after so long")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--round-seconds", type=float, default=0.3, help="one candidate's turn")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("bench.linear_cross_entropy times kernels: it needs a GPU, and PyTorch finds none here.")
-        return 2
-    shapes = SHAPES
-    if options.shapes:
-        shapes = tuple(tuple(map(int, shape.split("x"))) for shape in options.shapes.split(","))
-    without = tuple(filter(None, options.without.split(",")))
-    effort = Effort(options.rounds, options.round_seconds, graphs=False)
-    run = Run(options.out / "linear_cross_entropy.json", options.seconds, effort, without)
-    for left, job in zip(range(len(shapes), 0, -1), jobs(shapes)):
-        run.case(job, left)
-    found = memory(shapes, tuple(name for name in PEERS if name not in without))
+def weigh(options) -> list[str]:
+    """Measure memory too; what is wrong with it."""
+    found = memory(options.shapes or SHAPES, tuple(name for name in PEERS if name not in options.without))
     (options.out / "linear_cross_entropy_memory.json").write_text(json.dumps(found, indent=1) + "\n")
-    missed = False
+    problems = []
     for shape, taken in found.items():
         print(shape, *(f"{name} {taken[name] / 2**20:.0f} MB" for name in taken), sep="  ")
         if "torch" in taken and shape == "M8192 K4096 V128256":
-            missed = taken["tkq"] > OF_UNFUSED * taken["torch"]
-            verdict = "MISSED" if missed else "ok"
-            print(f"  {taken['tkq'] / taken['torch']:.3f} of torch, at most {OF_UNFUSED}: {verdict}")
-    print("\n".join(f"PROBLEM {p}" for p in run.report.problems))
-    wrong = [case for case in run.report.cases if case.accurate() is False]
-    return 1 if missed or wrong or run.report.problems else 0
+            share = taken["tkq"] / taken["torch"]
+            print(f"  {share:.3f} of torch, at most {OF_UNFUSED}")
+            problems += [f"{shape}: {share:.3f} of torch's memory"] if share > OF_UNFUSED else []
+    return problems
 
+
+BENCH = Bench("linear_cross_entropy", __doc__, {"linear": jobs}, shapes={"linear": SHAPES},
+              effort=Effort(7, 0.3, graphs=False), after=weigh)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCH))

@@ -10,28 +10,28 @@ not or if something did not run, 2 without a GPU.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 
 import tkq
 from bench import harness, norms_peers, peers
-from bench.foundation import BF16, Job, Run, _generator, _norm_job
+from bench.command import Bench, Job, main
+from bench.foundation import BF16, generator, norm_job
+from bench.harness import Call
 from bench.peers import RMS_EPS
-from bench.results import Bound, Cost
+from bench.results import Bound
 from bench.shapes import NORM_SHAPES
 from tkq import reference_norms
 from tkq.norms.heads_ops import heads_backward
 from tkq.norms.spec import GROUP
-from tkq.testing.timing import Effort, relative_error
+from tkq.testing.timing import relative_error
 
 QUICK = ((32768, 1024), (32768, 4096), (16384, 16384), (8192, 131072))
 HEADS = ((4, 4096, 32, 128), (4, 4096, 8, 128), (1, 4608, 48, 128), (4, 4096, 32, 64))  # B, S, H, D
-BEST_PEER, QUANT_COST = 0.99, 1.05
+BEST_PEER, OF_COPY, QUANT_COST = 0.99, 0.95, 1.05
 CALL_US, AUTOGRAD_CALL_US = 9.0, 20.0
 SAMPLE_ROWS = 256
 
@@ -41,11 +41,16 @@ for _op, _make in norms_peers.LIGER.items():
 
 
 def _randn(i: int, *shape: int, dtype=BF16) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=dtype, generator=_generator(i))
+    return torch.randn(*shape, device="cuda", dtype=dtype, generator=generator(i))
 
 
 def _ends(m: int) -> tuple[slice, slice]:
     return slice(0, SAMPLE_ROWS), slice(m - SAMPLE_ROWS, m)
+
+
+def _copy(n: int) -> Bound | None:
+    """The roof of a forward."""
+    return Bound(("copy",), OF_COPY) if n >= 4096 else None
 
 
 # ---- the cases ---------------------------------------------------------------------------------------------------
@@ -55,10 +60,12 @@ def forward_jobs(shapes) -> Iterator[Job]:
     """Against the best peer; Liger's layernorm needs a bias, and its kernels hold a row of at most 65536 columns."""
     for m, n in shapes:
         for op, with_bias in (("rmsnorm", False), ("layernorm", False), ("layernorm", True)):
-            job = _norm_job(op, m, n, with_bias)
+            job = norm_job(op, m, n, with_bias)
             liger = ("Liger",) if n <= 65536 and (op == "rmsnorm" or with_bias) else ()
             against = ("QuACK", "torch.compile", *liger)
-            question = dataclasses.replace(job.question, section="forward", bound=Bound(against, BEST_PEER))
+            question = dataclasses.replace(
+                job.question, section="forward", bound=Bound(against, BEST_PEER), roof=_copy(n)
+            )
             yield dataclasses.replace(job, question=question, peer_names=(*against, "copy"))
 
 
@@ -87,7 +94,8 @@ def _residual_job(m: int, n: int) -> Job:
     liger = ("Liger",) if n <= 65536 else ()
     against = ("QuACK", "torch.compile", *liger)
     op = "rmsnorm + residual"
-    question = harness.Question("residual", op, f"M{m} N{n}", "GB/s", 4 * m * n * 2, Bound(against, BEST_PEER))
+    question = harness.Question("residual", op, f"M{m} N{n}", "GB/s", 4 * m * n * 2, Bound(against, BEST_PEER),
+                                roof=_copy(n))
     return Job(question, ours, op, (*against, "copy"), inputs, error)
 
 
@@ -183,100 +191,41 @@ def _heads_backward_job(b: int, s: int, h: int, d: int) -> Job:
     return Job(question, ours, op, ("torch.compile", "add"), inputs, error)
 
 
-JOBS = {"forward": forward_jobs, "residual": residual_jobs, "quant": quant_jobs, "heads": heads_jobs}
-
-
 # ---- the cost of a call ------------------------------------------------------------------------------------------
 
 
-def call_costs() -> dict[str, tuple[Callable, bool, float | None]]:
-    """By name: a call on tiny tensors, whether autograd records it, and the bound of its host time in microseconds."""
+def calls() -> dict[str, Call]:
+    """Eager calls on tiny tensors."""
     x, w, f = _randn(0, 8, 256), _randn(1, 256), _randn(2, 256, dtype=torch.float32)
     wide, q, wh = x.view(2, 4, 256), _randn(3, 2, 4, 3, 8, 128)[:, :, 1], _randn(4, 8, 128)
     xr, wr = x.clone().requires_grad_(), w.clone().requires_grad_()
-    calls = {
-        "x + x": (lambda: x + x, False, None),
-        "x + x, recorded": (lambda: xr + xr, True, None),
-        "rmsnorm tkq": (lambda: tkq.rmsnorm(x, w), False, CALL_US),
-        "layernorm tkq": (lambda: tkq.layernorm(x, f, f), False, CALL_US),
-        "rmsnorm tkq, three dimensions": (lambda: tkq.rmsnorm(wide, w), False, CALL_US),
-        "rmsnorm tkq, residual and prenorm": (lambda: tkq.rmsnorm(x, w, residual=x, prenorm=True), False, None),
-        "rmsnorm tkq, heads": (lambda: tkq.rmsnorm(q, wh), False, None),
-        "rmsnorm_quant tkq": (lambda: tkq.rmsnorm_quant(x, w), False, None),
-        "rmsnorm tkq, recorded": (lambda: tkq.rmsnorm(xr, wr), True, AUTOGRAD_CALL_US),
-        "layernorm tkq, recorded": (lambda: tkq.layernorm(xr, wr, wr), True, AUTOGRAD_CALL_US),
-        "rmsnorm tkq, residual and prenorm, recorded": (
-            lambda: tkq.rmsnorm(xr, wr, residual=xr, prenorm=True), True, None),
+    found = {
+        "x + x": Call(lambda: x + x),
+        "x + x, recorded": Call(lambda: xr + xr, True),
+        "rmsnorm tkq": Call(lambda: tkq.rmsnorm(x, w), at_most=CALL_US),
+        "layernorm tkq": Call(lambda: tkq.layernorm(x, f, f), at_most=CALL_US),
+        "rmsnorm tkq, three dimensions": Call(lambda: tkq.rmsnorm(wide, w), at_most=CALL_US),
+        "rmsnorm tkq, residual and prenorm": Call(lambda: tkq.rmsnorm(x, w, residual=x, prenorm=True), at_most=CALL_US),
+        "rmsnorm tkq, heads": Call(lambda: tkq.rmsnorm(q, wh), at_most=CALL_US),
+        "rmsnorm_quant tkq": Call(lambda: tkq.rmsnorm_quant(x, w), at_most=CALL_US),
+        "rmsnorm tkq, recorded": Call(lambda: tkq.rmsnorm(xr, wr), True, AUTOGRAD_CALL_US),
+        "layernorm tkq, recorded": Call(lambda: tkq.layernorm(xr, wr, wr), True, AUTOGRAD_CALL_US),
+        "rmsnorm tkq, residual and prenorm, recorded": Call(
+            lambda: tkq.rmsnorm(xr, wr, residual=xr, prenorm=True), True, AUTOGRAD_CALL_US),
     }
     for name, call in peers.find("rmsnorm", ("torch", "QuACK", "Liger"))[0].items():
-        calls[f"rmsnorm {name}"] = (lambda call=call: call(x, w, None), False, None)
-        calls[f"rmsnorm {name}, recorded"] = (lambda call=call: call(xr, wr, None), True, None)
-    return calls
+        found[f"rmsnorm {name}"] = Call(lambda call=call: call(x, w, None))
+        found[f"rmsnorm {name}, recorded"] = Call(lambda call=call: call(xr, wr, None), True)
+    return found
 
 
-def price(name: str, call: Callable, recorded: bool, at_most: float | None, together: int = 20) -> list[Cost]:
-    """Recorded calls run several together: the harness times without gradients, and switching them on costs too."""
-    if not recorded:
-        return [harness.cpu_time_per_call(f"CPU per eager call: {name}", call, at_most=at_most)]
-
-    def several():
-        with torch.enable_grad():
-            for _ in range(together):
-                call()
-
-    cost = harness.cpu_time_per_call(f"CPU per eager call: {name}", several, calls=10)
-    each = {field: getattr(cost, field) / together for field in ("median_us", "least_us", "most_us")}
-    return [dataclasses.replace(cost, at_most=at_most, **each)]
-
-
-# ---- running -----------------------------------------------------------------------------------------------------
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.norms", description=__doc__.split("\n")[0])
-    parser.add_argument("--sections", default="calls,forward,residual,quant,heads", help="which to run, in this order")
-    parser.add_argument("--quick", action="store_true", help="four shapes, short rounds, without torch.compile")
-    parser.add_argument("--shapes", help="of all but heads, such as 32768x4096,32768x1024")
-    parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
-    parser.add_argument("--without", default="", help="peers to leave out: torch.compile compiles for minutes")
-    parser.add_argument("--seconds", type=float, default=280, help="start no case after so long; costs always run")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--round-seconds", type=float, default=0.04, help="one candidate's turn")
-    parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
-    options = parser.parse_args(argv)
-    sections = options.sections.split(",")
-    if unknown := sorted(set(sections) - {*JOBS, "calls"}):
-        parser.error(f"--sections: unknown {unknown}; allowed {[*JOBS, 'calls']}")
-    if not torch.cuda.is_available():
-        print("bench.norms times kernels: it needs a GPU, and PyTorch finds none here.")
-        return 2
-    without = tuple(filter(None, options.without.split(","))) + (("torch.compile",) if options.quick else ())
-    rounds, seconds = (7, 0.02) if options.quick else (options.rounds, options.round_seconds)
-    effort = Effort(rounds, seconds, graphs=not options.no_graphs)
-    run = Run(options.out / "norms.json", options.seconds, effort, without)
-    shapes = QUICK if options.quick else NORM_SHAPES
-    if options.shapes:
-        shapes = tuple(tuple(map(int, shape.split("x"))) for shape in options.shapes.split(","))
-    jobs = [j for s in sections if s in JOBS for j in JOBS[s](shapes)]
-    jobs = [j for j in jobs if options.match in f"{j.question.op} {j.question.shape}"]
-    return run_all(run, jobs, "calls" in sections)
-
-
-def run_all(run: Run, jobs: list[Job], calls: bool) -> int:
-    e = run.report.environment
-    print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
-    for name, (call, recorded, bound) in call_costs().items() if calls else ():
-        run.costs(name, lambda name=name, call=call, recorded=recorded, bound=bound: price(name, call, recorded, bound))
-    for i, job in enumerate(jobs):
-        run.case(job, len(jobs) - i)
-    report = run.report
-    print("\n" + harness.summary(report.cases, report.costs))
-    print("\n".join(f"PROBLEM {p}" for p in report.problems))
-    missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]
-    wrong = [case for case in report.cases if case.accurate() is False]
-    return 1 if missed or wrong or report.problems else 0
-
+BENCH = Bench(
+    "norms", __doc__,
+    {"forward": forward_jobs, "residual": residual_jobs, "quant": quant_jobs, "heads": heads_jobs},
+    shapes={"forward": NORM_SHAPES, "residual": NORM_SHAPES, "quant": NORM_SHAPES},
+    quick=QUICK,
+    calls=calls,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCH))

@@ -9,23 +9,23 @@ that could be decided holds and every result is accurate, 1 if not or if somethi
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
 import tkq
 from bench import harness, peers, pointwise_peers
-from bench.foundation import BF16, Job, Run, _generator
+from bench.command import Bench, Job, main
+from bench.foundation import BF16, generator
+from bench.harness import Call
 from bench.results import Bound
 from tkq import reference_pointwise as reference
 from tkq.pointwise import gated_ops, plan
 from tkq.pointwise.rope_check import Turn
 from tkq.pointwise.rope_launch import launch
 from tkq.pointwise.spec import GatedSpec, RopeSpec
-from tkq.testing.timing import Effort, relative_error
+from tkq.testing.timing import relative_error
 
 ROPE_SHAPES = ((4, 4096, 32, 128), (4, 4096, 8, 128), (4, 4096, 32, 64))
 QK_SHAPE = (4, 4096, 32, 8, 128)  # B, S, heads of q, heads of k, D
@@ -39,7 +39,7 @@ peers.PEERS.update(pointwise_peers.PEERS)
 
 
 def _randn(i: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=BF16, generator=_generator(i))
+    return torch.randn(*shape, device="cuda", dtype=BF16, generator=generator(i))
 
 
 def _inverse(x, cos, sin):
@@ -70,7 +70,7 @@ def _rope_job(op: str, ours: Callable, shape: tuple[int, int, int, int]) -> Job:
         return relative_error(output[:1], wanted)
 
     question = harness.Question("rope", op, f"B{b} S{s} H{h} D{d}", "GB/s", 2 * b * s * h * d * 2,
-                                Bound(("copy",), BOUND))
+                                roof=Bound(("copy",), BOUND))
     return Job(question, ours, op, tuple(pointwise_peers.PEERS[op]), lambda i: (_randn(i, *shape), cos, sin), error)
 
 
@@ -82,7 +82,7 @@ def _rope_qk_job() -> Job:
         return _randn(2 * i, b, s, h, d), _randn(2 * i + 1, b, s, hk, d), cos, sin
 
     question = harness.Question("rope", "rope_qk", f"B{b} S{s} H{h}+{hk} D{d}", "GB/s", 2 * b * s * (h + hk) * d * 2,
-                                Bound(("copy",), BOUND))
+                                roof=Bound(("copy",), BOUND))
     # no error: Liger writes over q and k; the tests have the numerics
     return Job(question, tkq.rope_qk, "rope_qk", tuple(pointwise_peers.PEERS["rope_qk"]), inputs, lambda *_: None)
 
@@ -106,7 +106,7 @@ def _gated_job(kind: str, m: int, n: int) -> Job:
         return None if name == "add" else relative_error(
             output[rows], reference.gated(kind, *(t[rows].float() for t in inputs)))
 
-    question = harness.Question("gated", kind, f"M{m} N{n}", "GB/s", 3 * m * n * 2, Bound(("add",), BOUND))
+    question = harness.Question("gated", kind, f"M{m} N{n}", "GB/s", 3 * m * n * 2, roof=Bound(("add",), BOUND))
     return Job(question, _ours(kind), kind, tuple(pointwise_peers.PEERS[kind]),
                lambda i: (_randn(2 * i, m, n), _randn(2 * i + 1, m, n)), error)
 
@@ -124,7 +124,7 @@ def _gated_backward_job(kind: str, m: int, n: int) -> Job:
         wanted = reference.gated_backward(kind, *(t[rows].float() for t in inputs))
         return max(relative_error(o[rows], w) for o, w in zip(output, wanted))
 
-    question = harness.Question("gated", op, f"M{m} N{n}", "GB/s", 5 * m * n * 2, Bound(("copy + add",), BOUND))
+    question = harness.Question("gated", op, f"M{m} N{n}", "GB/s", 5 * m * n * 2, roof=Bound(("copy + add",), BOUND))
     # Liger last among the peers: what it leaves in the inputs is another's input in the next round
     return Job(question, ours, op, tuple(pointwise_peers.PEERS[op]),
                lambda i: tuple(_randn(3 * i + j, m, n) for j in range(3)), error)
@@ -171,89 +171,41 @@ def _rope_with(config, interleaved):
     return turn
 
 
-JOBS = {"rope": rope_jobs, "gated": gated_jobs, "variants": variant_jobs}
-
-
 # ---- the cost of a call ------------------------------------------------------------------------------------------
 
 
-def call_costs() -> dict[str, tuple[Callable, float | None]]:
-    """By name: a call on tiny tensors and the bound of its host time in microseconds."""
+def calls() -> dict[str, Call]:
+    """Eager calls on tiny tensors."""
     gate, up = (torch.randn(8, 256, device="cuda", dtype=BF16) for _ in range(2))
     gate_3d, up_3d = gate.view(2, 4, 256), up.view(2, 4, 256)
     x, k = torch.randn(1, 8, 4, 128, device="cuda", dtype=BF16), torch.randn(1, 8, 1, 128, device="cuda", dtype=BF16)
     cos, sin = tkq.rope_cos_sin(8, 128)
     both = torch.cat((gate, up), 1)
-    recorded = [t.clone().requires_grad_() for t in (gate, up, x)]
-
-    def with_grad(call):
-        def run():
-            with torch.enable_grad():  # the harness times without gradients
-                return call()
-
-        return run
-
-    calls = {
-        "x + x": (lambda: gate + gate, None),
-        "swiglu tkq": (lambda: tkq.swiglu(gate, up), CALL_US),
-        "swiglu tkq, three dimensions": (lambda: tkq.swiglu(gate_3d, up_3d), CALL_US),
-        "swiglu tkq, one tensor": (lambda: tkq.swiglu(both), CALL_US),
-        "rope tkq": (lambda: tkq.rope(x, cos, sin), CALL_US),
-        "rope tkq, in place": (lambda: tkq.rope(x, cos, sin, inplace=True), CALL_US),
-        "rope_qk tkq": (lambda: tkq.rope_qk(x, k, cos, sin), CALL_US),
-        "swiglu tkq, recorded": (with_grad(lambda: tkq.swiglu(*recorded[:2])), AUTOGRAD_CALL_US),
-        "rope tkq, recorded": (with_grad(lambda: tkq.rope(recorded[2], cos, sin)), AUTOGRAD_CALL_US),
+    gate_r, up_r, x_r = (t.clone().requires_grad_() for t in (gate, up, x))
+    found = {
+        "x + x": Call(lambda: gate + gate),
+        "swiglu tkq": Call(lambda: tkq.swiglu(gate, up), at_most=CALL_US),
+        "swiglu tkq, three dimensions": Call(lambda: tkq.swiglu(gate_3d, up_3d), at_most=CALL_US),
+        "swiglu tkq, one tensor": Call(lambda: tkq.swiglu(both), at_most=CALL_US),
+        "rope tkq": Call(lambda: tkq.rope(x, cos, sin), at_most=CALL_US),
+        "rope tkq, in place": Call(lambda: tkq.rope(x, cos, sin, inplace=True), at_most=CALL_US),
+        "rope_qk tkq": Call(lambda: tkq.rope_qk(x, k, cos, sin), at_most=CALL_US),
+        "swiglu tkq, recorded": Call(lambda: tkq.swiglu(gate_r, up_r), True, AUTOGRAD_CALL_US),
+        "rope tkq, recorded": Call(lambda: tkq.rope(x_r, cos, sin), True, AUTOGRAD_CALL_US),
     }
     for op, name, arguments in (("rope", "QuACK", (x, cos, sin)), ("swiglu", "Liger", (gate, up)),
                                 ("swiglu", "torch", (gate, up))):
-        for found, call in peers.find(op, (name,))[0].items():
-            calls[f"{op} {found}"] = (lambda call=call, arguments=arguments: call(*arguments), None)
-    return calls
+        for peer, call in peers.find(op, (name,))[0].items():
+            found[f"{op} {peer}"] = Call(lambda call=call, arguments=arguments: call(*arguments))
+    return found
 
 
-# ---- running -----------------------------------------------------------------------------------------------------
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.pointwise", description=__doc__.split("\n")[0])
-    parser.add_argument("--sections", default="calls,rope,gated", help=f"of calls, {', '.join(JOBS)}, in this order")
-    parser.add_argument("--seconds", type=float, default=200, help="start no case after so long; costs always run")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--round-seconds", type=float, default=0.04, help="one candidate's turn")
-    parser.add_argument("--quick", action="store_true", help="7 short rounds, without torch.compile: half a minute")
-    parser.add_argument("--without", default="", help="peers to leave out: torch.compile compiles for minutes")
-    parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
-    options = parser.parse_args(argv)
-    sections = options.sections.split(",")
-    if unknown := sorted(set(sections) - {*JOBS, "calls"}):
-        parser.error(f"--sections: unknown {unknown}; allowed {[*JOBS, 'calls']}")
-    if not torch.cuda.is_available():
-        print("bench.pointwise times kernels: it needs a GPU, and PyTorch finds none here.")
-        return 2
-    without = tuple(filter(None, options.without.split(","))) + (("torch.compile",) if options.quick else ())
-    effort = Effort(7, 0.02) if options.quick else Effort(options.rounds, options.round_seconds)
-    run = Run(options.out / "pointwise.json", options.seconds, effort, without)
-    return run_all(run, sections, options.match)
-
-
-def run_all(run: Run, sections: list[str], match: str) -> int:
-    e = run.report.environment
-    print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
-    jobs = [j for s in sections if s in JOBS for j in JOBS[s]() if match in f"{j.question.op} {j.question.shape}"]
-    if "calls" in sections:
-        for name, (call, bound) in call_costs().items():
-            run.costs(name, lambda name=name, call=call, bound=bound: [
-                harness.cpu_time_per_call(f"CPU per eager call: {name}", call, at_most=bound)])
-    for i, job in enumerate(jobs):
-        run.case(job, len(jobs) - i)
-    report = run.report
-    print("\n" + harness.summary(report.cases, report.costs))
-    print("\n".join(f"PROBLEM {p}" for p in report.problems))
-    missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]
-    wrong = [case for case in report.cases if case.accurate() is False]
-    return 1 if missed or wrong or report.problems else 0
-
+BENCH = Bench(
+    "pointwise", __doc__,
+    {"rope": lambda _: rope_jobs(), "gated": lambda _: gated_jobs(), "variants": lambda _: variant_jobs()},
+    calls=calls,
+    default=("calls", "rope", "gated"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCH))

@@ -95,7 +95,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one shape, timed beside its peers.
+    """One operation at one shape, timed beside its peers (bound), and beside what only moves its bytes (roof).
 
     unit and work: "TFLOP/s" with floating-point operations per call, or "GB/s" with bytes per call.
     readings: per candidate, one for each round where NVML answers; under "" one for all where only nvidia-smi does.
@@ -112,6 +112,7 @@ class Case:
     bound: Bound | None = None
     readings: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    roof: Bound | None = None
 
     def __post_init__(self):
         if self.unit not in UNITS:
@@ -128,10 +129,15 @@ class Case:
             return {}
         return {t.name: ratio(ours, t) for t in self.comparison.timings if t.ok and t.name != self.ours}
 
-    def against_best(self) -> tuple[str, float] | None:
-        """The strongest of the bound's peers and the ratio against it; None where nothing could be compared."""
-        ratios = {k: v for k, v in self.ratios().items() if self.bound is None or k in self.bound.against}
+    def beside(self, bound: Bound | None) -> tuple[str, float] | None:
+        """The strongest of the bound's peers (of all, without one) and the ratio against it; None where none was timed.
+        """
+        ratios = {k: v for k, v in self.ratios().items() if bound is None or k in bound.against}
         return min(ratios.items(), key=lambda item: item[1]) if ratios else None
+
+    def against_best(self) -> tuple[str, float] | None:
+        """The strongest of the bound's peers and the ratio against it."""
+        return self.beside(self.bound)
 
     def accurate(self) -> bool | None:
         """Is our error about what the peers have? None where it was not measured, or no peer's was."""
@@ -141,15 +147,18 @@ class Case:
         peers = [t.error for t in self.comparison.timings if t.ok and t.error is not None and t.name != self.ours]
         return None if ours.error is None or not peers else _accurate(ours.error, peers)
 
-    def holds(self) -> bool | None:
-        """Does the bound hold? None without a bound or where one of its peers was not timed."""
-        if self.bound is None:
-            return None
+    def holds_beside(self, bound: Bound) -> bool | None:
+        """Does one of the bounds hold? None where one of its peers was not timed."""
         if not self.comparison[self.ours].ok:
             return False
-        if not set(self.bound.against) <= set(self.ratios()):
+        if not set(bound.against) <= set(self.ratios()):
             return None
-        return within(self.against_best()[1], self.bound.at_least)
+        return within(self.beside(bound)[1], bound.at_least)
+
+    def holds(self) -> bool | None:
+        """Do the bounds hold? False where one does not; None without any, or where one could not be decided."""
+        each = [self.holds_beside(bound) for bound in (self.bound, self.roof) if bound is not None]
+        return False if False in each else None if None in each or not each else True
 
 
 UNITS = {"TFLOP/s": 1e9, "GB/s": 1e6}  # per millisecond
@@ -241,13 +250,16 @@ def _derived(case: Case) -> dict:
 def _case(data: dict) -> Case:
     comparison = dict(data["comparison"])
     comparison["timings"] = tuple(Timing(**{**t, "times_ms": tuple(t["times_ms"])}) for t in comparison["timings"])
-    bound = data["bound"]
     plain = {k: v for k, v in data.items() if k != "derived"}
     return Case(
         **{
             **plain,
             "comparison": Comparison(**comparison),
-            "bound": bound and Bound(tuple(bound["against"]), bound["at_least"]),
+            **{name: _bound(data.get(name)) for name in ("bound", "roof")},
             "readings": {k: tuple(Reading(**r) for r in v) for k, v in data["readings"].items()},
         }
     )
+
+
+def _bound(data: dict | None) -> Bound | None:
+    return data and Bound(tuple(data["against"]), data["at_least"])

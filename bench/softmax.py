@@ -15,9 +15,10 @@ import torch
 
 import tkq
 from bench import harness, peers
-from bench.foundation import Job
+from bench.command import Bench, Job, main
+from bench.harness import Call
 from bench.results import Bound
-from bench.row_bench import BACKWARD_SHAPES, BF16, ends, main, randn
+from bench.row_bench import AUTOGRAD_CALL_US, BACKWARD_SHAPES, BF16, CALL_US, QUICK, ends, randn
 from bench.shapes import NORM_SHAPES
 from tkq import reference_losses as reference
 from tkq.softmax.ops import _launch_backward
@@ -36,7 +37,8 @@ def forward_jobs(shapes) -> Iterator[Job]:
             return max(relative_error(output[rows], reference.softmax(x[rows].float())) for rows in ends(m))
 
         question = harness.Question(
-            "forward", "softmax", f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(("QuACK", "torch.compile"), FORWARD)
+            "forward", "softmax", f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(("QuACK", "torch.compile"), FORWARD),
+            roof=Bound(("copy",), OF_COPY) if n >= 4096 else None
         )
         yield Job(question, lambda x: tkq.softmax(x), "softmax", ("QuACK", "torch.compile", "copy"),
                   lambda i, m=m, n=n: (randn(i, m, n),), error)
@@ -62,22 +64,27 @@ def backward_jobs(shapes) -> Iterator[Job]:
                   ("QuACK", "torch.compile", "add"), inputs, error)
 
 
-def calls() -> dict:
-    """(call, is it recorded by autograd) by name, on tiny tensors."""
+def calls() -> dict[str, Call]:
+    """Eager calls on tiny tensors."""
     x = torch.randn(8, 256, device="cuda", dtype=BF16)
     r = x.clone().requires_grad_()
-    found = {"x + x": (lambda: x + x, False), "softmax tkq": (lambda: tkq.softmax(x), False),
-             "softmax tkq, recorded": (lambda: tkq.softmax(r), True)}
+    found = {
+        "x + x": Call(lambda: x + x),
+        "softmax tkq": Call(lambda: tkq.softmax(x), at_most=CALL_US),
+        "softmax tkq, recorded": Call(lambda: tkq.softmax(r), True, AUTOGRAD_CALL_US),
+    }
     for name, call in peers.find("softmax", ("torch", "QuACK"))[0].items():
-        found[f"softmax {name}"] = (lambda call=call: call(x), False)
+        found[f"softmax {name}"] = Call(lambda call=call: call(x))
     return found
 
 
-def _copy_bound(case):
-    return OF_COPY if int(case.shape.split("N")[1]) >= 4096 else None
-
+BENCH = Bench(
+    "softmax", __doc__,
+    {"forward": forward_jobs, "backward": backward_jobs},
+    shapes={"forward": NORM_SHAPES, "backward": BACKWARD_SHAPES},
+    quick=QUICK,
+    calls=calls,
+)
 
 if __name__ == "__main__":
-    sys.exit(main(None, "softmax", __doc__, {"forward": forward_jobs, "backward": backward_jobs},
-                  {"forward": NORM_SHAPES, "backward": BACKWARD_SHAPES}, calls,
-                  {"copy": _copy_bound, "add": lambda case: None}))
+    sys.exit(main(BENCH))

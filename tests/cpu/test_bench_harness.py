@@ -1,5 +1,6 @@
 """The benchmark harness without a GPU: turns, medians, ratios, bounds, costs and files, by timers that are scripted."""
 
+import dataclasses
 import json
 import math
 from importlib import metadata
@@ -7,7 +8,8 @@ from importlib import metadata
 import pytest
 import torch
 
-from bench import foundation, harness, peers
+from bench import command, foundation, harness, peers
+from bench.harness import Call
 from bench.results import Bound, Case, Cost, Environment, Reading, Report, geometric_mean, within
 from tkq.testing import timing
 from tkq.testing.timing import Comparison, Effort, Timing, calls_per_batch, input_sets, ratio, turn_order
@@ -239,6 +241,16 @@ def test_a_bound_is_against_the_best_peer_and_may_be_missed_by_one_per_cent():
     assert not within(0.9602, 0.97)
 
 
+def test_a_roof_is_a_second_bound():
+    timed_case = case([100] * 7, Bound(("peer",), 1.0), peer=[101] * 7, copy=[94] * 7)
+    high, low = (dataclasses.replace(timed_case, roof=Bound(("copy",), r)) for r in (0.96, 0.94))
+    assert high.holds_beside(high.bound) is True and high.holds() is False
+    assert low.holds() is True
+    assert dataclasses.replace(low, roof=Bound(("add",), 0.5)).holds() is None
+    assert "copy 0.940 0.96 MISSED" in harness.summary([high])
+    assert "bound 0.96x copy: 0.940x copy: MISSED" in "\n".join(harness.case_lines(high))
+
+
 def test_our_failure_is_a_missed_bound():
     timings = (Timing("tkq", "failed", note="boom"), timed("peer", [1] * 7))
     c = Case("gemm", "gemm", "M", "GB/s", 1, Comparison(timings, 2, 1, 1), bound=Bound(("peer",), 1.0))
@@ -286,10 +298,11 @@ def test_text_of_a_run_names_every_candidate_and_verdict():
     assert "MISSING ModuleNotFoundError" in lines
     assert "1755 MHz" in lines
     assert "holds" in lines
-    table = harness.summary(r.cases, r.costs).splitlines()
-    assert len(table) == 1 + len(r.cases) + len(r.costs)
+    table = harness.summary(r.cases).splitlines()
+    assert len(table) == 1 + len(r.cases)
     assert table[1].endswith("0.96 ok")
-    assert "at most 12 ok" in table[3]
+    cost, = harness.cost_lines(r.costs)
+    assert "at most 12 ok note" in cost
 
 
 def test_harness_compare_answers_a_question_and_reads_the_clock_while_a_candidate_works():
@@ -316,45 +329,47 @@ def test_harness_compare_answers_a_question_and_reads_the_clock_while_a_candidat
 # ---- the cost of a call ------------------------------------------------------------------------------------------
 
 
-def test_cpu_time_per_call_is_the_median_batch_over_its_calls():
-    now, calls, synchronised = [0.0], [0], [0]
+def test_calls_take_turns_and_a_cost_is_the_median_batch_over_its_calls():
+    now, seen, synchronised = [0.0], [], [0]
 
-    def call():
-        batch = calls[0] // 10
-        calls[0] += 1
-        # The two warm batches are slow, and one of the measured ones is disturbed.
-        now[0] += {0: 1.0, 1: 1.0, 4: 0.5}.get(batch, (8 + batch % 3) * 1e-6)
+    def call(name, microseconds):
+        def run():
+            batch = seen.count(name) // 10
+            seen.append(name)
+            # The two warm batches are slow, and one of the measured ones is disturbed.
+            now[0] += {0: 1.0, 1: 1.0, 4: 0.5}.get(batch, (microseconds + batch % 3) * 1e-6)
 
-    cost = harness.cpu_time_per_call(
-        "op",
-        call,
+        return run
+
+    one, two = harness.cpu_times(
+        {"one": Call(call("one", 8), at_most=9.5), "two": Call(call("two", 28))},
         batches=7,
-        calls=10,
-        at_most=9.5,
+        size=10,
         synchronize=lambda: synchronised.__setitem__(0, synchronised[0] + 1),
         clock=lambda: now[0],
     )
-    assert calls[0] == 90
-    assert synchronised[0] == 10
-    assert cost.median_us == pytest.approx(10.0, rel=1e-3)
-    assert cost.least_us == pytest.approx(8.0, rel=1e-3)
-    assert cost.most_us == pytest.approx(0.5e6, rel=1e-3)
-    assert cost.samples == 7
+    assert seen == (["one"] * 10 + ["two"] * 10) * 9
+    assert synchronised[0] == 19
+    assert one.median_us == pytest.approx(10.0, rel=1e-3) and two.median_us == pytest.approx(30.0, rel=1e-3)
+    assert one.least_us == pytest.approx(8.0, rel=1e-3)
+    assert one.most_us == pytest.approx(0.5e6 / 10 * 10, rel=1e-3)
+    assert one.samples == 7 and one.holds() is False and two.holds() is None
 
 
-def test_cpu_time_per_call_leaves_the_process_as_it_was():
+def test_pricing_calls_leaves_the_process_as_it_was():
     import gc
     import os
 
     before = os.sched_getaffinity(0)
     seen = []
-    harness.cpu_time_per_call(
-        "op",
-        lambda: seen.append((len(os.sched_getaffinity(0)), gc.isenabled(), torch.is_grad_enabled())),
-        batches=1,
-        calls=1,
-    )
-    assert seen[-1] == (1, False, False)
+
+    def look():
+        seen.append((len(os.sched_getaffinity(0)), gc.isenabled(), torch.is_grad_enabled()))
+
+    with torch.no_grad():
+        harness.cpu_times({"op": Call(look), "recorded": Call(look, recorded=True)}, batches=1, size=1)
+        assert not torch.is_grad_enabled()
+    assert seen[-2:] == [(1, False, False), (1, False, True)]
     assert os.sched_getaffinity(0) == before
     assert gc.isenabled()
 
@@ -402,8 +417,8 @@ def test_attention_peers_take_and_return_the_layout_of_tkq(causal):
 
 
 def test_foundation_asks_what_the_issue_names():
-    jobs = {name: list(make()) for name, make in foundation.JOBS.items()}
-    assert {name: len(j) for name, j in jobs.items()} == {"attention": 12, "norms": 24, "gemm": 4}
+    jobs = {name: list(make(())) for name, make in foundation.BENCH.sections.items()}
+    assert {name: len(j) for name, j in jobs.items()} == {"gemm": 4, "attention": 12, "norms": 24}
     bounds = {j.question.shape: j.question.bound.at_least for j in jobs["attention"]}
     assert bounds["B16 S1024 H16 D128 causal"] == 1.10
     assert bounds["B4 S4096 H16 D128 causal"] == bounds["B1 S16384 H16 D128 causal"] == 1.04
@@ -421,13 +436,13 @@ def test_foundation_asks_what_the_issue_names():
 
 
 def test_a_run_shortens_its_turns_for_the_time_left(tmp_path):
-    run = foundation.Run(tmp_path / "f.json", 1000.0, Effort(rounds=9, round_seconds=0.04))
+    run = command.Run(tmp_path / "f.json", 1000.0, Effort(rounds=9, round_seconds=0.04))
     assert run.effort(10, 3).round_seconds == 0.04
-    run = foundation.Run(tmp_path / "f.json", 9.0, Effort(rounds=9, round_seconds=0.04))
+    run = command.Run(tmp_path / "f.json", 9.0, Effort(rounds=9, round_seconds=0.04))
     short = run.effort(10, 3)
     assert 0.01 < short.round_seconds == pytest.approx(0.5 * 0.9 / 12 / 3, rel=0.05)
     assert short.rounds == 9
-    late = foundation.Run(tmp_path / "f.json", -1.0, Effort())
+    late = command.Run(tmp_path / "f.json", -1.0, Effort())
     assert late.effort(2, 3).round_seconds == 0.01
     late.case(next(foundation.gemm_jobs()), 2)
     assert late.report.problems == ["gemm 4096^3 a @ b: not run, the time is up"]
@@ -447,7 +462,7 @@ def test_a_cost_that_cannot_be_measured_is_recorded_and_the_others_go_on(tmp_pat
     def broken():
         raise RuntimeError("no kernel")
 
-    run = foundation.Run(tmp_path / "f.json", 10.0, Effort())
+    run = command.Run(tmp_path / "f.json", 10.0, Effort())
     run.costs("peer", broken)
     run.costs("x + x", lambda: [Cost("x + x", 1.0, 1.0, 1.0, 1)])
     saved = Report.from_json((tmp_path / "f.json").read_text())

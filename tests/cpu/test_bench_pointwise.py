@@ -17,7 +17,7 @@ def tiny(monkeypatch):
 
 
 def jobs():
-    return [job for section in ("rope", "gated") for job in pointwise.JOBS[section]()]
+    return [job for section in ("rope", "gated") for job in pointwise.BENCH.sections[section](())]
 
 
 def test_every_case_is_a_question_with_peers(tiny):
@@ -25,7 +25,7 @@ def test_every_case_is_a_question_with_peers(tiny):
     assert len({(j.question.op, j.question.shape) for j in found}) == len(found) == 12
     for job in found:
         assert set(job.peer_names) <= set(peers.PEERS[job.peer_op])
-        assert set(job.question.bound.against) <= set(job.peer_names)
+        assert set(job.question.roof.against) <= set(job.peer_names)
 
 
 def test_ours_and_torch_agree(tiny):
@@ -45,7 +45,7 @@ def test_ours_and_torch_agree(tiny):
 def test_roofs_move_the_bytes_of_the_question(tiny):
     for job in jobs():
         inputs = job.make_inputs(0)
-        roof, = job.question.bound.against
+        roof, = job.question.roof.against
         outputs = peers.find(job.peer_op, (roof,))[0][roof](*inputs)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         read = [t for t in inputs if t.dtype == torch.bfloat16]  # not the tables, which are float32

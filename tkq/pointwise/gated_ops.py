@@ -8,7 +8,7 @@ from .. import reference_pointwise as reference
 from .. import runtime
 from ..runtime import arch, check, dtypes, ops
 from .plan import MAX_UNITS, plan_gated
-from .spec import WIDTH, GatedSpec
+from .spec import WIDTH, GatedSpec, widest_gated
 
 MAX_N = 1 << 30
 _GELU = {"none": "geglu", "tanh": "geglu_tanh"}
@@ -16,6 +16,8 @@ _LAYOUTS = ("split", "interleaved")
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
+# The same without addresses: launchers for whole accesses, which refuse what they cannot take.
+_known: dict = {}
 
 
 def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") -> Tensor:
@@ -58,10 +60,11 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
 
 def _gated(kind, gate, up, layout):
     packing = layout if up is None else "apart"
-    if ops.direct(gate, up):
+    way = ops.route(gate, up)
+    if way == "direct":
         return _forward(gate, up, kind, packing)
-    if ops.recording(gate, up):
-        return _Function.apply(gate, up, kind, packing)
+    if way == "record":
+        return _Recorded.apply(gate, up, kind, packing)
     _check(gate, up, kind, packing)
     return _op(gate, up, kind, packing)
 
@@ -76,6 +79,19 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 
 
 # ---- launches ------------------------------------------------------------------------------------------------------
+
+
+def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
+    """The forward, with as little Python as it takes."""
+    try:
+        run = _known[kind, packing, gate.dtype, gate.dim()]
+        if gate.is_contiguous() and 0 < gate.numel() < MAX_UNITS:
+            out = torch.empty_like(gate) if packing == "apart" else _empty_result(gate, packing)
+            run(gate, up, None, out, None)
+            return out
+    except Exception:  # nothing is known, or it was refused
+        pass
+    return _value(gate, up, kind, packing)
 
 
 def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Optional[Tensor] = None,
@@ -201,7 +217,9 @@ def _launcher(x, kind, packing, vector, gradients, config):
     if key not in _launchers:
         arch.require_hopper(x.device)
         spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients, x.dim())
-        _launchers[key] = runtime.function(recipe(spec, config))
+        run = _launchers[key] = runtime.function(recipe(spec, config))
+        if vector == widest_gated(spec.dtype, packing) and gradients is None and config is None:
+            _known[kind, packing, x.dtype, x.dim()] = run
     return _launchers[key]
 
 
@@ -250,7 +268,7 @@ def _gradients_on_cpu(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str,
 
 
 def _forward(gate, up, kind, packing):
-    return (_value if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
+    return (_plain if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
 
 
 def _gradients(dy, gate, up, kind, packing, need_gate, need_up):
@@ -271,6 +289,13 @@ def _backward(ctx, dy):
     need_gate, need_up = ctx.needs_input_grad[:2]
     dgate, dup = gated_backward(dy, gate, up, ctx.kind, ctx.packing, need_gate, need_up)
     return dgate, dup, None, None
+
+
+def _record(ctx, gate, up, kind, packing):
+    """The same in plain eager mode, past the dispatcher."""
+    ctx.kind, ctx.packing = kind, packing
+    ctx.save_for_backward(gate, up)
+    return _forward(gate, up, kind, packing)
 
 
 def _op_forward(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
@@ -300,4 +325,4 @@ def _fake_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 
 _op = ops.torch_op("gated", cuda=_op_forward, cpu=_op_forward, fake=_fake_forward, setup=_setup, backward=_backward)
 _backward_op = ops.torch_op("gated_backward", cuda=_op_backward, cpu=_op_backward, fake=_fake_backward)
-_Function = ops.eager_function("Gated", forward=_forward, setup=_setup, backward=_backward)
+_Recorded = ops.eager_function("Gated", forward=_record, backward=_backward)

@@ -2,6 +2,8 @@
 import math
 from typing import NamedTuple
 
+import torch
+
 from .. import runtime
 from ..runtime import arch, dtypes
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
@@ -10,6 +12,26 @@ from .spec import RopeSpec
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
+# The same without addresses, of calls with one tensor and positions from an integer: launchers for whole accesses,
+# which refuse what they cannot take.
+_known: dict = {}
+
+
+def launch_simple(x, cos, sin, offset, interleaved, inverse):
+    """x (B, S, H, D) turned by a table of rows for positions offset .. offset + S, with as little Python as it takes;
+    None where that is not known yet, or was refused."""
+    try:
+        length, heads, width = x.shape[1:]
+        rows, half = cos.shape
+        run = _known[x.dtype, cos.dtype, heads, width, half, interleaved]
+        if 0 <= offset <= rows - length and x.is_contiguous() and 0 < x.numel() <= MAX_UNITS:
+            out = torch.empty_like(x)
+            run(x, out, None, None, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
+            return out
+    except Exception:  # nothing is known, or it was refused
+        pass
+    return None
+
 
 
 def launch(turn, x, out, x2=None, out2=None, config=None):
@@ -109,6 +131,8 @@ def _checked(key, tensors, cos, interleaved, vector, kind, index, config):
                         interleaved, vector, kind, index and dtypes.name_of(index), varlen, len(tensors))
         config = config or plan_rope(spec, max(t.shape[-2] for t in tensors))
         kernel = _launchers[key] = _Kernel(runtime.function(recipe(spec, config)), spec, config)
+        if kind == "offset" and len(tensors) == 1 and not varlen and vector * x.itemsize == 16:
+            _known[x.dtype, cos.dtype, x.shape[2], x.shape[3], cos.shape[1], interleaved] = kernel.run
     groups = sum(-(-t.shape[-2] // kernel.config.heads_each) for t in tensors)
     units = math.prod(x.shape[:-2]) * groups * columns(kernel.spec).chunks
     if units > MAX_UNITS:

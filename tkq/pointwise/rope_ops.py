@@ -7,7 +7,7 @@ from torch import Tensor
 from .. import reference_pointwise as reference
 from ..runtime import check, ops
 from .rope_check import Turn, check_call, check_leaf, check_written
-from .rope_launch import launch
+from .rope_launch import launch, launch_simple
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seqlen_offsets: int | Tensor = 0,
@@ -45,6 +45,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
         RuntimeError: a GPU other than Hopper.
     """
+    if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int and not inplace:
+        way = ops.route(x, cos, sin)
+        if way == "direct":
+            return _simple(x, cos, sin, seqlen_offsets, interleaved, False)
+        if way == "record" and not (cos.requires_grad or sin.requires_grad):
+            return _RecordedSimple.apply(x, cos, sin, seqlen_offsets, interleaved)
     turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
     if ops.direct(x, cos, sin, turn[3], position_ids, cu_seqlens):
         return _in_place(x, *turn) if inplace else _forward(x, *turn)
@@ -89,6 +95,12 @@ def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_s
 def _empty(x):
     """A contiguous tensor like x."""
     return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _simple(x, cos, sin, offset, interleaved, inverse):
+    """Positions offset, offset + 1, ... of each sequence: the shortest way to the kernel."""
+    out = launch_simple(x, cos, sin, offset, interleaved, inverse) if x.is_cuda else None
+    return _forward(x, cos, sin, offset, None, None, None, interleaved, inverse) if out is None else out
 
 
 def _forward(x, *turn):
@@ -160,6 +172,22 @@ def _backward_qk(ctx, dq, dk):
     return *found, *[None] * len(Turn._fields)
 
 
+def _record_simple(ctx, x, cos, sin, offset, interleaved):
+    ctx.offset, ctx.interleaved = offset, interleaved
+    ctx.save_for_backward(cos, sin)
+    return _simple(x, cos, sin, offset, interleaved, False)
+
+
+def _backward_simple(ctx, dy):
+    cos, sin = ctx.saved_tensors
+    dy = _contiguous(dy)
+    if ops.route(dy, cos, sin) == "op":
+        dx = _op(dy, cos, sin, ctx.offset, None, None, None, ctx.interleaved, True)
+    else:
+        dx = _simple(dy, cos, sin, ctx.offset, ctx.interleaved, True)
+    return dx, None, None, None, None
+
+
 def _setup_in_place(ctx, inputs, output):
     ctx.mark_dirty(inputs[0])
     _setup(ctx, inputs, output)
@@ -190,6 +218,7 @@ def _fake_qk(q, k, *turn):
 _op = ops.torch_op("rope", cuda=_op_forward, cpu=_op_forward, fake=_fake, setup=_setup, backward=_backward)
 _qk_op = ops.torch_op("rope_qk", cuda=_op_forward_qk, cpu=_op_forward_qk, fake=_fake_qk, setup=_setup,
                       backward=_backward_qk)
+_RecordedSimple = ops.eager_function("SimpleRope", forward=_record_simple, backward=_backward_simple)
 _Function = ops.eager_function("Rope", forward=_forward, setup=_setup, backward=_backward)
 _InPlaceFunction = ops.eager_function("RopeInPlace", forward=_in_place, setup=_setup_in_place, backward=_backward)
 _QKFunction = ops.eager_function("RopeQK", forward=_forward_qk, setup=_setup, backward=_backward_qk)

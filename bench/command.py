@@ -1,0 +1,200 @@
+"""What every file of cases shares: its command line, a run within a time budget, a table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from bench import harness, peers
+from bench.results import Case, Cost, Environment, Report
+from tkq.testing.timing import Effort
+
+CALLS = "calls"  # the section of calls' costs
+USUAL, QUICK = Effort(9, 0.04), Effort(7, 0.02)
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One case to run: the question, our call, the peers to find and the inputs."""
+
+    question: harness.Question
+    ours: Callable
+    peer_op: str
+    peer_names: tuple[str, ...]
+    make_inputs: Callable[[int], tuple]
+    error: Callable[[str, tuple, object], float | None]
+    peer_options: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A file of cases.
+
+    sections: by name, from shapes to jobs. shapes: of each section that has a choice of them. quick: those that --quick
+        leaves. calls: what to price in the section "calls". others: more costs, by name, after those. default: the
+        sections that run unless others are named. judge: what is wrong with all cases together. after: more to measure
+        at the end, from the options; what is wrong with it.
+    """
+
+    name: str
+    doc: str
+    sections: Mapping[str, Callable[[Shapes], Iterable[Job]]]
+    shapes: Mapping[str, Shapes] = field(default_factory=dict)
+    quick: Shapes = ()
+    calls: Callable[[], Mapping[str, harness.Call]] | None = None
+    others: Mapping[str, Callable[[], list[Cost]]] = field(default_factory=dict)
+    default: tuple[str, ...] = ()
+    effort: Effort = USUAL
+    judge: Callable[[list[Case]], list[str]] = lambda cases: []
+    after: Callable[[argparse.Namespace], list[str]] = lambda options: []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ((CALLS,) if self.calls else ()) + tuple(self.sections)
+
+
+class Run:
+    """A report that grows, within a time budget."""
+
+    def __init__(self, path: Path, seconds: float, effort: Effort, without: tuple[str, ...] = ()):
+        self._path, self._effort, self._without = path, effort, without
+        self._deadline = time.monotonic() + seconds
+        self._monitor = harness.Monitor()
+        self.report = Report(Environment.here(self._monitor.driver))
+
+    def effort(self, cases_left: int, candidates: int) -> Effort:
+        """The effort asked for, or shorter turns if the time left would not do: half of a case is making inputs."""
+        share = (self._deadline - time.monotonic()) / cases_left
+        laps = self._effort.rounds + 3
+        turn = min(self._effort.round_seconds, max(0.01, 0.5 * share / laps / candidates))
+        return dataclasses.replace(self._effort, round_seconds=turn, warmup_seconds=3 * candidates * turn)
+
+    def case(self, job: Job, cases_left: int) -> None:
+        q = job.question
+        if time.monotonic() > self._deadline:
+            self.problem(f"{q.op} {q.shape}: not run, the time is up")
+            return
+        names = tuple(name for name in job.peer_names if name not in self._without)
+        found, missing = peers.find(job.peer_op, names, **job.peer_options)
+        left_out = {name: "left out (--without)" for name in job.peer_names if name in self._without}
+        question = dataclasses.replace(q, missing={**missing, **left_out})
+        candidates = {"tkq": job.ours, **found}
+        effort = self.effort(cases_left, len(candidates))
+        try:
+            case = harness.compare(
+                question, candidates, job.make_inputs, effort, error=job.error, monitor=self._monitor
+            )
+        except Exception as problem:  # out of memory for the inputs, say: the other cases can still run
+            self.problem(f"{q.op} {q.shape}: {type(problem).__name__}: {str(problem)[:300]}")
+            return
+        self.report.cases.append(case)
+        self.report.save(self._path)
+        print("\n".join(harness.case_lines(case)), flush=True)
+
+    def calls(self, calls: Mapping[str, harness.Call]) -> None:
+        """Price calls together. One that fails is reported, and left out."""
+        working = {}
+        for name, call in calls.items():
+            try:
+                harness.call_once(call)
+                working[f"CPU per eager call: {name}"] = call
+            except Exception as problem:
+                self.problem(f"call of {name}: {type(problem).__name__}: {str(problem)[:400]}")
+        self.costs("calls", lambda: harness.cpu_times(working))
+
+    def costs(self, name: str, measure: Callable[[], list[Cost]]) -> None:
+        try:
+            costs = measure()
+        except Exception as problem:
+            self.problem(f"cost of {name}: {type(problem).__name__}: {str(problem)[:400]}")
+            return
+        self.report.costs += costs
+        self.report.save(self._path)
+
+    def problem(self, text: str) -> None:
+        print(f"PROBLEM {text}", flush=True)
+        self.report.problems.append(text)
+        self.report.save(self._path)
+
+
+def main(bench: Bench, argv: list[str] | None = None) -> int:
+    """Parse the options and run. Exit status 0 if every bound that could be decided holds and every result is accurate,
+    1 if not or if something did not run, 2 without a GPU."""
+    options = _options(bench, argv)
+    if not torch.cuda.is_available():
+        print(f"bench.{bench.name} times kernels: it needs a GPU, and PyTorch finds none here.")
+        return 2
+    effort = dataclasses.replace(bench.effort, rounds=options.rounds, round_seconds=options.round_seconds)
+    if options.quick:
+        effort = dataclasses.replace(effort, rounds=QUICK.rounds, round_seconds=QUICK.round_seconds)
+    if options.no_graphs:
+        effort = dataclasses.replace(effort, graphs=False)
+    run = Run(options.out / f"{bench.name}.json", options.seconds, effort, options.without)
+    e = run.report.environment
+    print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
+    jobs = list(chosen_jobs(bench, options.sections, options))
+    if CALLS in options.sections:
+        run.calls(bench.calls())
+        for name, measure in bench.others.items():
+            run.costs(name, measure)
+    for i, job in enumerate(jobs):
+        run.case(job, len(jobs) - i)
+    return _conclude(bench, run.report, options)
+
+
+def chosen_jobs(bench: Bench, sections, options) -> Iterable[Job]:
+    for section in sections:
+        if section in bench.sections:
+            for job in bench.sections[section](_shapes(bench, section, options)):
+                if options.match in f"{job.question.op} {job.question.shape}":
+                    yield job
+
+
+def _shapes(bench, section, options) -> Shapes:
+    every = bench.shapes.get(section, ())
+    if options.shapes and every:
+        return options.shapes
+    return tuple(shape for shape in every if shape in bench.quick) if options.quick and bench.quick else every
+
+
+def _options(bench, argv):
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{bench.name}", description=bench.doc.split("\n")[0])
+    default = ",".join(bench.default or bench.names)
+    parser.add_argument("--sections", default=default, help=f"of {', '.join(bench.names)}, in this order")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
+    parser.add_argument("--shapes", default="", help="of cases that have a choice, such as 32768x4096,16384x8192")
+    parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
+    parser.add_argument("--without", default="", help="peers to leave out: torch.compile compiles for minutes")
+    parser.add_argument("--seconds", type=float, default=280, help="start no case after so long; costs always run")
+    parser.add_argument("--rounds", type=int, default=bench.effort.rounds)
+    parser.add_argument("--round-seconds", type=float, default=bench.effort.round_seconds,
+                        help="one candidate's turn; 2 shows sustained speed")
+    parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
+    options = parser.parse_args(argv)
+    options.sections = options.sections.split(",")
+    if unknown := sorted(set(options.sections) - set(bench.names)):
+        parser.error(f"--sections: unknown {unknown}; allowed {list(bench.names)}")
+    options.without = tuple(filter(None, options.without.split(",")))
+    try:
+        options.shapes = tuple(tuple(map(int, s.split("x"))) for s in filter(None, options.shapes.split(",")))
+    except ValueError:
+        parser.error(f"--shapes: got {options.shapes!r}, allowed are numbers, such as 32768x4096,16384x8192")
+    return options
+
+
+def _conclude(bench: Bench, report: Report, options) -> int:
+    if report.cases:
+        print("\n" + harness.summary(report.cases))
+    problems = [*report.problems, *bench.judge(report.cases), *bench.after(options)]
+    print("\n".join([*harness.cost_lines(report.costs), *(f"PROBLEM {p}" for p in problems)]))
+    missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]
+    wrong = [case for case in report.cases if case.accurate() is False]
+    return 1 if missed or wrong or problems else 0

@@ -1,0 +1,78 @@
+"""The command line that all files of cases share, and the cases that each of them offers."""
+import pytest
+import torch
+
+from bench import (
+    command,
+    cross_entropy,
+    foundation,
+    harness,
+    linear_cross_entropy,
+    norm_backward,
+    norms,
+    peers,
+    pointwise,
+    softmax,
+)
+from bench.command import Bench, Job
+
+BENCHES = [m.BENCH for m in (foundation, norms, norm_backward, softmax, cross_entropy, linear_cross_entropy, pointwise)]
+
+
+def job(shape):
+    m, n = shape
+    return Job(harness.Question("one", "op", f"M{m} N{n}", "GB/s", 1.0), lambda: 0, "gemm", (), lambda i: (), None)
+
+
+TWO = Bench("two", "Two sections.\nMore.", {"one": lambda shapes: map(job, shapes), "fixed": lambda _: [job((1, 1))]},
+            shapes={"one": ((1, 2), (3, 4), (5, 6))}, quick=((3, 4),))
+
+
+def shapes(*argv):
+    options = command._options(TWO, list(argv))
+    return [j.question.shape for j in command.chosen_jobs(TWO, options.sections, options)]
+
+
+def test_options_choose_cases():
+    assert shapes() == ["M1 N2", "M3 N4", "M5 N6", "M1 N1"]
+    assert shapes("--quick") == ["M3 N4", "M1 N1"]
+    assert shapes("--shapes", "7x8,9x10", "--sections", "fixed,one") == ["M1 N1", "M7 N8", "M9 N10"]
+    assert shapes("--match", "M1") == ["M1 N2", "M1 N1"]
+
+
+@pytest.mark.parametrize("argv, words", (
+    (["--sections", "one,three"], "unknown ['three']; allowed ['one', 'fixed']"), (["--shapes", "3x"], "got '3x'")))
+def test_what_is_not_known_is_an_error_that_names_what_is(argv, words, capsys):
+    with pytest.raises(SystemExit):
+        command.main(TWO, argv)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda b: b.name)
+def test_every_bench_parses_and_says_that_it_needs_a_gpu(bench, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert command.main(bench, ["--quick"]) == 2
+    assert f"bench.{bench.name} times kernels: it needs a GPU" in capsys.readouterr().out
+    assert set(bench.default) <= set(bench.names) and set(bench.shapes) <= set(bench.sections)
+
+
+@pytest.mark.parametrize("bench", [b for b in BENCHES if b.name != "pointwise"], ids=lambda b: b.name)
+def test_every_case_names_peers_that_there_are(bench):
+    options = command._options(bench, [])
+    found = list(command.chosen_jobs(bench, bench.sections, options))
+    assert found and len({(j.question.section, j.question.op, j.question.shape) for j in found}) == len(found)
+    for j in found:
+        assert set(j.peer_names) <= set(peers.PEERS[j.peer_op])
+        for bound in filter(None, (j.question.bound, j.question.roof)):
+            assert set(bound.against) <= set(j.peer_names)
+
+
+def test_a_call_that_fails_is_reported_and_the_others_are_priced(tmp_path):
+    def broken():
+        raise RuntimeError("no kernel")
+
+    run = command.Run(tmp_path / "f.json", 10.0, command.USUAL)
+    run.calls({"peer": harness.Call(broken), "x + x": harness.Call(lambda: None)})
+    assert run.report.problems == ["call of peer: RuntimeError: no kernel"]
+    assert [c.name for c in run.report.costs] == ["CPU per eager call: x + x"]
