@@ -1,4 +1,5 @@
-"""The float8 products of others, for bench/fp8_gemm.py and bench/tune_fp8.py."""
+"""The float8 products of others, for bench/fp8_gemm.py and bench/tune_fp8.py. A product is called with
+(a, b, scale_a, scale_b) as tkq takes them, and the two scales again in the order of memory that torch wants."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,6 +31,49 @@ def torch_scales(kind: str, scale_a, scale_b):
     down, across = scale_b.t().contiguous().t(), scale_b.contiguous()
     padded = F.pad(scale_b, (0, 0, 0, -scale_b.shape[0] % 4)).t().contiguous().t()
     return [(tall, down), (tall, across), (tall, padded)]
+
+
+_order: dict = {}  # kind -> which of torch_scales torch takes on this machine
+
+
+def both_orders(kind: str, given: tuple) -> tuple:
+    """(a, b, scale_a, scale_b) and torch's scale_a and scale_b."""
+    a, b, *scales = given
+    orders = torch_scales(kind, *scales)
+    if kind not in _order:
+        _order[kind] = 0
+        for i, (sa, sb) in enumerate(orders):
+            try:
+                torch_mm(kind)(a, b, sa, sb)
+                _order[kind] = i
+                break
+            except Exception as problem:
+                print(f"torch, {kind}, order {i}: {str(problem)[:200]}".replace("\n", " "), flush=True)
+    return (*given, *orders[_order[kind]])
+
+
+def _torch(kind: str) -> Callable:
+    f = torch_mm(kind)
+    return lambda a, b, sa, sb, torch_a, torch_b: f(a, b, torch_a, torch_b)
+
+
+def _quack(kind: str) -> Callable:
+    """It knows one factor for all, on the host: the scales are left out, which costs it nothing."""
+    from quack.gemm_interface import gemm
+
+    if kind != "tensor":
+        raise NotImplementedError(f"QuACK has no scales of kind {kind}")
+    return lambda a, b, *_: gemm(a, b, out_dtype=torch.bfloat16, tuned=False)
+
+
+def _plain(kind: str) -> Callable:
+    """tkq's own product without an epilogue: what a fused one is to cost no more than."""
+    import tkq
+
+    return lambda a, b, sa, sb, *_: tkq.fp8_gemm(a, b, sa, sb)
+
+
+PEERS = {"fp8_gemm": {"torch": _torch, "QuACK": _quack}, "fp8_plain": {"plain": _plain}}
 
 
 def operands(m: int, n: int, k: int, kind: str, seed: int) -> tuple:

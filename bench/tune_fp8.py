@@ -13,12 +13,14 @@ import multiprocessing
 import os
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 from tkq.runtime import ensure
 
+TALL = Fp8Config(m=256, n=128, across=True, lag=0)
 FAST = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
     "128x256": Fp8Config(),
     "lag 0": Fp8Config(lag=0),
@@ -37,6 +39,15 @@ FAST = {  # "NAME all" has a block on each processor, instead of the even number
     "256x192 across": Fp8Config(m=256, n=192, across=True, stages=3, lead=1),
     "128x192": Fp8Config(n=192, stages=4),
     "128x128": Fp8Config(n=128, stages=6),
+    "tall": TALL,
+    "tall pdl": replace(TALL, pdl=True),
+    "tall lead 1 pdl": replace(TALL, lead=1, pdl=True),
+    "tall lead 3 pdl": replace(TALL, lead=3, pdl=True),
+    "tall group 4 pdl": replace(TALL, group=4, pdl=True),
+    "tall group 16 pdl": replace(TALL, group=16, pdl=True),
+    "tall alone pdl": replace(TALL, cluster=1, pdl=True),
+    "tall half panels pdl": replace(TALL, panel_bytes=64, panels=4, pdl=True),
+    "128x256 lag 0 pdl": Fp8Config(lag=0, pdl=True),
 }
 PROMOTED = {
     "256x128 across": Fp8Config(m=256, n=128, stages=3, across=True),
@@ -55,6 +66,22 @@ PROMOTED = {
     "128x256 split 4 ahead": Fp8Config(split=4, stages=4, panels=1, ahead=True),
     "128x160": Fp8Config(n=160, stages=5),
     "128x128": Fp8Config(n=128, stages=5),
+    "tall": Fp8Config(m=256, n=128, stages=4, across=True, panel_bytes=64),
+    "tall pdl": Fp8Config(m=256, n=128, stages=4, across=True, panel_bytes=64, pdl=True),
+    "tall alone pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, panel_bytes=64, pdl=True),
+    "tall alone lead 1 pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, panel_bytes=64, lead=1, pdl=True),
+    "tall cluster pdl": Fp8Config(m=256, n=128, stages=4, panel_bytes=64, pdl=True),
+    "split 2": Fp8Config(split=2, stages=4, panel_bytes=64),
+    "split 2 pdl": Fp8Config(split=2, stages=4, panel_bytes=64, pdl=True),
+    "split 2 lead 1 pdl": Fp8Config(split=2, stages=4, panel_bytes=64, lead=1, pdl=True),
+    "split 2 alone pdl": Fp8Config(split=2, stages=4, cluster=1, panel_bytes=64, pdl=True),
+    "split 2 across pdl": Fp8Config(split=2, stages=4, across=True, panel_bytes=64, pdl=True),
+    "split 4 ahead pdl": Fp8Config(split=4, stages=4, panel_bytes=64, ahead=True, pdl=True),
+    "192 pdl": Fp8Config(n=192, stages=4, pdl=True),
+    "192 5 stages pdl": Fp8Config(n=192, stages=5, panel_bytes=64, pdl=True),
+    "192 alone pdl": Fp8Config(n=192, stages=4, cluster=1, pdl=True),
+    "192 lead 1 pdl": Fp8Config(n=192, stages=4, lead=1, pdl=True),
+    "192 lead 0 pdl": Fp8Config(n=192, stages=4, lead=0, pdl=True),
 }
 SMALL = {
     "64x64 across": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0),
@@ -63,6 +90,8 @@ SMALL = {
     "64x64 lag 0": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, lag=0),
     "64x32 alone": Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
     "64x128 alone": Fp8Config(m=64, n=128, stages=8, consumers=1, cluster=1, lead=0),
+    "64x64 alone pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
+    "64x64 across pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0, pdl=True),
 }
 SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
@@ -158,8 +187,8 @@ def measure(kind, shape, args, gpu, monitor) -> dict:
     with torch.no_grad():
         count = timing.input_sets(k * (m + n), gpu.l2_bytes(), gpu.free_bytes())
         sets = [fp8_peers.operands(m, n, k, kind, i) for i in range(min(count, 8))]
-        torch_sets = _torch_sets(kind, sets)
-        calls = {"torch": (fp8_peers.torch_mm(kind), torch_sets)} if torch_sets else {}
+        mixed = [fp8_peers.both_orders(kind, given) for given in sets]
+        calls = {"torch": (fp8_peers.torch_mm(kind), [(x[0], x[1], *x[4:]) for x in mixed])}
         calls |= {name: (call(kind, args.small, name), sets) for name in chosen(args, kind)}
         want, batches, notes = None, {}, {}
         for name, (f, given) in calls.items():
@@ -183,20 +212,6 @@ def measure(kind, shape, args, gpu, monitor) -> dict:
         gpu.release()
     clocks = {n: [[r.sm_mhz, r.watts] for r in readings[n]] for n in readings}
     return {"kind": kind, "shape": shape, "ms": times, "notes": notes, "clocks": clocks}
-
-
-def _torch_sets(kind, sets):
-    """Inputs as torch takes them; None where it takes none."""
-    from bench import fp8_peers
-
-    f, (a, b, *scales) = fp8_peers.torch_mm(kind), sets[0]
-    for i, (sa, sb) in enumerate(fp8_peers.torch_scales(kind, *scales)):
-        try:
-            f(a, b, sa, sb)
-            return [(a, b, *fp8_peers.torch_scales(kind, sa, sb)[i]) for a, b, sa, sb in sets]
-        except Exception as problem:
-            print(f"torch, {kind}, order {i}: {str(problem)[:120]}".replace("\n", " "), flush=True)
-    return None
 
 
 def call(kind, small, name):

@@ -8,7 +8,6 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
-from .dense import transposed
 from .fp8_epilogue import activate, fma_line, pairs_of, store_e4m3, store_e4m3_elements
 from .fp8_plan import STEP, Fp8Config
 from .fp8_spec import BYTES, GROUP, Fp8Spec
@@ -115,7 +114,7 @@ class Fp8Gemm:
             m=m, n=n, rows=cute.ceil_div(m, x.m * down), cols=cute.ceil_div(n, x.n * right), steps=steps)
         grid = tk.blocks_for("static", g.rows * g.cols, cutlass.max(blocks, x.cluster), x.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[tk.WARPGROUP * (1 + x.consumers), 1, 1],
-                              cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1)
+                              cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
     def scales(self, given, extent, steps):
         """A tensor at ``given``: (address, stride of rows or columns, stride of steps)."""
@@ -136,6 +135,9 @@ class Fp8Gemm:
             tk.prefetch(g.a, g.b)
         s = self.shared(g, tk.SharedAllocator())
         tk.init_block(s.pipe.init, x.cluster)
+        if const_expr(x.pdl):  # up to here nothing was read or written that another kernel has to do with
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers,
                       (40, 232) if spec.per_step and x.consumers == 2 else ())  # addresses of scales take registers
         if const_expr(x.cluster > 1):
@@ -406,6 +408,11 @@ class Fp8Gemm:
     def store_panel(self, g, panel, t, at):
         """at: (row, column) in panels."""
         tk.store_async(g.c, panel, at)
+
+
+def transposed(x: cute.Tensor) -> cute.Tensor:
+    """A view."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0]))
 
 
 def at(dtype, address, layout) -> cute.Tensor:

@@ -9,7 +9,6 @@ from .fp8_spec import ACTIVATIONS, BYTES, GROUP, Fp8Spec
 
 SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
 STEP = 128  # of K in a stage: a swizzle of 128 bytes, and what shares a scale
-PANEL_BYTES = 128  # of a row of C in shared memory, at most: one swizzle
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
@@ -23,7 +22,8 @@ class Fp8Config:
     m, n: a block's tile of C; each of ``consumers`` warpgroups has m / consumers rows of it, in waves of 64.
     stages: of a and b in shared memory. cluster: so many blocks lie one above the other and share B's tiles or, with
     ``across``, side by side and share A's. group: columns of tiles to a band of the tile order. panels: buffers of a
-    consumer's output. lead: stages by which the first consumer starts before the second, so that one's epilogue
+    consumer's output, each at most panel_bytes of 64 rows. pdl: the launch lies under the end of the kernel before.
+    lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; hold: A goes
     through registers, once for all parts; ahead: a part starts before the last one is promoted.
@@ -37,6 +37,8 @@ class Fp8Config:
     across: bool = False
     group: int = 8
     panels: int = 2
+    panel_bytes: int = 128
+    pdl: bool = False
     lead: int = 2
     lag: int = 1
     split: int = 1
@@ -67,7 +69,8 @@ class Fp8Config:
 
     def panel(self, out: str) -> int:
         """Columns of C in one buffer: they divide a part, in 32, 64 or 128 bytes."""
-        fits = [b // BYTES[out] for b in (PANEL_BYTES, 64, 32) if self.part % (b // BYTES[out]) == 0]
+        widths = [b // BYTES[out] for b in (128, 64, 32) if b <= self.panel_bytes]
+        fits = [width for width in widths if self.part % width == 0]
         return fits[0] if fits else 0
 
     def scales(self, spec: Fp8Spec) -> int:
@@ -95,6 +98,7 @@ class Fp8Config:
             "group": self.group > 0,
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
+            "panel_bytes": self.panel_bytes in (32, 64, 128),
             "lag": self.lag in (0, 1),
             "split": self.split == 1 or spec.promote,
             "hold": not self.hold or (spec.promote and self.waves == 1),

@@ -99,7 +99,7 @@ def fitted(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
     from dataclasses import replace
     while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
-    return config.check(spec)
+    return replace(config, pdl=False).check(spec)  # offsets are read before the roles part
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
