@@ -97,7 +97,7 @@ def _check_walk(spec, config):
         if config.stages < 2 or smem_bytes(spec, config) > geometry.SMEM_BYTES:
             raise ValueError(f"stages: got {config.stages}, allowed are 2 and what {geometry.SMEM_BYTES} bytes hold")
         if config.turned and (spec.shifted or spec.N % walk_step(spec, config)):
-            raise ValueError(f"turned: got N = {spec.N}, allowed are multiples of {walk_step(spec, config)}, not shifted")
+            raise ValueError(f"turned: N is {spec.N}, allowed are multiples of {walk_step(spec, config)}, not shifted")
         config = replace(config, load="registers")
     row_plan.check(spec, config, spec.exchanges, spec.N)
 
