@@ -54,7 +54,9 @@ def recipe(kind: str, N: int, config: RowConfig):
 
 
 def label(c: RowConfig) -> str:
-    walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") if isinstance(c, WalkConfig) else ""
+    walk = ""
+    if isinstance(c, WalkConfig):
+        walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
     resident = f" r{c.resident}" if c.resident else ""
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 

@@ -33,11 +33,14 @@ class WalkConfig(RowConfig):
 
     load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are on their way;
     "registers": a step is loaded when it is its turn.
+    turned: each row begins at another of its steps, so that rows which begin at once do not read the same places of
+        theirs; for a ring, and rows of whole steps.
     """
 
     load: str = "shared"
     vectors: int = 4
     stages: int = 3
+    turned: bool = False
 
 
 # Rows longer than that, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their
@@ -93,8 +96,15 @@ def _check_walk(spec, config):
     if config.load == "shared":
         if config.stages < 2 or smem_bytes(spec, config) > geometry.SMEM_BYTES:
             raise ValueError(f"stages: got {config.stages}, allowed are 2 and what {geometry.SMEM_BYTES} bytes hold")
+        if config.turned and (spec.shifted or spec.N % walk_step(spec, config)):
+            raise ValueError(f"turned: N is {spec.N}, allowed are multiples of {walk_step(spec, config)}, not shifted")
         config = replace(config, load="registers")
     row_plan.check(spec, config, spec.exchanges, spec.N)
+
+
+def walk_step(spec: CrossEntropySpec, config: WalkConfig) -> int:
+    """Columns of a step, of all blocks of a cluster."""
+    return config.threads_per_row * config.cluster * config.vectors * spec.vector
 
 
 def smem_bytes(spec: CrossEntropySpec, config: RowConfig) -> int:
@@ -133,7 +143,7 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
                 loads = ("registers",) if spec.kind == "backward" else ("registers", "shared")
                 found += [c for load in loads if _worth(spec, c := RowConfig(row_threads, threads, cluster, load))]
     if spec.kind == "forward" and spec.N * spec.width // 8 > 24576:
-        found += WALKS
+        found += [c for c in WALKS if _serves(spec, c)]
     return list(dict.fromkeys(found))
 
 
@@ -145,12 +155,19 @@ _LOADS = ((256, 5, 4), (512, 2, 4))
 WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors, stages=stages)
          for threads, cluster, vectors, stages, *rest in _RINGS]
 WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors) for threads, resident, vectors in _LOADS]
+WALKS += [WalkConfig(512, 512, cluster, vectors=2, stages=4, turned=True) for cluster in (1, 2)]
 
 
-def _worth(spec, config):
+def _serves(spec, config):
     try:
         check(spec, config)
     except ValueError:
+        return False
+    return True
+
+
+def _worth(spec, config):
+    if not _serves(spec, config):
         return False
     t = row_plan.tile(spec, config)
     return t.cluster == config.cluster and 4 <= t.per_thread * spec.width // 32 <= 32

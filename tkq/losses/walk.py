@@ -126,11 +126,21 @@ class CrossEntropyWalk(CrossEntropy):
     def _start(self, way: Constexpr[Way], step: Int32):
         """Start a step's copies; past the row's end there is nothing to copy, but a group to count."""
         atom, stage = self._load_atom(way.x), step % self.config.stages
+        within = self._first(way.place, step * self.config.vectors) < self.N
+        at = self._turned(way, step)
         for v in cutlass.range_constexpr(self.config.vectors):
-            j = step * self.config.vectors + v
-            if self._first(way.place, j) < self.N:
+            j = at * self.config.vectors + v
+            if within & (self._first(way.place, j) < self.N):
                 self._copy(atom, way.x[None, j], way.ring[None, v, stage])
         cute.arch.cp_async_commit_group()
+
+    def _turned(self, way: Way, step: Int32):
+        """The step of the row that is this one of the walk."""
+        if not self.config.turned:
+            return step
+        steps = self._whole_steps()[2]
+        at = step + way.place.there % steps
+        return cutlass.select_(at >= steps, at - steps, at)
 
     def _step(self, way: Way, pair, step, o: Options):
         """A step's vectors into the pair. step: a number known now, where not all of them need lie within the row."""

@@ -390,6 +390,9 @@ _COMBINED = {
     "halves two blocks 6 stages": dict(cluster=2, per_thread=8, warps=8, stages=6, resident=2),
     "quarters two blocks of 4": dict(cluster=4, per_thread=8, warps=4, stages=6, resident=2),
     "quarters two blocks": dict(cluster=4, per_thread=16, warps=8, stages=4, resident=2),
+    "2 x 4096 two blocks": dict(cluster=2, per_thread=16, warps=8, stages=3, resident=2),
+    "2 x 4096 two blocks of 4": dict(cluster=2, per_thread=32, warps=4, stages=3, resident=2),
+    "4 x 4096 two blocks of 4": dict(cluster=4, per_thread=32, warps=4, stages=3, resident=2),
     "eighths two blocks": dict(cluster=8, per_thread=16, warps=8, stages=4, resident=2),
 }
 
