@@ -42,6 +42,7 @@ CHANGES = {
     "turns": dict(turns=True), "free": dict(turns=False), "q1": dict(q_stages=1, bridge=False),
     "panels2": dict(o_panels=2), "panels3": dict(o_panels=3), "panels4": dict(o_panels=4), "panels1": dict(o_panels=1),
     "over_q": dict(o_over_q=True, o_panels=1, q_stages=1, bridge=False), "own_o": dict(o_over_q=False),
+    "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     "half": dict(half=True), "mb8": dict(section_mb=8), "mb32": dict(section_mb=32), "mb64": dict(section_mb=64),
 }
 
@@ -56,9 +57,10 @@ VARIANTS = {
           "kv176 q1 panels2 free pairs",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
-    192: ("plan", "turns", "kv112 panels1", "kv96 own_o panels3", "kv96 own_o panels2", "kv96 over_q",
+    192: ("plan", "direct", "turns", "kv112 panels1", "kv96 own_o panels3", "kv96 own_o panels2", "kv96 over_q",
           "kv80 bridge panels2", "pairs", "static", "mb32"),
-    256: ("plan", "turns", "kv64 over_q half", "kv64 own_o panels4", "kv64 over_q", "kv64 own_o panels4 turns", "pairs",
+    256: ("plan", "direct", "direct pairs", "turns",
+          "kv64 over_q half", "kv64 own_o panels4", "kv64 over_q", "kv64 own_o panels4 turns", "pairs",
           "pairs turns",
           "static", "mb32", "mb64"),
 }
