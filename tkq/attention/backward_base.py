@@ -111,7 +111,8 @@ class BackwardBase:
             kv_full=al.semaphores(2),
             q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
             do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.cluster),
-            ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves), p_pipe=al.pipe(c.p_stages, 0, 4, producers=4))
+            ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves),
+            p_pipe=al.pipe(c.p_stages, 0, 4, producers=4))
 
         def initialise():
             for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe, s.p_pipe):
@@ -145,7 +146,7 @@ class BackwardBase:
 
     def dq_staging(self, al):
         """(4, thread, quads, buffers) fp32: a part of dQ as the threads have it."""
-        if self.config.dq_add != "bulk":
+        if self.config.dq_add != "bulk" or not self.spec.adds_dq:
             return None
         shape = 4, WARPGROUP, self.config.dq_cols // 8, self.config.dq_buffers
         return al.allocate_tensor(Float32, cute.make_layout(shape), 128)

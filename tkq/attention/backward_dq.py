@@ -118,7 +118,8 @@ class BackwardQueries:
 
     @cute.jit
     def specialise(self, g, s, at):
-        tk.specialise(lambda: self.producer(g, s, at), lambda wg: self.consumer(g, s, at, wg), 2)
+        tk.specialise(lambda: self.producer(g, s, at), lambda wg: self.consumer(g, s, at, wg), 2,
+                      self.config.alone_registers)
 
     def extent(self, g, at):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
@@ -166,7 +167,8 @@ class BackwardQueries:
             self.step(g, s, c, at, n, False)
         for n in cutlass.range(seen.whole_end, seen.end, unroll=1):
             self.step(g, s, c, at, n, True)
-        self.finish(g, s, c, at)
+        # looked up again, so that registers need not hold it all the time
+        self.finish(g, s, c, self.task(g) if const_expr(self.spec.varlen) else at)
 
     def load_stats(self, g, c, at):
         # a warpgroup whose rows are all past the end takes others': nothing of it is stored

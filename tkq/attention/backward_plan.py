@@ -1,6 +1,6 @@
 """From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU."""
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS
@@ -25,7 +25,8 @@ class BackwardConfig:
     L2. cluster: blocks that share each tile of Q and dO. pair: two of them hand dS to each other, and dQ is added up
     once for the keys of both (``tkq.attention.backward_pair``).
 
-    Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
+    Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
+    alone_registers, of the producer and of a consumer."""
 
     tile: int = 64
     block: int = 128
@@ -45,6 +46,7 @@ class BackwardConfig:
     pair: bool = False
     kv: int = 128
     kv_stages: int = 2
+    alone_registers: tuple = (24, 240)
 
     @property
     def roles(self) -> tuple:
@@ -95,8 +97,15 @@ class BackwardConfig:
 
 def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys)."""
+    config = _planned(spec)
+    if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
+        config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
+    return config
+
+
+def _planned(spec):
     if spec.width == 256:
-        return _D256_SOFTCAP if spec.softcap else _D256
+        return _D256_SOFTCAP if spec.softcap else _D256_LEFT if spec.left else _D256
     if spec.width == 64:
         return _D64_SOFTCAP if spec.softcap else _D64
     return _D128
@@ -106,6 +115,7 @@ def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
 _D64_SOFTCAP = BackwardConfig(dq_add="bulk")
 _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
 _D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
+_D256_LEFT = replace(_D256, dq_cols=64, registers=(24, 72, 208, 208))  # likewise, for what a limit on the left takes
 _D128 = BackwardConfig(dq_add="bulk")
 _D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
 
@@ -119,7 +129,10 @@ def shipped():
     kinds = {"": {}, "causal": mask, "window": {"left": True, **mask}, "causal_softcap": {"softcap": True, **mask},
              "causal_dlse": {"dlse": True, **mask}, "causal_no_dq": {"dq": False, **mask}, "deterministic": same,
              "causal_deterministic": {**mask, **same},
-             "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same}}
+             "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same},
+             "varlen": {"varlen": True}, "varlen_causal": {"varlen": True, **mask},
+             "varlen_used_window_deterministic": {"varlen": True, "used_q": True, "used_k": True, "left": True, **mask,
+                                                  **same}}
     out = {}
     for (kind, options), dtype, width, length in itertools.product(
             kinds.items(), ("bf16", "fp16"), WIDTHS, LENGTHS):
@@ -127,7 +140,7 @@ def shipped():
         config = plan(spec, length)
         recipe = Recipe("tkq.attention.backward:build", (spec, config))
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
-        quick = dtype == "bf16" and kind in ("", "causal")
+        quick = dtype == "bf16" and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
         out.setdefault(recipe, Shipped(name, recipe, _expectation(spec, config), quick=quick))
     return list(out.values())
 

@@ -38,7 +38,8 @@ class WideBackward(BackwardAdding):
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
-        return al.allocate_tensor(Int32, cute.make_layout((4, WARPGROUP, self.config.tile // 16, self.config.p_stages)), 128)
+        shape = 4, WARPGROUP, self.config.tile // 16, self.config.p_stages
+        return al.allocate_tensor(Int32, cute.make_layout(shape), 128)
 
     def kept(self):
         """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
