@@ -196,7 +196,7 @@ def test_an_activation_is_computed_under_the_next_tile(activation, late):
 def test_what_is_held():
     assert can_hold(GemmSpec(epilogue=Epilogue(residual=True, residual_pairs=True)))
     odd = GemmSpec(epilogue=Epilogue(residual=True))
-    assert not can_hold(odd) and not fitted(Config(spread=True), odd).spread
+    assert not can_hold(odd) and not fitted(Config(spread=1), odd).spread
     with pytest.raises(ValueError, match="late"):
         Config(late=True).check(GemmSpec())
 

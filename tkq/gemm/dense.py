@@ -303,11 +303,29 @@ class DenseGemm:
         workers = self.order(g).workers()
         t = self.tile(g, number - workers)
         for i in cutlass.range_constexpr(self.panels):
-            if number >= workers:
-                self.write_panel(g, s, u, t, i, wg)
-            if i + 1 < g.steps:
+            if const_expr(self.config.spread == 2):
+                half = tk.rt(self.panel, self.out)
+                if number >= workers:
+                    self.activate_half(u, half, i, 0)
+                if 2 * i + 1 < g.steps:
+                    self.step(s, u, wg)
+                if number >= workers:
+                    self.activate_half(u, half, i, 1)
+                    self.put(g, s, half, t, i, wg)
+            else:
+                if number >= workers:
+                    self.write_panel(g, s, u, t, i, wg)
+            if self.config.spread * (i + 1) < g.steps:
                 self.step(s, u, wg)
-        return cutlass.min(self.panels + 1, g.steps)
+        return cutlass.min(self.config.spread * self.panels + 1, g.steps)
+
+    def activate_half(self, u, result, i, which):
+        """Half of panel i's activation."""
+        def half(x):
+            return tk.columns(x, which * self.panel // 2, self.panel // 2)
+
+        parts = [half(u.held[part * self.panels + i]) for part in range(self.parts)]
+        ep.activate_narrow(half(result), self.epilogue, parts)
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
@@ -316,7 +334,11 @@ class DenseGemm:
             self.write_panel(g, s, u, t, i, wg)
 
     def write_panel(self, g, s, u, t, i, wg):
-        result, at = self.panel_of_result(g, u, t, i, wg), self.place(t, i, wg)
+        self.put(g, s, self.panel_of_result(g, u, t, i, wg), t, i, wg)
+
+    def put(self, g, s, result, t, i, wg):
+        """Panel i, from registers to where it belongs."""
+        at = self.place(t, i, wg)
         if self.spec.store == "tma":
             place = (t.row * self.config.consumers + wg, t.col * self.panels + i)
             self.send(g, s.out[wg * BUFFERS + i % BUFFERS], result, (t.batch, *place) if self.spec.batch else place, wg)

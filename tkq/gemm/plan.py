@@ -28,7 +28,9 @@ class Config:
     m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory.
     cluster: so many blocks lie one above the other and share B's tiles. group: columns of tiles to a band of the tile
     order. hold: a tile's result waits in registers, in 16 bits, and is written while the next tile's first products
-    run.
+    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2: half a panel,
+    of what is late. late: what waits is the product, and the activation is computed when it is written: the product is
+    rounded before and after it, as where both are calls of their own.
     """
 
     m: int = 128
@@ -37,7 +39,7 @@ class Config:
     cluster: int = 2
     group: int = 8
     hold: bool = True
-    spread: bool = False
+    spread: int = 0
     late: bool = False
 
     @property
@@ -68,7 +70,7 @@ class Config:
             "cluster": self.cluster in (1, 2),
             "group": self.group > 0,
             "hold": not self.hold or can_hold(spec),
-            "spread": self.hold or not self.spread,
+            "spread": self.spread in (0, 1, 2) and (self.hold or not self.spread) and (self.late or self.spread < 2),
             "late": not self.late or (self.hold and spec.epilogue.curved),
         }
         for name, kept in rules.items():
@@ -143,7 +145,7 @@ def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int =
 def fitted(config: Config, spec: GemmSpec) -> Config:
     """The configuration without what this spec's output does not allow."""
     if not can_hold(spec):
-        config = replace(config, hold=False, spread=False, late=False)
+        config = replace(config, hold=False, spread=0, late=False)
     return config.check(spec)
 
 
@@ -162,7 +164,7 @@ def with_epilogue(config: Config, spec: GemmSpec) -> Config:
     """The configuration for this spec's epilogue: an activation takes as long as several steps of K, so it is spread
     over the next tile's."""
     late = config.hold and spec.epilogue.curved
-    return replace(config, spread=config.spread or late, late=late)
+    return replace(config, spread=max(config.spread, int(late)), late=late)
 
 
 def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,

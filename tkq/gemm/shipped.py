@@ -72,6 +72,11 @@ def _epilogues():
         yield _dense(spec, fitted(with_epilogue(tile, spec), spec), name, quick)
 
 
+    for name in ("bias_silu", "swiglu"):
+        spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
+        yield _dense(spec, Config(spread=2, late=True), f"{name}_spread2")
+
+
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
     words = ["add"] * spec.accumulate + [epilogue] * bool(epilogue) + [spec.store, config.name]
     name = f"gemm_{spec.dtype}_{spec.a_major}{spec.b_major}_{spec.out}_{'_'.join(words)}"
