@@ -57,8 +57,10 @@ class Kept(NamedTuple):
     all: cute.Tensor
 
     @staticmethod
-    def of(saved, part: Optional[cute.Tensor], rows):
-        """saved: `rows`, then `all` where that is not given as a tensor of its own."""
+    def of(saved: Optional[cute.Tensor], part: Optional[cute.Tensor], rows):
+        """saved: `rows`, then `all` where that is not given as a tensor of its own; None where nothing is kept."""
+        if saved is None:
+            return None
         if part is None:
             part = cute.make_tensor(saved.iterator + 2 * rows, cute.make_layout(2))
         return Kept(saved, part)

@@ -22,6 +22,7 @@ def shipped() -> list:
                       (1, "bf16", "int64", 1, False, {}), (7, "fp32", "int32", 1, False, {}))]
     specs += [CrossEntropySpec(kind, 128256, "bf16", reduction=reduction, vector=8, part=True)
               for kind, reduction in (("forward", "none"), ("backward", "mean"), ("backward", "none"))]
+    specs += [CrossEntropySpec("forward", N, "bf16", vector=8, keep=False) for N in (4096, 131072)]
     specs += [CrossEntropySpec("forward", 4096, "bf16", weight=w, reduction=reduction, vector=8)
               for reduction, w in (("sum", None), ("mean", None), ("mean", "bf16"))]
     quick = {("forward", 4096, "mean", None), ("fused", 4096, "none", None), ("backward", 4096, "mean", None)}
@@ -38,7 +39,8 @@ def shipped() -> list:
 
 def _name(s: CrossEntropySpec) -> str:
     options = [s.target, s.weight and f"w{s.weight}", s.smoothing and "smoothing", s.softcap and "softcap",
-               s.shifted and "shifted", s.part and "part", f"v{s.vector}"]
+               s.shifted and "shifted", s.part and "part", "alone" if not s.keep else "",
+               f"v{s.vector}"]
     return "-".join(["cross_entropy_" + s.kind, s.x, f"n{s.N}", s.reduction, *filter(None, options)])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime import arch, dtypes
+from ..runtime import arch, dtypes, new
 from . import checks
 from .plan import plan
 from .spec import GROUP, NormSpec
@@ -84,8 +84,8 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
         M = rows.shape[0]
         if 0 < M <= _MAX_ROWS:
             y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
-            rstd = torch.empty(M, dtype=torch.float32, device=x.device)
-            mean = torch.empty_like(rstd) if kind == "layernorm" else None
+            rstd = new.floats(x, (M,), (1,))
+            mean = new.floats(x, (M,), (1,)) if kind == "layernorm" else None
             run(rows, weight, bias, y if rows is x else y.view(rows.shape), None, None, rstd, mean, None, eps, None)
             return y, rstd, mean
     except Exception:
@@ -170,9 +170,9 @@ def _allocate(call, x) -> Results:
         h = None if total is None else _empty(x.shape, total, x.device)
     if not stats and scale is None:
         return y, h, None, None, None
-    M, device = x.numel() // x.shape[-1], x.device
-    rstd = torch.empty(M, dtype=torch.float32, device=device) if stats else None
-    mean = torch.empty(M, dtype=torch.float32, device=device) if stats and kind == "layernorm" else None
+    M = x.numel() // x.shape[-1]
+    rstd = new.floats(x, (M,), (1,)) if stats else None
+    mean = new.floats(x, (M,), (1,)) if stats and kind == "layernorm" else None
     return y, h, rstd, mean, None if scale is None else scales(scale, M, x)
 
 
@@ -180,7 +180,7 @@ def scales(granularity: str, M: int, x: Tensor) -> Tensor:
     """Room for the scales of M rows like x's: (M, 1), or (M, groups) with the columns contiguous, of M rounded up to 4.
     """
     if granularity == "row":
-        return torch.empty(M, 1, dtype=torch.float32, device=x.device)
+        return new.floats(x, (M, 1), (1, 1))
     groups, padded = -(-x.shape[-1] // GROUP), -(-M // 4) * 4
     return torch.empty(groups, padded, dtype=torch.float32, device=x.device).t()[:M]
 
