@@ -62,28 +62,29 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
 def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
           out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
     try:
-        return _product(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+        extras = None
+        if bias is not None or activation is not None or out_scale is not None:
+            extras = bias is not None and _facts(bias), activation, out_scale is not None and _facts(out_scale)
+        kernel, blocks, m, n, strided = _launcher(
+            a.dtype, b.dtype, a.shape, b.shape, scale_a.dtype, scale_b.dtype, scale_a.shape, scale_b.shape, extras,
+            out_dtype, accumulate, a.get_device(), scale_a.get_device(), scale_b.get_device())
+        c = torch.empty(m, n, dtype=out_dtype, device=a.device)
+        if strided:
+            (rows, steps), (steps_b, cols) = scale_a.stride(), scale_b.stride()
+            of_a, of_b = (scale_a.data_ptr(), rows, steps), (scale_b.data_ptr(), cols, steps_b)
+        else:
+            of_a, of_b = (scale_a.data_ptr(), 1, 1), (scale_b.data_ptr(), 1, 1)
+        # it checks what is not in the key: strides, addresses and devices of a, b and c
+        kernel(a, b, c, of_a, of_b, 0 if bias is None else bias.data_ptr(),
+               0 if out_scale is None else out_scale.data_ptr(), blocks)
+        return c
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
         _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
         _aligned(a=a, b=b)
+        if not (a.shape[0] and a.shape[1] and b.shape[1]):  # nothing to multiply, and nothing wrong
+            return reference_fp8.fp8_gemm(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale)
         raise
-
-
-def _product(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate):
-    shape_a, shape_b = a.shape, b.shape
-    if not (a.device == b.device == scale_a.device == scale_b.device):
-        raise ValueError("fp8_gemm: several devices")
-    scales = scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape
-    ways = bias is not None and _facts(bias), activation, out_dtype, out_scale is not None and _facts(out_scale)
-    kernel, blocks = _launcher(a.dtype, b.dtype, shape_a, shape_b, a.stride(), b.stride(), scales, ways, accumulate,
-                               a.device)
-    c = torch.empty((shape_a[0], shape_b[1]), dtype=out_dtype, device=a.device)
-    if kernel is None:  # nothing to multiply
-        return _cpu(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
-    kernel(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
-           0 if out_scale is None else out_scale.data_ptr(), blocks)
-    return c
 
 
 def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None):
@@ -94,7 +95,7 @@ def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None):
 
 
 def _facts(x):
-    return x.dtype, x.shape, x.is_contiguous(), x.device
+    return x.dtype, x.shape, x.is_contiguous(), x.get_device()
 
 
 def _place(scale, columns=False):
@@ -106,19 +107,22 @@ def _place(scale, columns=False):
 
 
 @lru_cache(4096)
-def _launcher(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate, device):
-    """(kernel, blocks) for a kind of call: the cache in front of the checks, planning and the table of kernels.
-
-    kernel is None where there is nothing to multiply."""
-    spec = _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate)
+def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, shape_sb, extras, out_dtype, accumulate,
+              *devices):
+    """(kernel, blocks, M, N, whether scales have strides) for a kind of call: the cache in front of the checks, of
+    planning and of the table of kernels. Raises where there is nothing to multiply, too."""
+    bias, activation, out_scale = extras or (False, None, False)
     (m, k), n = shape_a, shape_b[1]
+    spec = _spec(a_dtype, b_dtype, shape_a, shape_b, (k, 1), (1, k), (dtype_sa, shape_sa, dtype_sb, shape_sb),
+                 (bias, activation, out_dtype, out_scale), accumulate)
     if not (m and n and k):
-        return None, 0
-    arch.require_hopper(device)
-    if any(facts and facts[3] != device for facts in (ways[0], ways[3])):
+        raise ValueError("fp8_gemm: nothing to multiply")
+    if len({*devices, *(facts[3] for facts in (bias, out_scale) if facts)}) != 1:
         raise ValueError("fp8_gemm: several devices")
+    device = torch.device("cuda", devices[0]) if devices[0] >= 0 else torch.device("cpu")
+    arch.require_hopper(device)
     recipe, blocks = launch(spec, m, n, k, arch.processors(device))
-    return function(recipe), blocks
+    return function(recipe), blocks, m, n, spec.scales != "tensor"
 
 
 def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate) -> Fp8Spec:

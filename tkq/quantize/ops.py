@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from tkq import reference_fp8
-from tkq.norms.launch import vector
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.shipped import rows_recipe, tiles_recipe
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
@@ -48,7 +47,7 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
     """
     if ops.direct(x):
-        q, scale, qt, scale_t = (_cuda if x.is_cuda else _cpu)(x, granularity, dtype, transpose)
+        q, scale, qt, scale_t = (_launched if x.is_cuda else _cpu)(x, granularity, dtype, transpose)
     else:
         check.refuse_gradient("quantize_fp8", x=x)
         _check(x, granularity, dtype, transpose)
@@ -77,68 +76,64 @@ def _check(x, granularity, dtype, transpose):
 
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,
           transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return tuple(x.new_empty(0) if t is None else t for t in _launched(x, granularity, dtype, transpose))
+
+
+def _launched(x, granularity, dtype, transpose):
+    """(q, scale, qt, scale_t), None for what there is not."""
     try:
-        return _quantised(x, granularity, dtype, transpose)
+        m, n = x.shape
+        aligned = x.data_ptr() & 15
+        run, amax = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, x.get_device())
+        device = x.device
+        q = torch.empty(m, n, dtype=dtype, device=device)
+        scale = _scales(granularity, m, n, device)
+        if granularity == "row":
+            run(x, None, None, q, None, None, None, None, scale, 0.0, None)
+            return q, scale, None, None
+        qt = torch.empty(n, m, dtype=dtype, device=device) if transpose else None
+        scale_t = _scales(granularity, n, m, device) if transpose and granularity == "block" else None
+        largest = None
+        if amax is not None:
+            largest = torch.zeros(1, dtype=torch.int32, device=device)
+            amax(x, None, None, None, None, largest)
+        run(x, q, scale, qt, scale_t, largest)
+        return q, scale, qt, scale_t
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
         _check(x, granularity, dtype, transpose)
+        if not x.numel():
+            return _cpu(x, granularity, dtype, transpose)
         raise
-
-
-def _quantised(x, granularity, dtype, transpose):
-    m, n = x.shape
-    if not (m and n):
-        return _cpu(x, granularity, dtype, transpose)
-    q = torch.empty((m, n), dtype=dtype, device=x.device)
-    scale = _scales(granularity, m, n, x.device)
-    none = x.new_empty(0)
-    if granularity == "row":
-        _check_rows(transpose)
-        _rows(x.dtype, n, dtype, vector((x, q)), x.device)(x, None, None, q, None, None, None, None, scale, 0.0, None)
-        return q, scale, none, none
-    qt = torch.empty((n, m), dtype=dtype, device=x.device) if transpose else None
-    scale_t = _scales(granularity, n, m, x.device) if transpose and granularity == "block" else None
-    wide = n % VECTOR == 0 and _wide(x)
-    amax = None
-    if granularity == "tensor":
-        amax = torch.zeros(1, dtype=torch.int32, device=x.device)
-        _tiles(granularity, x.dtype, dtype, False, wide, True, x.device, "amax")(x, None, None, None, None, amax)
-    run = _tiles(granularity, x.dtype, dtype, transpose, wide, m % VECTOR == 0, x.device)
-    run(x, q, scale, qt, scale_t, amax)
-    return q, scale, none if qt is None else qt, none if scale_t is None else scale_t
-
-
-def _check_rows(transpose):
-    if transpose:
-        raise NotImplementedError
-
-
-def _wide(x):
-    """Are rows whole vectors at addresses that 16-byte accesses allow?"""
-    bytes = VECTOR * x.element_size()
-    return x.data_ptr() % min(bytes, 16) == 0 and (x.shape[0] == 1 or x.stride(0) % VECTOR == 0)
 
 
 def _scales(granularity, m, n, device):
     """Room for the scales of (m, n)."""
+    if granularity == "row":
+        return torch.empty(m, 1, dtype=torch.float32, device=device)
     if granularity == "block":
-        return torch.empty(-(-n // EDGE), -(-m // 4) * 4, dtype=torch.float32, device=device).t()[:m]
-    shape = {"tensor": (1,), "row": (m, 1), "tile": (-(-m // EDGE), -(-n // EDGE))}[granularity]
+        return torch.empty_strided((m, -(-n // EDGE)), (1, -(-m // 4) * 4), dtype=torch.float32, device=device)
+    shape = (1,) if granularity == "tensor" else (-(-m // EDGE), -(-n // EDGE))
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
-@lru_cache(1024)
-def _rows(x, n, out, width, device):
-    arch.require_hopper(device)
-    spec = NormSpec("rmsnorm", n, dtypes.name_of(x), vector=width, out=dtypes.name_of(out), scale="row")
-    return function(rows_recipe(spec))
-
-
-@lru_cache(1024)
-def _tiles(granularity, x, out, transpose, wide, wide_t, device, step="quantise"):
-    arch.require_hopper(device)
-    return function(tiles_recipe(TileSpec(granularity, dtypes.name_of(x), dtypes.name_of(out), transpose, wide,
-                                          wide_t or not transpose, step)))
+@lru_cache(4096)
+def _runs(granularity, x, m, n, strides, aligned, out, transpose, device):
+    """(kernel, the kernel that finds amax before it or None) for a kind of call. aligned: x's address modulo 16. Raises
+    where something is wrong, and where there is nothing to quantise."""
+    if granularity not in GRANULARITIES or (granularity == "row" and transpose) or not m * n or strides[1] != 1:
+        raise ValueError
+    arch.require_hopper(torch.device("cuda", device))
+    size, names = x.itemsize, (dtypes.name_of(x), dtypes.name_of(out))
+    if granularity == "row":
+        width = 16 // size
+        while n % width or (m > 1 and strides[0] % width) or aligned % (width * size):
+            width //= 2
+        return function(rows_recipe(NormSpec("rmsnorm", n, names[0], vector=width, out=names[1], scale="row"))), None
+    wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
+    run = tiles_recipe(TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose))
+    amax = tiles_recipe(TileSpec(granularity, *names, wide=wide, step="amax")) if granularity == "tensor" else None
+    return function(run), amax and function(amax)
 
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
