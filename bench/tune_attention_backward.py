@@ -29,27 +29,32 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 # What differs from the plan, and for which head_dims and masks it makes sense.
 VARIANTS = {
     "plan": {},
+    "red": {"dq_add": "red"},
     "turns": {"turns": True},
+    "no turns": {"turns": False},
     "last block": {"post": False},
-    "last block turns": {"post": False, "turns": True},
     "cluster": {"cluster": 2},
-    "cluster turns": {"cluster": 2, "turns": True},
     "stagger": {"stagger": True},
-    "2 stages": {"q_stages": 2, "do_stages": 2},
+    "2 stages": {"stages": 2},
     "3 dS stages": {"ds_stages": 3},
-    "bulk": {"dq_add": "bulk"},
-    "bulk stagger": {"dq_add": "bulk", "stagger": True},
+    "2 buffers": {"dq_buffers": 2, "stages": 2},
     "tile 64": {"tile": 64},
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
+    "pair": {"pair": True, "cluster": 2, "stages": 2},
+    "pair red": {"pair": True, "cluster": 2, "stages": 2, "dq_add": "red"},
+    "pair turns": {"pair": True, "cluster": 2, "stages": 2, "turns": True},
+    "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},
+    "bulk": {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)},
+    "1 stage of dS": {"ds_stages": 1},
     "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
 }
 
 
 def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
     """The variants that can run, and that differ from the plan."""
-    base, found = plan(BackwardSpec(head_dim=dim, right=causal)), {}
+    base, found = plan(BackwardSpec(width=dim, right=causal)), {}
     for name, change in VARIANTS.items():
         if ("stagger" in name and causal) or (("sections" in name or "head by" in name) and not causal):
             continue
@@ -58,7 +63,7 @@ def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
             config.check(dim)
         except ValueError:
             continue
-        if name == "plan" or config != base:
+        if config not in found.values():
             found[name] = config
     return found
 
@@ -77,7 +82,7 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
 
 
 def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
-    return Recipe("tkq.attention.backward:build", (BackwardSpec(head_dim=dim, right=causal), config))
+    return Recipe("tkq.attention.backward:build", (BackwardSpec(width=dim, right=causal), config))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """What the attention tests on a GPU share: inputs, the same computation in PyTorch at low precision, and the judgement.
 
-Options are those of tkq.attention.ops.run: causal, softmax_scale, left, right (-1: no limit), softcap, sinks."""
+Options are those of tkq.reference.flash_attn: causal, softmax_scale, left, right (-1: no limit), softcap, sinks."""
 import math
 
 import torch
@@ -8,6 +8,8 @@ import torch
 from tests.rule import assert_2x
 from tkq import reference
 from tkq.attention import ops
+from tkq.attention.arguments import Options
+from tkq.attention.launch import Operands
 
 
 def make(batch, rows, keys, heads, kv_heads, dim, dtype=torch.bfloat16, seed=0, dim_v=None):
@@ -53,11 +55,16 @@ def judge(o, lse, q, k, v, what="", **options):
     assert error <= 2 * theirs + 4e-6 * largest + 4e-6, f"{what} lse: error {error:.2e}, PyTorch's {theirs:.2e}"
 
 
+def run(q, k, v, o, lse=None, config=None, sinks=None, **options):
+    """Launch the kernel into o and lse."""
+    ops.run(Operands(q, k, v, o, lse, sinks), Options(**options), config)
+
+
 def compare(q, k, v, what="", o=None, config=None, **options):
     """Run on poisoned outputs, judge o and lse. config: not the plan's own for the length."""
     shape = (*q.shape[:3], v.shape[3])
     o = torch.full(shape, math.nan, dtype=q.dtype, device="cuda") if o is None else o
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
-    ops.run(q, k, v, o, lse, config=config, **options)
+    run(q, k, v, o, lse, config, **options)
     judge(o, lse, q, k, v, f"{what} {options}", **options)
     return o, lse

@@ -11,8 +11,8 @@ from torch import Tensor
 
 def seen(rows: int, keys: int, causal: bool = False, window_size=(None, None), device=None) -> Tensor:
     """(rows, keys) bool: query i is aligned with key i + keys - rows and sees from window_size[0] keys before it to
-    window_size[1] behind it, inclusive; None: no limit. causal: nothing behind it."""
-    left, right = window_size
+    window_size[1] behind it, inclusive; None or -1: no limit. causal: nothing behind it."""
+    left, right = (None if side == -1 else side for side in window_size)
     right = 0 if causal else right
     distance = torch.arange(keys, device=device) - torch.arange(rows, device=device)[:, None] - (keys - rows)
     out = torch.ones(rows, keys, dtype=torch.bool, device=device)
@@ -25,12 +25,14 @@ def seen(rows: int, keys: int, causal: bool = False, window_size=(None, None), d
 
 def flash_attn_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
                         dlse: Optional[Tensor] = None, causal: bool = False, softmax_scale: Optional[float] = None,
-                        window_size=(None, None)) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of o = softmax(scale * q @ k.T) @ v and of lse, the log-sum-exp of its rows.
+                        window_size=(None, None), softcap: float = 0.0, sinks: Optional[Tensor] = None):
+    """dq, dk, dv and, where there are sinks, dsinks of o = softmax(logits) @ v and of lse, the log-sum-exp of its rows.
 
-    do, q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse, dlse (B, H, Sq). With P = exp(scale * q @ k.T - lse):
-    dv = P.T @ do, dS = P * (do @ v.T - rowsum(o * do) + dlse), dq = scale * dS @ k, dk = scale * dS.T @ q; dk and dv
-    are summed over the query heads of a K/V head. A row that sees no key has no gradient."""
+    q (B, Sq, H, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), o, do (B, Sq, H, Dv), lse, dlse (B, H, Sq), sinks (H,). logits
+    are x = scale * q @ k.T, or softcap * tanh(x / softcap). With P = exp(logits - lse): dv = P.T @ do,
+    dS = P * (do @ v.T - rowsum(o * do) + dlse), times the logits' derivative, dq = scale * dS @ k,
+    dk = scale * dS.T @ q; dk and dv are summed over the query heads of a K/V head. A row that sees no key has no
+    gradient."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     (_, rows, heads, dim), (_, keys, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads if kv_heads else 1
@@ -38,12 +40,52 @@ def flash_attn_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, 
     wk, wv = (x.to(wide).transpose(1, 2).repeat_interleave(group, 1) for x in (k, v))
     scale = 1 / math.sqrt(dim) if softmax_scale is None else softmax_scale
     lse = lse.to(wide)
-    logits = (wq @ wk.transpose(-1, -2) * scale).masked_fill(
-        ~seen(rows, keys, causal, window_size, q.device), -math.inf)
+    logits, slope = capped(wq @ wk.transpose(-1, -2) * scale, softcap)
+    logits = logits.masked_fill(~seen(rows, keys, causal, window_size, q.device), -math.inf)
     p = torch.exp(logits - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
-    minus = (wo * wdo).sum(-1) if dlse is None else (wo * wdo).sum(-1) - dlse.to(wide)
-    ds = p * (wdo @ wv.transpose(-1, -2) - minus.masked_fill(lse == -math.inf, 0.0)[..., None])
+    of_rows = -(wo * wdo).sum(-1) if dlse is None else dlse.to(wide) - (wo * wdo).sum(-1)
+    of_rows = of_rows.masked_fill(lse == -math.inf, 0.0)
+    ds = p * (wdo @ wv.transpose(-1, -2) + of_rows[..., None]) * slope
     dq = (ds @ wk * scale).transpose(1, 2)
     dk, dv = (x.unflatten(1, (kv_heads, group)).sum(2).transpose(1, 2) if kv_heads else x.transpose(1, 2)
               for x in (ds.transpose(-1, -2) @ wq * scale, p.transpose(-1, -2) @ wdo))
-    return dq.to(q.dtype).contiguous(), dk.to(k.dtype).contiguous(), dv.to(v.dtype).contiguous()
+    found = dq.to(q.dtype).contiguous(), dk.to(k.dtype).contiguous(), dv.to(v.dtype).contiguous()
+    return found if sinks is None else (*found, sinks_gradient(sinks, lse, of_rows))
+
+
+def flash_attn_varlen_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+                               dlse: Optional[Tensor], sequences: tuple, options: tuple, sinks: Optional[Tensor]):
+    """dq, dk, dv, dsinks (or None): ``flash_attn_backward`` of each sequence; 0 for rows that are not in use.
+
+    q (total_q, H, D), k, v (total_k, Hk, ..), lse, dlse (H, total_q). sequences: (cu_seqlens_q, cu_seqlens_k,
+    seqused_q, seqused_k). options: (causal, softmax_scale, left, right, softcap)."""
+    causal, scale, left, right, softcap = options
+    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dsinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float64)
+    starts = [cu.tolist() for cu in sequences[:2]]
+    for s in range(len(starts[0]) - 1):
+        (a, b), (c, d) = ((cu[s], cu[s + 1] if used is None else min(cu[s] + int(used[s]), cu[s + 1]))
+                          for cu, used in zip(starts, sequences[2:]))
+        rows, keys = slice(a, b), slice(c, d)
+        found = flash_attn_backward(do[None, rows], q[None, rows], k[None, keys], v[None, keys], o[None, rows],
+                                    lse[None, :, rows], None if dlse is None else dlse[None, :, rows], causal, scale,
+                                    (left, right), softcap, sinks)
+        dq[rows], dk[keys], dv[keys] = (x[0] for x in found[:3])
+        if sinks is not None:
+            dsinks += found[3]
+    return dq, dk, dv, None if sinks is None else dsinks.to(sinks.dtype)
+
+
+def capped(x: Tensor, softcap: float) -> tuple:
+    """softcap * tanh(x / softcap) and its derivative; x and 1 where softcap is 0."""
+    if softcap == 0.0:
+        return x, 1.0
+    t = torch.tanh(x / softcap)
+    return softcap * t, 1 - t * t
+
+
+def sinks_gradient(sinks: Tensor, lse: Tensor, of_rows: Tensor) -> Tensor:
+    """Of the logits (H,) that each head has beside its keys', with the value 0. of_rows: dlse - rowsum(o * do), as lse
+    (B, H, Sq)."""
+    p = torch.exp(sinks.to(lse.dtype)[:, None] - lse).masked_fill(lse == -math.inf, 0.0)
+    return (p * of_rows).sum((0, 2)).to(sinks.dtype)

@@ -1,4 +1,5 @@
 """Attention's gradients without a GPU: the formula against autograd, the autograd glue, what is refused, the fake."""
+import itertools
 import math
 
 import pytest
@@ -12,21 +13,24 @@ from tkq.attention.backward_ops import attention_backward
 SHAPES = ((17, 33), (33, 17), (16, 16), (1, 40), (40, 1), (5, 0), (0, 5))
 
 
-def inputs(rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.float64, batch=2):
-    make = lambda s, h: torch.randn(batch, s, h, dim, dtype=torch.float64).to(dtype)
-    return make(rows, heads), make(keys, kv_heads), make(keys, kv_heads)
+def inputs(rows=17, keys=33, heads=4, kv_heads=2, dim=64, dtype=torch.float64, batch=2, dim_v=None):
+    make = lambda s, h, d: torch.randn(batch, s, h, d, dtype=torch.float64).to(dtype)
+    return make(rows, heads, dim), make(keys, kv_heads, dim), make(keys, kv_heads, dim_v or dim)
 
 
-def forward(q, k, v, causal, scale=None, window_size=(None, None)):
-    """o and lse by plain differentiable operations, 0 and -inf where a row sees nothing."""
+def forward(q, k, v, causal, scale=None, window_size=(None, None), softcap=0.0, sinks=None):
+    """o and lse by plain differentiable operations, 0 and -inf (or the sink) where a row sees nothing."""
     group = q.shape[2] // k.shape[2]
     s = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(group, 2))
     s = s * (q.shape[3] ** -0.5 if scale is None else scale)
+    s = softcap * torch.tanh(s / softcap) if softcap else s
     mask = reference_attention.seen(q.shape[1], k.shape[1], causal, window_size)
     some = mask.any(-1)
     s = s.masked_fill(~mask & some[:, None], -math.inf)
     lse = s.logsumexp(-1).masked_fill(~some, -math.inf)
-    p = (s - lse.masked_fill(~some, 0.0)[..., None]).exp() * some[:, None]
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks[:, None].expand(lse.shape[1:]))
+    p = (s - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp() * some[:, None]
     return torch.einsum("bhij,bjhd->bihd", p, v.repeat_interleave(group, 2)), lse
 
 
@@ -46,6 +50,21 @@ def test_the_formula_is_the_derivative(causal, window_size, shape):
     found = reference_attention.flash_attn_backward(
         *(x.detach() for x in (do, q, k, v, o, lse, dlse)), causal, 0.3, window_size)
     for name, a, b in zip(("dq", "dk", "dv"), found, want):
+        assert a.shape == b.shape and torch.allclose(a, b, atol=1e-10), name
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("softcap", (0.0, 1.5))
+@pytest.mark.parametrize("shape", ((17, 33), (33, 17)))
+def test_the_formula_with_a_softcap_sinks_and_narrow_values(causal, softcap, shape):
+    q, k, v = (x.requires_grad_() for x in inputs(*shape, dim_v=24))
+    sinks = torch.randn(4, dtype=q.dtype, requires_grad=True)
+    o, lse = forward(q, k, v, causal, 0.3, (20, None), softcap, sinks)
+    do, dlse = torch.randn_like(o), torch.randn_like(lse)
+    want = torch.autograd.grad((o * do).sum() + (lse * dlse).sum(), (q, k, v, sinks))
+    found = reference_attention.flash_attn_backward(
+        *(x.detach() for x in (do, q, k, v, o, lse, dlse)), causal, 0.3, (20, -1), softcap, sinks.detach())
+    for name, a, b in zip(("dq", "dk", "dv", "dsinks"), found, want):
         assert a.shape == b.shape and torch.allclose(a, b, atol=1e-10), name
 
 
@@ -79,7 +98,22 @@ def test_gradients_flow(causal, used):
         assert (x.double() - w).norm() <= 0.02 * w.norm() + 1e-6
 
 
-@pytest.mark.parametrize("needs", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1) if a or b or c])
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_gradients_of_all_that_is_differentiable(dtype):
+    q, k, v = low(dim_v=32)
+    sinks = torch.randn(4).to(dtype)
+    options = False, 0.2, (9, 4), 3.0
+    wide = [x.double().requires_grad_() for x in (q, k, v, sinks)]
+    o, lse = forward(*wide[:3], *options, wide[3])
+    wanted = torch.autograd.grad(o.square().sum() + lse.square().sum(), wide)
+    o, lse = o.detach().to(q.dtype), lse.detach().float()
+    found = attention_backward(2 * o, q, k, v, o, lse, 2 * lse, softmax_scale=0.2, window_size=(9, 4), softcap=3.0,
+                               sinks=sinks, needs=(True,) * 4)
+    for x, g, w in zip((q, k, v, sinks), found, wanted):
+        assert g.dtype == x.dtype and (g.double() - w).norm() <= 0.02 * w.norm() + 1e-6
+
+
+@pytest.mark.parametrize("needs", [n for n in itertools.product((0, 1), repeat=3) if any(n)])
 def test_exactly_the_gradients_that_are_needed(needs, monkeypatch):
     asked = []
     real = autograd.attention_backward
@@ -87,13 +121,15 @@ def test_exactly_the_gradients_that_are_needed(needs, monkeypatch):
     x = [t.requires_grad_(bool(n)) for t, n in zip(low(), needs)]
     o = tkq.flash_attn(*x, causal=True)
     o.float().sum().backward()
-    assert asked == [tuple(map(bool, needs))]
+    assert asked == [(*map(bool, needs), False)]
     assert [t.grad is not None for t in x] == list(map(bool, needs))
 
 
 def test_nothing_needed_is_nothing_done():
     q, k, v = low()
-    assert attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17), needs=(False,) * 3) == (None, None, None)
+    lse = torch.zeros(2, 4, 17)
+    assert attention_backward(q, q, k, v, q, lse, needs=(False,) * 3) == (None, None, None)
+    assert attention_backward(q, q, k, v, q, lse, sinks=torch.zeros(4), needs=(False,) * 4) == (None,) * 4
 
 
 # ---- what is refused -------------------------------------------------------------------------------
@@ -119,6 +155,10 @@ def arguments():
     ("softmax_scale", lambda _: 0.0, ValueError, ("softmax_scale", "0.0")),
     ("softmax_scale", lambda _: "1", TypeError, ("softmax_scale", "str")),
     ("window_size", lambda _: (-2, None), ValueError, ("window_size", "-2")),
+    ("softcap", lambda _: -1.0, ValueError, ("softcap", "-1.0")),
+    ("softcap", lambda _: "1", TypeError, ("softcap", "str")),
+    ("sinks", lambda _: torch.zeros(3), ValueError, ("sinks", "(3,)")),
+    ("sinks", lambda _: torch.zeros(4).double(), TypeError, ("sinks", "float64")),
     ("q", lambda x: x.requires_grad_(), NotImplementedError, ("attention_backward", "q", "grad")),
 ])
 def test_bad_input_is_named(name, change, error, words):
@@ -130,8 +170,12 @@ def test_bad_input_is_named(name, change, error, words):
 
 
 def test_unsupported_head_dim_is_named():
-    q, k, v = low(dim=40)
-    with pytest.raises(NotImplementedError, match="head_dim is 40, supported are 64, 128, 256"):
+    for dim in (44, 264):
+        q, k, v = low(dim=dim)
+        with pytest.raises(NotImplementedError, match=f"head_dim is {dim}, supported are multiples of 8 from 8 to 256"):
+            attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
+    q, k, v = low(dim_v=20)
+    with pytest.raises(NotImplementedError, match="head_dim_v is 20"):
         attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
 
 
@@ -157,12 +201,13 @@ def test_layouts_that_tma_takes():
 # ---- tracing ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("needs", ((True, True, True), (True, False, False), (False, True, True)))
+@pytest.mark.parametrize("needs", ((True, True, True, False), (True, False, False, True), (False, True, True, True)))
 def test_opcheck(needs):
     a = arguments()
     tensors = a["do"], a["q"], a["k"], a["v"], a["o"], a["lse"]
+    sinks = torch.zeros(4) if needs[3] else None
     torch.library.opcheck(torch.ops.tkq.flash_attn_backward.default,
-                          (*tensors, None, True, None, None, 3, *needs, False))
+                          (*tensors, None, sinks, True, None, -1, 3, 0.0, False, *needs))
 
 
 def test_traces_under_compile():
@@ -190,11 +235,27 @@ def test_gradients_through_the_op_traced_and_not(used, frozen):
         assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("options, words", [
-    (dict(softcap=9.0), "softcap"), (dict(sinks=torch.zeros(4)), "sinks"), (dict(dim=32), "head_dim 32")])
-def test_what_has_no_gradient_is_named(options, words):
-    q, k, v = low(dim=options.pop("dim", 64))
-    with pytest.raises(NotImplementedError, match=words):
-        tkq.flash_attn(q.requires_grad_(), k, v, **options)
-    with torch.no_grad():
-        tkq.flash_attn(q, k, v, **options)
+@pytest.mark.parametrize("traced", (False, True))
+def test_gradients_with_all_options_through_autograd(traced):
+    """softcap, sinks, window, narrow values: plain eager and traced, beside autograd of plain operations."""
+    leaves = [x.requires_grad_() for x in (*low(dim_v=32), torch.randn(4))]
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+
+    def loss(q, k, v, sinks):
+        o, lse = tkq.flash_attn(q, k, v, sinks=sinks, softcap=3.0, softmax_scale=0.2, window_size=(9, 4),
+                                return_lse=True)
+        return o.double().square().sum() + lse.double().square().sum()
+
+    call = torch.compile(loss, fullgraph=True, backend="aot_eager") if traced else loss
+    o, lse = forward(*wide[:3], False, 0.2, (9, 4), 3.0, wide[3])
+    for x, g, w in zip(leaves, torch.autograd.grad(call(*leaves), leaves),
+                       torch.autograd.grad(o.square().sum() + lse.square().sum(), wide)):
+        assert g.dtype == x.dtype and (g.double() - w).norm() <= 0.02 * w.norm() + 1e-6
+
+
+def test_sinks_that_need_no_gradient():
+    q, k, v = (x.requires_grad_() for x in low())
+    tkq.flash_attn(q, k, v, sinks=torch.randn(4)).float().sum().backward()
+    sinks = torch.randn(4, requires_grad=True)
+    tkq.flash_attn(q.detach(), k.detach(), v.detach(), sinks=sinks).float().sum().backward()
+    assert q.grad is not None and sinks.grad is not None

@@ -7,18 +7,19 @@ from hypothesis import strategies as st
 
 from bench.tune_attention_backward import VARIANTS, variants
 from tkq.attention.backward_plan import SHARED_BYTES, BackwardConfig, plan, shipped
-from tkq.attention.backward_spec import HEAD_DIMS, BackwardSpec
+from tkq.attention.backward_spec import WIDTHS, BackwardSpec, width
 from tkq.attention.plan import LENGTHS
 from tkq.attention.spec import DTYPES
 
-SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), head_dim=st.sampled_from(HEAD_DIMS), left=st.booleans(),
-                  right=st.booleans(), dq=st.booleans(), dlse=st.booleans(), deterministic=st.booleans())
+SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), width=st.sampled_from(WIDTHS), left=st.booleans(),
+                  right=st.booleans(), softcap=st.booleans(), dq=st.booleans(), dlse=st.booleans(),
+                  deterministic=st.booleans())
 
 
 @given(SPECS, st.sampled_from(LENGTHS))
 def test_what_is_planned_can_run(spec, length):
-    config = plan(spec, length).check(spec.head_dim)
-    assert config.shared_bytes(spec.head_dim) <= SHARED_BYTES
+    config = plan(spec, length).check(spec.width)
+    assert config.shared_bytes(spec.width) <= SHARED_BYTES
     assert sum(groups for _, groups in config.roles) == 4
     assert sum(registers * groups for registers, groups in config.roles) <= 512
 
@@ -27,7 +28,7 @@ def test_what_is_planned_can_run(spec, length):
 def test_the_workspace_holds_whole_tiles(spec, rows):
     config = plan(spec)
     tiles = -(-rows // config.tile)
-    a_row = 2 + (spec.head_dim if spec.dq and not spec.deterministic else 0)
+    a_row = 2 + (spec.width if spec.dq and not spec.deterministic else 0)
     assert config.workspace_floats(spec, rows) == tiles * config.tile * a_row + 1
 
 
@@ -35,7 +36,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"tile": 80}, "tile must be a multiple of 64"),
     ({"dq_cols": 48}, "dq_cols divide"),
     ({"block": 192}, "block be 128"),
-    ({"q_stages": 5}, "bytes of shared memory at"),
+    ({"stages": 5}, "bytes of shared memory at"),
     ({"kv": 256}, "bytes of shared memory for dQ alone"),
     ({"dq_add": "push"}, "dq_add is red or bulk"),
     ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),
@@ -48,7 +49,7 @@ def test_what_cannot_run_is_refused(change, words):
 
 @pytest.mark.parametrize("change, words", [
     ({"dtype": "fp32"}, "q is fp32, supported are bf16, fp16"),
-    ({"head_dim": 96}, "head_dim is 96, supported are 64, 128, 256"),
+    ({"width": 96}, "tiles of 96 columns, supported are 64, 128, 256"),
 ])
 def test_what_is_not_supported_is_named(change, words):
     with pytest.raises(NotImplementedError, match=words):
@@ -56,16 +57,22 @@ def test_what_is_not_supported_is_named(change, words):
 
 
 def test_the_variants_to_tune_can_run_and_differ():
-    for dim in HEAD_DIMS:
+    for dim in WIDTHS:
         for causal in (False, True):
             found = variants(dim, causal)
-            assert found["plan"] == plan(BackwardSpec(head_dim=dim, right=causal)) and len(found) >= 4
+            assert found["plan"] == plan(BackwardSpec(width=dim, right=causal)) and len(found) >= 4
             assert len(set(found.values())) == len(found)
             for config in found.values():
                 config.check(dim)
-    assert set(VARIANTS) == {name for dim in HEAD_DIMS for c in (False, True) for name in variants(dim, c)}
+    assert set(VARIANTS) == {name for dim in WIDTHS for c in (False, True) for name in variants(dim, c)}
 
 
 def test_each_shipped_kernel_has_its_name():
     kernels = shipped()
     assert len({k.recipe for k in kernels}) == len({k.name for k in kernels}) == len(kernels)
+
+
+@given(st.integers(1, 32), st.integers(1, 32))
+def test_a_tile_holds_both_heads(n, m):
+    found = width(8 * n, 8 * m)
+    assert found in WIDTHS and found >= max(8 * n, 8 * m) and all(w < max(8 * n, 8 * m) for w in WIDTHS if w < found)

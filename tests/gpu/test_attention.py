@@ -6,8 +6,7 @@ import torch
 
 import tkq
 from tests import attention_run
-from tests.attention_run import make
-from tkq.attention import ops
+from tests.attention_run import make, run
 from tkq.attention.plan import LENGTHS, plan
 from tkq.attention.spec import AttentionSpec
 
@@ -108,7 +107,7 @@ def test_lse_changes_nothing(dim, causal):
         q, k, v = make(1, 333, keys, 2, 2, dim, torch.bfloat16)
         want, _ = compare(q, k, v, causal, what=f"{keys} keys")
         o = torch.full(q.shape, math.nan, dtype=q.dtype, device="cuda")
-        ops.run(q, k, v, o, causal=causal)
+        run(q, k, v, o, causal=causal)
         assert torch.equal(o, want)
 
 

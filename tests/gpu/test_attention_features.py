@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tkq
-from tests.attention_run import compare, in_low_precision, judge, make
+from tests.attention_run import compare, in_low_precision, judge, make, run
 from tests.rule import assert_2x
 from tkq import reference
 from tkq.attention import ops
@@ -157,9 +157,23 @@ def test_half_a_block_where_the_rest_is_not_seen():
         for rows, keys in (*SIZES, (2304, 2304), (1000, 1060), (1000, 1100)):
             compare(*make(2, rows, keys, 4, 4, 128), f"{rows} x {keys}", config=config, causal=True)
         compare(*make(3, 900, 1300, 16, 16, 128), "many tasks", config=config, causal=True)
-    for rows, keys in SIZES:
-        for left, right in ((64, 0), (200, 0), (100, 70)):
-            compare(*make(2, rows, keys, 2, 2, 128), f"{rows} x {keys}", config=config, left=left, right=right)
+        for rows, keys in SIZES:
+            for left, right in ((64, 0), (200, 0), (100, 70), (191, 0), (192, -1)):
+                compare(*make(2, rows, keys, 2, 2, 128), f"{rows} x {keys}", config=config, left=left, right=right)
+        compare(*make(2, 2304, 2304, 8, 8, 128), "many tasks", config=config, left=1023, right=0)
+
+
+def test_o_from_registers():
+    """A variant that plan may come to choose."""
+    for dim, dim_v in ((256, 256), (200, 104), (128, 128)):
+        planned = plan(AttentionSpec("bf16", 256 if dim > 128 else 128))
+        config = replace(planned, o_over_q=False, o_panels=1, o_direct=True)
+        for rows, keys in SIZES:
+            for options in (dict(causal=True), dict()):
+                x = make(2, rows, keys, 4, 2, dim, dim_v=dim_v)
+                compare(*x, f"{dim} {rows} x {keys}", config=config, **options)
+        compare(*make(2, 2304, 2304, 8, 8, dim, dim_v=dim_v), "many tasks", config=config, causal=True)
+        compare(*make(3, 5, 500, 8, 2, dim, dim_v=dim_v), "packed heads", config=config, causal=True)
 
 
 def test_nothing_outside_is_read_or_written():
@@ -193,7 +207,7 @@ def test_lse_changes_nothing():
     q, k, v = make(1, 333, 700, 4, 2, 256)
     want, _ = compare(q, k, v, "256", causal=True)
     o = torch.full(q.shape, math.nan, dtype=q.dtype, device="cuda")
-    ops.run(q, k, v, o, causal=True)
+    run(q, k, v, o, causal=True)
     assert torch.equal(o, want)
 
 

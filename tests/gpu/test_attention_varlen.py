@@ -7,8 +7,11 @@ import torch
 
 import tkq
 from tests.attention_run import judge
+from tests.guarded import guarded
 from tkq import reference, runtime
 from tkq.attention import varlen_ops
+from tkq.attention.arguments import Lengths, Options
+from tkq.attention.launch import Operands
 from tkq.attention.ranges import ceil_div, heads_in_section, place, work_rank
 from tkq.runtime import Recipe
 
@@ -33,6 +36,11 @@ def make(lengths, heads, kv_heads, dim, dtype=BF16, spare=0, seed=0, dim_v=None)
     return new(cu_q, heads, dim), new(cu_k, kv_heads, dim), new(cu_k, kv_heads, dim_v or dim), cu_q, cu_k
 
 
+def run(tensors, lengths, sinks=None, **options):
+    """Launch the kernel into the last two of tensors, o and lse."""
+    varlen_ops.run(Operands(*tensors, sinks), lengths, Options(**options))
+
+
 def compare(q, k, v, cu_q, cu_k, what="", used_q=None, used_k=None, max_q=4096, max_k=4096, **options):
     """Run on poisoned outputs; judge each sequence's o and lse, and that all other rows saw nothing."""
     shape = (*q.shape[:2], v.shape[2])
@@ -41,8 +49,7 @@ def compare(q, k, v, cu_q, cu_k, what="", used_q=None, used_k=None, max_q=4096, 
     if used_q is not None:  # as the public function prepares them
         o.zero_()
         lse = varlen_ops.nothing_seen(tuple(lse.shape), options.get("sinks"), "cuda")
-    varlen_ops.run(q, k, v, o, cu_q, cu_k, lse, seqused_q=used_q, seqused_k=used_k, max_seqlen_q=max_q,
-                   max_seqlen_k=max_k, **options)
+    run((q, k, v, o, lse), Lengths(cu_q, cu_k, used_q, used_k, max_q, max_k), **options)
     starts_q, starts_k = cu_q.tolist(), cu_k.tolist()
     outside = torch.ones(q.shape[0], dtype=torch.bool, device="cuda")
     for s in range(len(starts_q) - 1):
@@ -113,6 +120,18 @@ def test_results_do_not_depend_on_the_others():
         alone = tkq.flash_attn_varlen(q[a:b], k[c:d], v[c:d], cumulated([b - a]), cumulated([d - c]), 513, 900,
                                       causal=True)
         assert torch.equal(alone, o[a:b])
+
+
+@pytest.mark.parametrize("where", ("front", "end"))
+def test_nothing_outside_is_touched(where):
+    """No memory in front of any tensor, or behind it."""
+    for lengths in ([(n, n) for n in (700, 1, 64, 0, 333, 2000)], MIXED, [(300, 200)]):
+        q, k, v, cu_q, cu_k = make(lengths, 4, 4, 128)
+        want, want_lse = compare(q, k, v, cu_q, cu_k, "anywhere")
+        q, k, v, o, lse = (guarded(x, where) for x in (q, k, v, torch.full_like(want, math.nan), want_lse + 1))
+        run((q, k, v, o, lse), Lengths(cu_q, cu_k))
+        torch.cuda.synchronize()
+        assert torch.equal(o, want) and torch.equal(lse, want_lse)
 
 
 @pytest.mark.parametrize("causal", (False, True))

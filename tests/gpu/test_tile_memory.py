@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tests import tile_cases as cases
+from tests.guarded import guarded
 from tests.tile_run import DTYPES, bits, normal, poisoned, run, same, small_ints
 
 
@@ -79,7 +80,8 @@ def test_tma_load(dtype, rank, rows, cols, swizzle):
 
 @pytest.mark.parametrize("rows,cols,pack", cases.PIECES)
 def test_pieces_of_rows(rows, cols, pack):
-    """A piece of packed rows, anywhere in a tensor that is NaN around it: nothing else is read or written."""
+    """A piece of packed rows, anywhere in a tensor that is NaN around it: nothing else is written, nor, where heads are
+    not packed, read."""
     heads, total = 2 * pack, 300
     per_tile = rows // pack  # rows of each head
     for first, size in ((0, 1), (0, total), (0, per_tile), (7, per_tile - 1), (100, 3 * per_tile + 1), (total - 1, 1),
@@ -91,9 +93,23 @@ def test_pieces_of_rows(rows, cols, pack):
         run("memory:build_pieces", (rows, cols, pack), x, y, seen, first, size)
         same(y, x, f"{size} rows from {first}")
         inside = torch.zeros(tiles * per_tile, heads, cols, device="cuda", dtype=x.dtype)
-        inside[:size] = x[first:first + size]
+        loaded = x[first:first + size] if pack == 1 else x[first:first + len(inside)]
+        inside[:len(loaded)] = loaded
         inside = inside.view(tiles, per_tile, 2, pack, cols).transpose(1, 2).reshape(tiles, 2, rows, cols)
         same(seen, inside, f"tiles of {size} rows from {first}")
+
+
+@pytest.mark.parametrize("where", ("front", "end"))
+def test_pieces_of_rows_touch_nothing_outside(where):
+    """TMA loads also read where a tensor begins, whatever their coordinates: it must not begin in front of memory."""
+    rows, cols, pack = cases.PIECES[0]
+    for total, first, size in ((4096, 4000, 96), (4096, 5, 1), (4096, 4096, 0), (300, 7, 100), (1, 0, 1)):
+        x, y = (guarded(normal("bf16", total, 2, cols, seed=i), where) for i in range(2))
+        expected = y.clone()
+        expected[first:first + size] = x[first:first + size]
+        seen = guarded(poisoned("bf16", max(up(size, rows), rows) // rows, 2, rows, cols), where)
+        run("memory:build_pieces", (rows, cols, pack), x, y, seen, first, size)
+        same(y, expected, f"{size} rows from {first}")
 
 
 @pytest.mark.parametrize("dtype,rows,cols,cluster,stages", cases.MULTICASTS)

@@ -63,23 +63,21 @@ def build_tma(dtype, rank, rows, cols, swizzle=None, add=False):
 
 
 class Pieces:
-    """y[first + r, h] = x[first + r, h] for r < size: one piece of the rows of x and y (rows, heads, cols), its tiles
-    cut off at its end, ``pack`` heads between each other in a tile. What a tile brought in goes to seen (tiles, heads /
-    pack, tile rows, cols)."""
+    """y[first + r, h] = x[first + r, h] for r < size: one piece of the rows of x and y (rows, heads, cols), ``pack``
+    heads between each other in a tile. Tiles of y are cut off at the piece's end, and where pack is 1 those of x. What
+    a tile brought in goes to seen (tiles, heads / pack, tile rows, cols)."""
 
     def __init__(self, tile, pack):
         self.tile, self.pack = tile, pack
-
-    def view(self, x):
-        x = cute.make_tensor(x.iterator, cute.select(x.layout, [0, 2, 1]))
-        return tk.packed(tk.ragged(x), self.pack)
 
     @cute.jit
     def __call__(self, x: cute.Tensor, y: cute.Tensor, seen: cute.Tensor, first: Int32, size: Int32,
                  stream: cuda.CUstream):
         heads = x.shape[1] // self.pack
+        x, y = (cute.make_tensor(t.iterator, cute.select(t.layout, [0, 2, 1])) for t in (x, y))
+        x = tk.ragged(x) if self.pack == 1 else tk.packed(x, self.pack)
         seen = cute.make_tensor(seen.iterator, cute.select(seen.layout, [2, 3, 1, 0]))
-        self.kernel(tk.gl.load(self.view(x), self.tile), tk.gl.store(self.view(y), self.tile),
+        self.kernel(tk.gl.load(x, self.tile), tk.gl.store(tk.packed(tk.ragged_store(y), self.pack), self.tile),
                     tk.gl.store(seen, self.tile), first, size).launch(
             grid=[seen.shape[3], heads, 1], block=[64, 1, 1], stream=stream)
 
@@ -91,7 +89,10 @@ class Pieces:
         row, head, _ = cute.arch.block_idx()
         if tk.warp_id() == 0:
             tk.expect_bytes(full, self.tile.bytes)
-            tk.load_async(tile, x.part(size), (first + size, head, row, 0), full)
+            if cutlass.const_expr(self.pack == 1):
+                tk.load_async(tile, x.part(size), (first + size, head, row, 0), full)
+            else:
+                tk.load_async(tile, x.rows_from(first), (head, row, 0), full)
         tk.wait(full, 0)
         if tk.warp_id() == 1:
             tk.store_async(y.part(size), tile, (first + size, head, row, 0))

@@ -9,13 +9,28 @@ from tkq.runtime import check, dtypes
 
 
 class Options(NamedTuple):
-    """All but the tensors, as the ops carry it: left and right are -1 without a limit, causal means that right is 0."""
+    """All but the tensors: left and right are -1 without a limit, causal means that right is 0. The ops carry it as a
+    plain tuple, which takes a fifth of the time to make."""
 
     causal: bool = False
     softmax_scale: Optional[float] = None
     left: int = -1
     right: int = -1
     softcap: float = 0.0
+
+
+PLAIN = Options()
+
+
+class Lengths(NamedTuple):
+    """Of varlen's sequences; see ``flash_attn_varlen``. The first four are what the kernel takes."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    seqused_q: Optional[Tensor] = None
+    seqused_k: Optional[Tensor] = None
+    max_seqlen_q: int = 1 << 20
+    max_seqlen_k: int = 4096
 
 
 OPEN = (None, None)  # the default window_size
@@ -33,6 +48,12 @@ def limits(op, window_size):
             raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^30")
     left, right = window_size
     return -1 if left is None else left, -1 if right is None else right
+
+
+def refuse_out_of_range(softmax_scale, softcap):
+    """ValueError, without words, for numbers that may not go to a launch: ``check_options`` has the words."""
+    if not ((softmax_scale is None or 0 < softmax_scale < math.inf) and 0 <= softcap < math.inf):
+        raise ValueError
 
 
 def check_options(op, options: Options):
@@ -91,21 +112,23 @@ def check_layouts(op, **tensors: Any):
             raise ValueError(f"{op}: {name} begins at an address that is not a multiple of 16 bytes: call .clone()")
 
 
-def check_sequences(op, q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k):
+def check_sequences(op, q, lengths: Lengths):
     """cu_seqlens (B + 1,) and seqused (B,) or None, int32 on q's device. Their values stay on the GPU, unchecked."""
-    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+    cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
+    cu = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    for name, x in cu.items():
         check.dtype(name, x, ("int32",))
         check.rank(name, x, 1)
-    if not cu_seqlens_q.shape[0] or cu_seqlens_q.shape != cu_seqlens_k.shape:
-        raise ValueError(f"{op}: cu_seqlens_q has {cu_seqlens_q.shape[0]} numbers, cu_seqlens_k "
-                         f"{cu_seqlens_k.shape[0]}; allowed is one more than sequences, for both the same")
-    used = {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    if not cu_q.shape[0] or cu_q.shape != cu_k.shape:
+        raise ValueError(f"{op}: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; allowed is "
+                         "one more than sequences, for both the same")
+    used = {"seqused_q": used_q, "seqused_k": used_k}
     for name, x in used.items():
         if x is not None:
             check.dtype(name, x, ("int32",))
-            check.shape(name, x, (cu_seqlens_q.shape[0] - 1,))
-    check.same_device(q=q, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **used)
-    for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+            check.shape(name, x, (cu_q.shape[0] - 1,))
+    check.same_device(q=q, **cu, **used)
+    for name, n in (("max_seqlen_q", max_q), ("max_seqlen_k", max_k)):
         if isinstance(n, bool) or not isinstance(n, int):
             raise TypeError(f"{op}: {name} is {type(n).__name__}, expected an int")
         if n < 0:

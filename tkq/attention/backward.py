@@ -7,8 +7,9 @@ import tkq.tile as tk
 from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_sequences import Sequences, piece
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_state import State
+from tkq.attention.backward_state import Numbers, State
 from tkq.attention.backward_wide import WideBackward
 from tkq.runtime import fake
 from tkq.tile import WARPGROUP
@@ -28,10 +29,10 @@ class AttentionBackward(BackwardAdding):
                                dK += dS' Q | next tile .. | write dK, dV
       1 warpgroup              dQ = dS K | added to the accumulator in global memory | next tile ..
 
-      pipe      stages     full (arrivals)                     empty (arrivals)
-      Q, stats  q_stages   producer's bytes (1)                every warp with keys (8)
-      dO        do_stages  producer's bytes (1)                every warp with keys (8)
-      dS        ds_stages  every warp with keys (8)            the dQ warpgroup's warps (4)
+      pipe      stages     full (arrivals)             empty (arrivals)
+      Q, stats  stages     producer's bytes (1)        every warp with keys (8)
+      dO        stages     producer's bytes (1)        every warp with keys (8)
+      dS        ds_stages  every warp with keys (8)    the dQ warpgroup's warps (4)
 
     The warpgroups with keys meet nobody but at the pipes: one's elementwise work runs under another's products. Adding
     to dQ, whose traffic comes in bursts, holds up its own warpgroup only. S and dP share registers: with both, dK and
@@ -50,10 +51,10 @@ class AttentionBackward(BackwardAdding):
 
     @cute.jit
     def keys(self, g, s, wg):
-        tile, dim, dtype = self.config.tile, self.spec.head_dim, self.q_tile.dtype
-        scores, t = tk.rt_fl(tile), self.task(g)
+        tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
+        scores, t = tk.rt_fl(tile), self.task(g, s)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim),
-                  dv=tk.rt_fl(dim), q=s.q_pipe.ring(), do=s.do_pipe.ring(), ds_ring=s.ds_pipe.ring(),
+                  dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), ds_ring=s.ds_pipe.ring(),
                   turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
         c.turns.start()
         tk.zero(c.dk)
@@ -61,65 +62,88 @@ class AttentionBackward(BackwardAdding):
         for i in cutlass.range_constexpr(2):
             tk.wait(s.kv_full[i], 0)
         self.visit(g, s, t, c, self.step)
-        self.finish(g, s, t, c)
+        self.finish(g, s, self.task_again(g, s, t), c)
 
     @cute.jit
     def step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        q, do = s.q[c.q.stage], s.do[c.do.stage]
-        s.q_pipe.wait(c.q)
+        q, do = s.q[c.ring.stage], s.do[c.ring.stage]
+        s.q_pipe.wait(c.ring)
         c.turns.take()
         tk.mm_ABt(c.s, s.k[c.wg], q)
         tk.mma_wait(0)
-        probabilities(c.p, c.s, self.stats(s, c.q, 0), g.scale_log2, self.limits(g, t, m, c.wg) if masked else ())
+        slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
+        probabilities(c.p, slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
         c.turns.give()
-        s.do_pipe.wait(c.do)
+        s.do_pipe.wait(c.ring)
         tk.mm_ABt(c.dp, s.v[c.wg], do)
         tk.mma_AB(c.dv, c.p, do)
         tk.mma_wait(1)  # dP
-        gradients(c.ds, c.p, c.dp, self.stats(s, c.q, 1))
+        gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
         if const_expr(self.spec.adds_dq):
-            s.ds_pipe.acquire_empty(c.ds_ring)
-            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
-            tk.publish()
-            s.ds_pipe.commit(c.ds_ring)
+            self.hand_over(s, c)
             c.ds_ring.advance()
         tk.mma_AB(c.dk, c.ds, q)
         tk.mma_wait(1)  # dV
-        s.do_pipe.release(c.do)
-        c.do.advance()
+        s.do_pipe.release(c.ring)
         tk.mma_wait(0)
-        s.q_pipe.release(c.q)
-        c.q.advance()
+        s.q_pipe.release(c.ring)
+        c.ring.advance()
+
+    def hand_over(self, s, c):
+        """dS, to the warpgroup that makes dQ."""
+        s.ds_pipe.acquire_empty(c.ds_ring)
+        tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+        tk.publish()
+        s.ds_pipe.commit(c.ds_ring)
+
+    def wait_for_dq(self, s, c):
+        """Until the warpgroup that makes dQ has read K for the last time."""
+        self.acquire_after(s.ds_pipe, c.ds_ring)
 
     @cute.jit
     def finish(self, g, s, t, c):
         """Write dK and dV, by way of the shared memory of K and V."""
-        barrier, at = KEYS_BARRIER + c.wg, (t.batch, t.head, 2 * t.block + c.wg, 0)
+        barrier, at = KEYS_BARRIER + c.wg, (t.batch_k, t.head, 2 * t.block + c.wg, 0)
         tk.sync(barrier, WARPGROUP)  # V has been read
-        self.send(g.dv, s.v[c.wg], c.dv, at, barrier)
+        self.send(piece(g.places, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
         tk.mul(c.dk, c.dk, g.scale)
-        if const_expr(self.spec.adds_dq):  # the dQ warpgroup has read K for the last time
-            self.acquire_after(s.ds_pipe, c.ds_ring)
-        self.send(g.dk, s.k[c.wg], c.dk, at, barrier)
+        if const_expr(self.spec.adds_dq):
+            self.wait_for_dq(s, c)
+        self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         self.finish_dq(g, s, t, c.wg, barrier)
         tk.store_wait()
 
 
-def build(spec: BackwardSpec, config: BackwardConfig):
-    """The kernels and their fake arguments: any B, Sq, Sk, H, Hk and strides that are multiples of 16 bytes."""
-    B, Sq, Sk, H, Hk = (fake.sym() for _ in range(5))
+def _kind(spec, config):
+    if config.pair and spec.adds_dq:
+        from tkq.attention.backward_pair import PairBackward  # which is an AttentionBackward
 
-    def operand(seqlen, heads):
-        strides = (*(fake.sym64(divisibility=8) for _ in range(3)), 1)
-        return fake.tensor(spec.dtype, (B, seqlen, heads, spec.head_dim), strides, align=16)
+        return PairBackward
+    return WideBackward if spec.width > 128 else AttentionBackward
+
+
+def build(spec: BackwardSpec, config: BackwardConfig):
+    """The kernels and their fake arguments: any B, Sq, Sk, H, Hk, D and Dv up to the width, and strides that are
+    multiples of 16 bytes."""
+    B, Bp, Sq, Sk, H, Hk = (fake.sym() for _ in range(6))
+    D, Dv = (fake.sym(divisibility=8) for _ in range(2))
+    batch = () if spec.varlen else (B,)
+
+    def operand(seqlen, heads, cols):
+        shape = *batch, seqlen, heads, cols
+        return fake.tensor(spec.dtype, shape, (*(fake.sym64(divisibility=8) for _ in shape[1:]), 1), align=16)
 
     def rows():
-        return fake.tensor("fp32", (B, H, Sq), tuple(fake.sym64() for _ in range(3)), align=4)
+        shape = *batch, H, Sq
+        return fake.tensor("fp32", shape, tuple(fake.sym64() for _ in shape), align=4)
 
-    queries, keys = [operand(Sq, H) for _ in range(4)], [operand(Sk, Hk) for _ in range(4)]
-    do, q, o, dq = queries
-    k, v, dk, dv = keys
-    kernels = (WideBackward if spec.head_dim > 128 else AttentionBackward)(spec, config)
-    return kernels, (
+    def ints(n, there=True):
+        return fake.tensor("int32", (n,), align=4) if there else None
+
+    q, dq, o, do = (operand(Sq, H, cols) for cols in (D, D, Dv, Dv))
+    k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
+    sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.used_q), ints(B, spec.used_k)) if spec.varlen else None
+    return _kind(spec, config)(spec, config), (
         do, q, k, v, o, rows(), rows() if spec.dlse else None, dq if spec.dq else None, dk, dv,
-        fake.tensor("fp32", (fake.sym64(),)), Float32(1.0), Int32(0), Int32(0))
+        fake.tensor("fp32", (fake.sym64(),)), sequences,
+        Numbers(Float32(1.0), Float32(0.0), Int32(0), Int32(0)))

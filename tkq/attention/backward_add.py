@@ -22,7 +22,7 @@ class BackwardAdding(BackwardBase):
     @cute.jit
     def queries(self, g, s):
         if const_expr(self.spec.adds_dq):
-            dq, ring, t = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.task(g)
+            dq, ring, t = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.task(g, s)
             tk.wait(s.kv_full[0], 0)
             cute.arch.griddepcontrol_wait()  # the accumulator is zero
             for h in cutlass.range(g.heads_per_kv, unroll=1):
@@ -38,20 +38,27 @@ class BackwardAdding(BackwardBase):
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
         """The accumulator's tile ``number`` += dS K."""
-        rows, cols = self.config.dq_parts(self.spec.head_dim)
+        rows, cols = self.config.dq_parts(self.spec.width)
         part_bytes = 64 * self.config.dq_cols * 4
         address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
         for i in cutlass.range_constexpr(rows * cols):
-            for half in cutlass.range_constexpr(self.halves):
-                mma = tk.mma_AtB if const_expr(half) else tk.mm_AtB
-                mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], a_part=i // cols, b_part=i % cols)
-            tk.mma_wait(0)
+            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
-                s.ds_pipe.release(ring)
+                self.release_ds(s, ring)
             if const_expr(self.config.dq_add == "bulk"):
-                self.bulk_add_part(s, dq, address + i * part_bytes)
+                self.bulk_add_part(s, dq, address + i * part_bytes, self.buffer(ring, i))
             else:
                 self.add_part(dq, address + i * part_bytes)
+
+    def make_dq(self, s, dq, ring, **parts):
+        """A part of dS K."""
+        for half in range(self.halves):
+            mma = tk.mma_AtB if half else tk.mm_AtB
+            mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], **parts)
+        tk.mma_wait(0)
+
+    def release_ds(self, s, ring):
+        s.ds_pipe.release(ring)
 
     def add_part(self, dq, address):
         """From registers: 16 bytes of every thread side by side, then the next 16."""
@@ -59,19 +66,25 @@ class BackwardAdding(BackwardBase):
         for j in range(self.config.dq_cols // 8):
             tk.red_add4(address + (tk.thread_in_warpgroup() * 16 + j * 2048), *[x[4 * j + e] for e in range(4)])
 
+    def buffer(self, ring, part):
+        """Which of the buffers a part of the tile at ``ring`` takes: one after the other."""
+        parts, buffers = self.config.dq_parts(self.spec.width), self.config.dq_buffers
+        count = parts[0] * parts[1]
+        return part % buffers if count % buffers == 0 else (ring.count[0] * count + part) % buffers
+
     @cute.jit
-    def bulk_add_part(self, s, dq, address):
+    def bulk_add_part(self, s, dq, address, buffer):
         """By way of shared memory, in the same order."""
         first, quads = tk.thread_in_warpgroup() == 0, self.config.dq_cols // 8
-        tk.store_wait()  # the part before has left
+        tk.store_wait(self.config.dq_buffers - 1)  # what was in the buffer has left
         tk.sync(DQ_BARRIER, WARPGROUP)
         mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
         for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j])
+            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j, buffer])
         tk.publish()
         tk.sync(DQ_BARRIER, WARPGROUP)
         if first:
-            tk.bulk_add(address, s.dq.iterator.toint(), quads * 2048)
+            tk.bulk_add(address, s.dq[None, None, None, buffer].iterator.toint(), quads * 2048)
             tk.bulk_commit()
 
     # ---- the last block of a head ------------------------------------------------------------------
@@ -81,7 +94,7 @@ class BackwardAdding(BackwardBase):
         """All that this block adds is in the accumulator. Is it the last of its K/V head? The others are told."""
         cute.arch.fence_acq_rel_gpu()  # each thread's additions come before the count
         tk.sync(DQ_BARRIER, WARPGROUP)
-        counter, last = g.counters.iterator + (t.batch * g.kv_heads + t.head), s.last
+        counter, last = g.counters.iterator + (t.batch_k * g.kv_heads + t.head), s.last
         others = Uint32(g.blocks * self.config.cluster - 1)
         if tk.thread_in_warpgroup() == 0:
             last[0, 0] = Int32(tk.count_up(counter.toint(), others) == others)
@@ -101,8 +114,8 @@ class BackwardAdding(BackwardBase):
     def convert(self, g, s, t, wg, barrier):
         """dQ of all query heads of the block's K/V head from the accumulator: parts in turns, as many at once as Q's
         tiles, which nobody needs any more, have room for."""
-        rows, cols = self.config.dq_parts(self.spec.head_dim)
-        at_once = min(self.config.q_stages * self.q_tile.bytes // (2 * self.dq_tile.bytes), 4)
+        rows, cols = self.config.dq_parts(self.spec.width)
+        at_once = min(self.config.stages * self.q_tile.bytes // (2 * self.dq_tile.bytes), 4)
         x, out = [tk.rt_fl(self.config.dq_cols) for _ in range(at_once)], s.q.scratch(self.dq_tile)
         first = self.tile_number(g, t, self.query_head(g, t, 0), 0)
         parts = g.heads_per_kv * g.tiles * (rows * cols)
@@ -123,4 +136,4 @@ class BackwardAdding(BackwardBase):
                         tile, part = (i + n) // (rows * cols), (i + n) % (rows * cols)
                         head, m = self.query_head(g, t, tile // g.tiles), tile % g.tiles
                         tk.store_async(g.dq, out[wg * at_once + n],
-                                       (t.batch, head, m * rows + part // cols, part % cols))
+                                       (t.batch_q, head, m * rows + part // cols, part % cols))

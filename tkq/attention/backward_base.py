@@ -1,21 +1,23 @@
 """What the kernels of attention's backward that own keys share: the launches, the producer, a task, writing out."""
+from dataclasses import fields
 from typing import Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_dq import BackwardQueries, heads_outside
-from tkq.attention.backward_math import limits
+from tkq.attention.backward_dq import BackwardQueries
+from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_pre import BackwardPre
+from tkq.attention.backward_sequences import Equal, Ragged, Sequences, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_state import Globals, Shared, Task
+from tkq.attention.backward_state import Globals, Numbers, Shared, Task
 from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place, query_range
-from tkq.attention.ranges import ceil_div, heads_in_section
+from tkq.attention.ranges import heads_in_section
 from tkq.tile import WARPGROUP
 
 
@@ -27,11 +29,11 @@ class BackwardBase:
     keepers = 2  # warpgroups that Q and dO are for
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
-        self.spec, self.config = spec, config.check(spec.head_dim)
+        self.spec, self.config = spec, config.check(spec.width)
         dtype = tk.element_type(spec.dtype)
-        self.q_tile = tk.st(config.tile, spec.head_dim, dtype)
-        self.kv_tile = tk.st(64, spec.head_dim, dtype)
-        self.out_tile = tk.st(64, min(spec.head_dim, 128), dtype)  # of dK and dV
+        self.q_tile = tk.st(config.tile, spec.width, dtype)
+        self.kv_tile = tk.st(64, spec.width, dtype)
+        self.out_tile = tk.st(64, min(spec.width, 128), dtype)  # of dK and dV
         self.ds_tile = tk.st(64, config.tile, dtype)
         self.dq_tile = tk.st(64, config.dq_cols, dtype)
         self.halves = config.block // 64  # tiles of K, of V and of dS
@@ -46,41 +48,43 @@ class BackwardBase:
     @cute.jit
     def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor,
                  lse: cute.Tensor, dlse: Optional[cute.Tensor], dq: Optional[cute.Tensor], dk: cute.Tensor,
-                 dv: cute.Tensor, workspace: cute.Tensor, scale: Float32, left: Int32, right: Int32,
+                 dv: cute.Tensor, workspace: cute.Tensor, sequences: Optional[Sequences], numbers: Numbers,
                  stream: cuda.CUstream):
-        """do, q, o, dq (B, Sq, H, D), k, v, dk, dv (B, Sk, Hk, D), lse, dlse (B, H, Sq) fp32; workspace: fp32,
-        uninitialised, ``config.workspace_floats`` for each query head."""
-        spec, c = self.spec, self.config
-        all_tiles = ceil_div(q.shape[1], c.tile) * q.shape[2] * q.shape[0]
-        stats, acc, counters = self.parts_of(workspace, all_tiles, k.shape[2] * k.shape[0])
-        BackwardPre(spec, c)(do, o, lse, dlse, stats, acc, counters, stream)
-        do, q, k, v, dk, dv = [heads_outside(x) for x in (do, q, k, v, dk, dv)]
-        tiles, blocks = ceil_div(q.shape[0], c.tile), ceil_div(k.shape[0], c.block * c.cluster)
-        all_kv_heads, heads_per_kv = k.shape[2] * k.shape[3], q.shape[2] // k.shape[2]
-        # of a K/V head: Q, dO and the accumulator of its query heads; both factors bounded, to stay in 32 bits
-        row_bytes = spec.head_dim * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads_per_kv, Int32(16))
-        rows = cutlass.min(q.shape[0], Int32(1 << 15))
+        """q, dq (B, Sq, H, D), o, do (B, Sq, H, Dv), k, dk (B, Sk, Hk, D), v, dv (B, Sk, Hk, Dv), lse, dlse (B, H, Sq)
+        fp32; varlen: without B, and sequences. workspace: fp32, uninitialised, see ``config.workspace_floats``."""
+        spec, c, ragged = self.spec, self.config, self.spec.varlen
+        places = (Ragged(sequences, q.shape[0], k.shape[0]) if const_expr(ragged) else
+                  Equal(q.shape[1], k.shape[1], q.shape[0]))
+        heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
+        tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block * c.cluster)
+        stats, acc, counters = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
+        o_rows, do_rows, lse, dlse = [None if const_expr(x is None) else with_batch(x, ragged)
+                                      for x in (o, do, lse, dlse)]
+        BackwardPre(spec, c)(do_rows, o_rows, lse, dlse, (stats, acc, counters), places, stream)
+        # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
+        row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         g = Globals(
-            q=tk.gl.load(q, self.q_tile, c.cluster), do=tk.gl.load(do, self.q_tile, c.cluster),
-            k=tk.gl.load(k, self.kv_tile), v=tk.gl.load(v, self.kv_tile),
-            dk=tk.gl.store(dk, self.out_tile), dv=tk.gl.store(dv, self.out_tile), stats=stats, acc=acc,
-            dq=None if counters is None else tk.gl.store(heads_outside(dq), self.dq_tile), counters=counters,
-            rows_q=q.shape[0], rows_k=k.shape[0], left=left, right=right, heads=q.shape[2], kv_heads=k.shape[2],
-            heads_per_kv=heads_per_kv, tiles=tiles, blocks=blocks, all_kv_heads=all_kv_heads,
-            section=heads_in_section(rows * row_bytes, c.section_mb << 20, 1, all_kv_heads),
-            scale=scale, scale_log2=scale * tk.LOG2E)
-        self.kernel(g).launch(grid=[blocks * all_kv_heads * c.cluster, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1],
+            q=loads(q, self.q_tile, ragged, c.cluster), do=loads(do, self.q_tile, ragged, c.cluster),
+            k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
+            dk=stores(dk, self.out_tile, ragged), dv=stores(dv, self.out_tile, ragged), stats=stats, acc=acc,
+            dq=None if counters is None else stores(dq, self.dq_tile, ragged), counters=counters, places=places,
+            left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
+            tiles=tiles, blocks=blocks, scale=numbers.scale,
+            section=row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches),
+            scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
+        self.kernel(g).launch(grid=[blocks * kv_heads * batches * c.cluster, 1, 1],
+                              block=[self.warpgroups * WARPGROUP, 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
         if const_expr(spec.adds_dq and c.post):
-            BackwardPost(spec, c)(acc, dq, scale, stream)
+            BackwardPost(spec, c)(acc, dq, places, numbers.scale, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
-            BackwardQueries(spec, c)(do, q, k, v, dq, stats, scale, left, right, stream)
+            BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
     def parts_of(self, workspace, tiles, heads):
         """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; the counters, where a
         last block is asked for."""
-        of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.head_dim  # floats of a tile
+        of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.width  # floats of a tile
         stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
         if not self.spec.adds_dq:
             return stats, None, None
@@ -99,87 +103,144 @@ class BackwardBase:
         al = tk.SharedAllocator()
         s = Shared(
             k=al.tile(self.kv_tile, self.halves), v=al.tile(self.kv_tile, self.halves),
-            q=al.tile(self.q_tile, c.q_stages), do=al.tile(self.q_tile, c.do_stages),
-            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.q_stages),
+            q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
+            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), pair=self.pair(al),
+            stats=al.vector(2 * c.tile, c.stages),
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
+            task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen else None,
             kv_full=al.semaphores(2),
-            q_pipe=al.pipe(c.q_stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
-            do_pipe=al.pipe(c.do_stages, self.q_tile.bytes, warps, c.cluster),
-            ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves), p_pipe=al.pipe(2, 0, 4, producers=4))
+            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
+            do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.cluster),
+            ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves),
+            p_pipe=al.pipe(c.p_stages, 0, 4, producers=4))
 
         def initialise():
             for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe, s.p_pipe):
                 pipe.init()
             for i in range(2):
                 tk.init(s.kv_full[i], 1)
+            if const_expr(s.pair is not None):
+                tk.init(s.pair.k_full, 1)
+                for i, arrivals in enumerate((4 * self.halves, 1)):
+                    tk.init(s.pair.full[i], arrivals)
+                    tk.init(s.pair.empty[i], 4)
 
         tk.init_block(initialise, c.cluster)
-        tk.assign(self.roles(g, s))
+        if const_expr(self.spec.varlen):
+            self.post_task(g, s.task)
+            t = self.task(g, s)
+            first = t.block // c.cluster * c.cluster * c.block  # of the cluster's keys
+            self.assign_if(first < t.rows_k, self.roles(g, s))  # else the slot has no key
+        else:
+            tk.assign(self.roles(g, s))
         if const_expr(c.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
+
+    def pair(self, al):
+        """Beside the rest, where two blocks hand dS to each other."""
+        return
 
     def p_ring(self, al):
         """Where warpgroups hand P to each other, if they do."""
         return
 
     def dq_staging(self, al):
-        """(4, thread, quads) fp32: a part of dQ as the threads have it."""
-        if self.config.dq_add != "bulk":
+        """(4, thread, quads, buffers) fp32: a part of dQ as the threads have it."""
+        if self.config.dq_add != "bulk" or not self.spec.adds_dq:
             return None
-        return al.allocate_tensor(Float32, cute.make_layout((4, WARPGROUP, self.config.dq_cols // 8)), 128)
+        shape = 4, WARPGROUP, self.config.dq_cols // 8, self.config.dq_buffers
+        return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
-    def extent(self, g):
+    def extent(self, g, rows_q, rows_k):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
-        return QueryExtent(g.rows_q, g.rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
+        return QueryExtent(rows_q, rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
+
+    def task(self, g, s) -> Task:
+        """This block's: worked out where it is asked for, or, with sequences to be looked through, once."""
+        if not self.spec.varlen:
+            return self.find_task(g)
+        return Task(*[cute.arch.make_warp_uniform(s.task[i, 0]) for i in range(s.task.shape[0])])
+
+    def task_again(self, g, s, t):
+        """t. From shared memory where it is there, so that registers need not hold it all the time."""
+        return self.task(g, s) if self.spec.varlen else t
 
     @cute.jit
-    def task(self, g):
-        """This block's. The blocks of a cluster, neighbours among the keys, go through the same tiles."""
+    def post_task(self, g, to):
+        """Each warp finds the same; one thread writes it down, in ``to``."""
+        t = self.find_task(g)
+        values = [Int32(getattr(t, field.name)) for field in fields(Task)]
+        if Int32(cute.arch.thread_idx()[0]) == 0:
+            for i in cutlass.range_constexpr(len(values)):
+                to[i, 0] = values[i]
+        tk.sync_block()
+
+    @cute.jit
+    def assign_if(self, condition, roles: Constexpr):
+        if condition:
+            tk.assign(roles)
+
+    @cute.jit
+    def find_task(self, g):
+        """The blocks of a cluster, neighbours among the keys, go through the same tiles."""
         c, masks = self.config, const_expr(self.spec.left or self.spec.right)
-        longest_first = const_expr(masks and c.longest_first)
-        i = Int32(cute.arch.block_idx()[0]) // c.cluster
-        head, block = place(i, g.blocks, g.all_kv_heads, g.section, longest_first)
-        r = query_range(self.extent(g), block * (c.block * c.cluster))
+        keys, i = c.block * c.cluster, Int32(cute.arch.block_idx()[0]) // c.cluster
+
+        def order(index, blocks, heads, rows_q):
+            section = g.section
+            if self.spec.varlen:
+                section = self.section(rows_q, g.section, heads)
+            return place(index, blocks, heads, section, masks and c.longest_first)
+
+        at = g.places.at(True, keys, i, g.kv_heads, order)
+        block = at.number
+        r = query_range(self.extent(g, at.rows_q, at.rows_k), block * keys)
         shift = Int32(0)
         if const_expr(c.stagger and not masks):
             shift = block * g.tiles // g.blocks
         if const_expr(c.cluster > 1):
             block = block * c.cluster + tk.cluster_rank()
-        return Task(head // g.kv_heads, head % g.kv_heads, block, r.first, r.whole, r.whole_end, r.end, shift)
+        return Task(at.rows_q, at.rows_k, at.batch_q, at.batch_k, g.places.first_tile(at, c.tile, g.heads, g.tiles),
+                    at.head, block, r.first, r.whole, r.whole_end, r.end, shift)
+
+    def section(self, rows, row_bytes, heads):
+        """K/V heads that are worked on together: as many as fit into L2 with what the rows of their queries take."""
+        kept = cutlass.max(cutlass.min(rows, Int32(1 << 15)) * row_bytes, 1)  # 32 bits
+        return heads_in_section(kept, self.config.section_mb << 20, 1, heads)
 
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h
 
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
-        return Int64(t.batch * g.heads + head) * g.tiles + m
+        return Int64(t.first_tile) + Int64(head) * g.tiles + m
 
     # ---- producer ------------------------------------------------------------------------------
 
     @cute.jit
     def producer(self, g, s):
         tk.prefetch(g.k, g.v, g.q, g.do, g.dk, g.dv)
-        t = self.task(g)
+        t = self.task(g, s)
         for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
-            self.load_keys(tile, src, t, s.kv_full[i])
-        q_ring, do_ring = s.q_pipe.ring(), s.do_pipe.ring()
+            self.load_keys(tile, piece(g.places, src, t.rows_k), t, t.block, s.kv_full[i])
+        if const_expr(s.pair is not None):
+            self.load_keys(s.pair.k, piece(g.places, g.k, t.rows_k), t, t.block ^ 1, s.pair.k_full)
+        ring, q, do = s.q_pipe.ring(), piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
         cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             head = self.query_head(g, t, h)
             for n in cutlass.range(t.end - t.first, unroll=1):
                 m = nth_tile(t, n, t.shift)
-                sem = s.q_pipe.acquire(q_ring)
-                tk.load_async(s.q[q_ring.stage], g.q, (t.batch, head, m, 0), sem)
-                self.load_stats(g, s, self.tile_number(g, t, head, m), q_ring.stage, sem)
-                q_ring.advance()
-                sem = s.do_pipe.acquire(do_ring)
-                tk.load_async(s.do[do_ring.stage], g.do, (t.batch, head, m, 0), sem)
-                do_ring.advance()
+                sem = s.q_pipe.acquire(ring)
+                tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
+                self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+                tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
+                ring.advance()
 
-    def load_keys(self, tile, src, t, sem):
+    def load_keys(self, tile, src, t, block, sem):
         tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)
         for i in range(self.halves):
-            tk.load_async(tile[i], src, (t.batch, t.head, self.halves * t.block + i, 0), sem)
+            tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * block + i, 0), sem)
 
     def load_stats(self, g, s, number, stage, sem):
         with cute.arch.elect_one():
@@ -203,7 +264,7 @@ class BackwardBase:
     def limits(self, g, t, m, half):
         """Of ``probabilities``: which queries of tile m see which of 64 keys."""
         key = t.block * self.config.block + half * 64
-        return limits(*mask_limits(self.extent(g), key, m), rows=g.rows_k - key)
+        return limits(*mask_limits(self.extent(g, t.rows_q, t.rows_k), key, m), rows=t.rows_k - key)
 
     def stats(self, s, ring, which):
         """A row of the tile's statistics, as a value for each query."""

@@ -1,5 +1,6 @@
 """dQ by itself, without additions in memory: for gradients that are the same in each run."""
 from dataclasses import dataclass
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -7,11 +8,13 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_math import gradients, limits, probabilities
+from tkq.attention.backward_math import Scores, gradients, limits, probabilities
 from tkq.attention.backward_plan import ROWS, BackwardConfig
+from tkq.attention.backward_sequences import loads, piece, stores
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_state import Numbers
 from tkq.attention.query_ranges import QueryExtent, key_range, mask_limits
-from tkq.attention.ranges import ceil_div, place
+from tkq.attention.ranges import place
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,14 @@ class Globals:
     v: tk.gl
     dq: tk.gl
     stats: cute.Tensor  # as for the main kernel
-    rows_q: Int32
-    rows_k: Int32
+    places: Any  # Equal or Ragged
     left: Int32
     right: Int32
     heads: Int32
     heads_per_kv: Int32
-    tiles: Int32  # of ROWS rows, of a head
-    all_heads: Int32
+    stats_tiles: Int32  # of a head, in stats
     scale: Float32
-    scale_log2: Float32
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -76,20 +77,22 @@ class BackwardQueries:
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
         dtype = tk.element_type(spec.dtype)
-        self.q_tile, self.kv_tile = tk.st(64, spec.head_dim, dtype), tk.st(config.kv, spec.head_dim, dtype)
+        self.q_tile, self.kv_tile = tk.st(64, spec.width, dtype), tk.st(config.kv, spec.width, dtype)
 
     @cute.jit
-    def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, dq: cute.Tensor,
-                 stats: cute.Tensor, scale: Float32, left: Int32, right: Int32, stream: cuda.CUstream):
-        """do, q, k, v: (row, col, head, batch); dq (B, Sq, H, D); stats as the main kernel's."""
-        tiles, all_heads = ceil_div(q.shape[0], ROWS), q.shape[2] * q.shape[3]
+    def __call__(self, operands, stats: cute.Tensor, places: Any, numbers: Numbers, stream: cuda.CUstream):
+        """operands: do, q, k, v, dq, as the main kernel's, like all else."""
+        do, q, k, v, dq = operands
+        ragged, heads = places.ragged, q.shape[-2]
+        batches = 1 if const_expr(ragged) else q.shape[0]
+        tiles = places.slots(False, ROWS)
         g = Globals(
-            q=tk.gl.load(q, self.q_tile), do=tk.gl.load(do, self.q_tile), k=tk.gl.load(k, self.kv_tile),
-            v=tk.gl.load(v, self.kv_tile), dq=tk.gl.store(heads_outside(dq), self.q_tile), stats=stats,
-            rows_q=q.shape[0], rows_k=k.shape[0], left=left, right=right, heads=q.shape[2],
-            heads_per_kv=q.shape[2] // k.shape[2], tiles=tiles, all_heads=all_heads, scale=scale,
-            scale_log2=scale * tk.LOG2E)
-        self.kernel(g).launch(grid=[tiles * all_heads, 1, 1], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
+            q=loads(q, self.q_tile, ragged), do=loads(do, self.q_tile, ragged), k=loads(k, self.kv_tile, ragged),
+            v=loads(v, self.kv_tile, ragged), dq=stores(dq, self.q_tile, ragged), stats=stats, places=places,
+            left=numbers.left, right=numbers.right, heads=heads, heads_per_kv=heads // k.shape[-2],
+            stats_tiles=places.slots(False, self.config.tile), scale=numbers.scale,
+            scores=Scores.of(numbers.scale, numbers.softcap, self.spec.softcap))
+        self.kernel(g).launch(grid=[tiles * heads * batches, 1, 1], block=[3 * tk.WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1)
 
     @cute.kernel
@@ -106,40 +109,54 @@ class BackwardQueries:
             tk.init(s.q_full, 1)
 
         tk.init_block(initialise)
-        tk.specialise(lambda: self.producer(g, s), lambda wg: self.consumer(g, s, wg), 2)
-
-    def extent(self, g):
-        left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
-        return QueryExtent(g.rows_q, g.rows_k, ROWS, self.config.kv, left, right)
-
-    def task(self, g):
-        """(batch, query head, tile), and the key blocks. The last tiles, which may see the most keys, come first."""
-        index = Int32(cute.arch.block_idx()[0])
-        head, tile = place(index, g.tiles, g.all_heads, Int32(1), True)
-        return (head // g.heads, head % g.heads, tile), key_range(self.extent(g), tile * ROWS)
+        at = self.task(g)
+        if const_expr(self.spec.varlen):
+            if at.number * ROWS < at.rows_q:  # else the slot has no row
+                self.specialise(g, s, at)
+        else:
+            self.specialise(g, s, at)
 
     @cute.jit
-    def producer(self, g, s):
+    def specialise(self, g, s, at):
+        tk.specialise(lambda: self.producer(g, s, at), lambda wg: self.consumer(g, s, at, wg), 2,
+                      self.config.alone_registers)
+
+    def extent(self, g, at):
+        left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
+        return QueryExtent(at.rows_q, at.rows_k, ROWS, self.config.kv, left, right)
+
+    def task(self, g):
+        """The last tiles of a head, which may see the most keys, come first."""
+        return g.places.at(False, ROWS, Int32(cute.arch.block_idx()[0]), g.heads,
+                           lambda i, tiles, heads, _: place(i, tiles, heads, Int32(1), True))
+
+    def seen(self, g, at):
+        return key_range(self.extent(g, at), at.number * ROWS)
+
+    @cute.jit
+    def producer(self, g, s, at):
         tk.prefetch(g.q, g.do, g.k, g.v, g.dq)
-        (batch, head, tile), seen = self.task(g)
+        seen, kv_head = self.seen(g, at), at.head // g.heads_per_kv
+        q, do = (piece(g.places, x, at.rows_q) for x in (g.q, g.do))
+        k, v = (piece(g.places, x, at.rows_k) for x in (g.k, g.v))
         tk.expect_bytes(s.q_full, 4 * self.q_tile.bytes)
         for wg in cutlass.range_constexpr(2):
-            tk.load_async(s.q[wg], g.q, (batch, head, 2 * tile + wg, 0), s.q_full)
-            tk.load_async(s.do[wg], g.do, (batch, head, 2 * tile + wg, 0), s.q_full)
-        k_ring, v_ring, kv_head = s.k_pipe.ring(), s.v_pipe.ring(), head // g.heads_per_kv
+            tk.load_async(s.q[wg], q, (at.batch_q, at.head, 2 * at.number + wg, 0), s.q_full)
+            tk.load_async(s.do[wg], do, (at.batch_q, at.head, 2 * at.number + wg, 0), s.q_full)
+        k_ring, v_ring = s.k_pipe.ring(), s.v_pipe.ring()
         for n in cutlass.range(seen.first, seen.end, unroll=1):
-            tk.load_async(s.k[k_ring.stage], g.k, (batch, kv_head, n, 0), s.k_pipe.acquire(k_ring))
+            tk.load_async(s.k[k_ring.stage], k, (at.batch_k, kv_head, n, 0), s.k_pipe.acquire(k_ring))
             k_ring.advance()
-            tk.load_async(s.v[v_ring.stage], g.v, (batch, kv_head, n, 0), s.v_pipe.acquire(v_ring))
+            tk.load_async(s.v[v_ring.stage], v, (at.batch_k, kv_head, n, 0), s.v_pipe.acquire(v_ring))
             v_ring.advance()
 
     @cute.jit
-    def consumer(self, g, s, wg):
+    def consumer(self, g, s, at, wg):
         kv, dtype = self.config.kv, self.q_tile.dtype
         c = State(s=tk.rt_fl(kv), dp=tk.rt_fl(kv), p=tk.rt(kv, dtype), ds=tk.rt(kv, dtype),
-                  dq=tk.rt_fl(self.spec.head_dim), lse=tk.rv(), delta=tk.rv(), k=s.k_pipe.ring(), v=s.v_pipe.ring(),
+                  dq=tk.rt_fl(self.spec.width), lse=tk.rv(), delta=tk.rv(), k=s.k_pipe.ring(), v=s.v_pipe.ring(),
                   wg=wg)
-        at, seen = self.task(g)
+        seen = self.seen(g, at)
         self.load_stats(g, c, at)
         tk.zero(c.dq)
         tk.wait(s.q_full, 0)
@@ -150,13 +167,14 @@ class BackwardQueries:
             self.step(g, s, c, at, n, False)
         for n in cutlass.range(seen.whole_end, seen.end, unroll=1):
             self.step(g, s, c, at, n, True)
-        self.finish(g, s, c, at)
+        # looked up again, so that registers need not hold it all the time
+        self.finish(g, s, c, self.task(g) if const_expr(self.spec.varlen) else at)
 
     def load_stats(self, g, c, at):
-        batch, head, tile = at
         # a warpgroup whose rows are all past the end takes others': nothing of it is stored
-        size, row = self.config.tile, cutlass.min(tile * ROWS + c.wg * 64, (g.rows_q - 1) // 64 * 64)
-        number = Int64(batch * g.heads + head) * ceil_div(g.rows_q, size) + row // size
+        size, row = self.config.tile, cutlass.min(at.number * ROWS + c.wg * 64, (at.rows_q - 1) // 64 * 64)
+        first = g.places.first_tile(at, size, g.heads, g.stats_tiles)
+        number = first + Int64(at.head) * g.stats_tiles + row // size
         for which, vector in enumerate((c.lse, c.delta)):
             start = g.stats.iterator + number * (2 * size) + (which * size + row % size)
             tk.load_rows(vector, cute.make_tensor(start, cute.make_layout((64,))), 0, 64)
@@ -171,13 +189,14 @@ class BackwardQueries:
         tk.mma_wait(1)  # S
         found = ()
         if const_expr(masked):
-            e, block, row = self.extent(g), self.config.kv, at[2] * ROWS + c.wg * 64
-            found = limits(*mask_limits(e.mirrored, row, n), g.rows_k - n * block)
-        probabilities(c.p, c.s, c.lse, g.scale_log2, found)
+            e, block, row = self.extent(g, at), self.config.kv, at.number * ROWS + c.wg * 64
+            found = limits(*mask_limits(e.mirrored, row, n), at.rows_k - n * block)
+        slope = c.ds if self.spec.softcap else c.p
+        probabilities(c.p, slope, c.s, c.lse, g.scores, found)
         tk.mma_wait(0)  # dP
         s.v_pipe.release(c.v)
         c.v.advance()
-        gradients(c.ds, c.p, c.dp, c.delta)
+        gradients(c.ds, slope, c.dp, c.delta)
         tk.mma_AB(c.dq, c.ds, k)
         tk.mma_wait(0)
         s.k_pipe.release(c.k)
@@ -185,7 +204,6 @@ class BackwardQueries:
 
     @cute.jit
     def finish(self, g, s, c, at):
-        batch, head, tile = at
         barrier = 1 + c.wg
         tk.mul(c.dq, c.dq, g.scale)
         tk.sync(barrier, tk.WARPGROUP)  # Q has been read
@@ -193,10 +211,7 @@ class BackwardQueries:
         tk.publish()
         tk.sync(barrier, tk.WARPGROUP)
         if tk.first_warp_of_group():
-            tk.store_async(g.dq, s.q[c.wg], (batch, head, 2 * tile + c.wg, 0))
+            tk.store_async(piece(g.places, g.dq, at.rows_q), s.q[c.wg],
+                           (at.batch_q, at.head, 2 * at.number + c.wg, 0))
             tk.store_wait()
 
-
-def heads_outside(x):
-    """(batch, row, head, col) as (row, col, head, batch)."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 3, 2, 0]))

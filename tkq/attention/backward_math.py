@@ -1,30 +1,50 @@
 """P and dS of attention's backward, in registers: what both of its kernels compute. Queries may be rows or columns."""
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
 
 NOWHERE = 1 << 30  # the first column that is seen, where none is
 
 
-def probabilities(p, s, lse, scale_log2, limits=()):
-    """p = exp2(scale_log2 * s + lse), 0 outside the limits. lse: -lse * log2(e), a vector along the queries.
+@dataclass(frozen=True)
+class Scores:
+    """What makes a logit of a product: s -> scale * s, or softcap * tanh(scale / softcap * s), times log2(e)."""
 
-    s itself is written by the tensor cores only: were it written here too, the assembler would serialise them.
-    limits: of ``limits``, the first column of each row that is seen, and the one after the last."""
+    outer: Float32  # scale * log2(e), or softcap * log2(e)
+    inner: Float32  # scale / softcap
+    capped: Constexpr[bool]
+
+    @staticmethod
+    def of(scale, softcap, capped) -> "Scores":
+        """In the host function."""
+        return Scores((softcap if capped else scale) * tk.LOG2E, scale / softcap if capped else scale, capped)
+
+
+def probabilities(p, slope, s, lse, scores: Scores, limits=()):
+    """p = exp2(logits of s + lse), 0 outside the limits; with a softcap slope = p * (1 - tanh ** 2) too.
+
+    lse: -lse * log2(e), a vector along the queries. limits: of ``limits``, the first column of each row that is seen,
+    and the one after the last. s itself is written by the tensor cores only: were it written here too, the assembler
+    would serialise them."""
     def element(x, lse, col=0, first=None, end=None):
-        x = cute.math.exp2(cute.math.fma(x, scale_log2, lse), fastmath=True)
+        x = cute.math.tanh(x * scores.inner, fastmath=True) if scores.capped else x
+        e = cute.math.exp2(cute.math.fma(x, scores.outer, lse), fastmath=True)
         if first is not None:
-            x = cutlass.select_(first <= col, x, Float32(0.0))
-        return x if end is None else cutlass.select_(col < end, x, Float32(0.0))
+            e = cutlass.select_(first <= col, e, Float32(0.0))
+        e = e if end is None else cutlass.select_(col < end, e, Float32(0.0))
+        return (e, e - e * x * x) if scores.capped else e
 
-    tk.apply_narrow(p, element, s, lse, tk.COLUMN, *limits)
+    tk.apply_narrow((p, slope) if scores.capped else p, element, s, lse, tk.COLUMN, *limits)
 
 
-def gradients(ds, p, dp, delta):
-    """ds = p * (dp + delta), from p as it was rounded: s is free by then. delta: dlse - rowsum(o * do)."""
-    tk.apply_narrow(ds, lambda p, dp, delta: p * (dp + delta), p, dp, delta)
+def gradients(ds, slope, dp, delta):
+    """ds = slope * (dp + delta). slope: P, as it was rounded, for s is free by then; with a softcap what
+    ``probabilities`` calls so. delta: dlse - rowsum(o * do), a vector along the queries."""
+    tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp + delta), slope, dp, delta)
 
 
 def limits(first, end, columns=None, rows=None):

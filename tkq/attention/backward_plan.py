@@ -1,8 +1,8 @@
 """From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU."""
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tkq.attention.backward_spec import HEAD_DIMS, BackwardSpec
+from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
@@ -12,35 +12,41 @@ ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """tile: query rows of a step. block: keys of a block. q_stages, do_stages, ds_stages: tiles of Q, dO and dS in
-    flight. dq_cols: columns of a product of dQ (of head_dim). registers: of a thread of each role, the producer, the
-    dQ warpgroup, then the two warpgroups with keys or, where head_dim is above 128, that with dV and that with dK.
+    """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS;
+    p_stages: of P on its way between warpgroups, where width is above 128. dq_cols: columns of a product of dQ (of a
+    tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
+    where width is above 128, that with dV and that with dK.
 
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
     blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a
-    kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2. cluster:
-    blocks that share each tile of Q and dO.
+    dq_buffers in shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of
+    step. post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from
+    L2. cluster: blocks that share each tile of Q and dO. pair: two of them hand dS to each other, and dQ is added up
+    once for the keys of both (``tkq.attention.backward_pair``).
 
-    Of the kernel that makes dQ alone: kv, keys of a K or V tile, and kv_stages, tiles of each in flight."""
+    Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
+    alone_registers, of the producer and of a consumer."""
 
     tile: int = 64
     block: int = 128
-    q_stages: int = 3
-    do_stages: int = 3
+    stages: int = 3
     ds_stages: int = 2
+    p_stages: int = 2
     dq_cols: int = 64
     registers: tuple = (24, 72, 208)
     stagger: bool = False
     section_mb: int = 24
     longest_first: bool = True
     dq_add: str = "red"
+    dq_buffers: int = 1
     turns: bool = False
     post: bool = True
     cluster: int = 1
+    pair: bool = False
     kv: int = 128
     kv_stages: int = 2
+    alone_registers: tuple = (24, 240)
 
     @property
     def roles(self) -> tuple:
@@ -48,51 +54,70 @@ class BackwardConfig:
         one_each = len(self.registers) == 4
         return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
 
-    def dq_parts(self, head_dim: int) -> tuple[int, int]:
+    def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
-        return self.tile // 64, head_dim // self.dq_cols
+        return self.tile // 64, width // self.dq_cols
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
         """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32
         and a counter."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.head_dim if spec.adds_dq else 0)) + 1
+        return -(-rows // self.tile) * self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 1
 
-    def shared_bytes(self, head_dim: int) -> int:
+    def shared_bytes(self, width: int) -> int:
         """Of a block."""
-        tile = self.tile * head_dim * 2
-        stats, ds = 8 * self.tile * self.q_stages, self.block * self.tile * 2 * self.ds_stages
-        dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
-        p = 2 * 64 * self.tile * 2 if head_dim > 128 else 0
-        keys = 2 * self.block * head_dim * 2
-        return SEMAPHORE_BYTES + keys + (self.q_stages + self.do_stages) * tile + stats + ds + dq + p
+        tile = self.tile * width * 2
+        stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
+        dq = 64 * self.dq_cols * 4 * self.dq_buffers if self.dq_add == "bulk" else 0
+        p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
+        keys = 2 * self.block * width * 2
+        if self.pair:
+            keys, ds = keys + self.block * width * 2, ds + self.block * self.tile * 2
+        return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
 
-    def check(self, head_dim: int) -> "BackwardConfig":
+    def check(self, width: int) -> "BackwardConfig":
         """Itself; ValueError for a configuration that cannot run."""
-        wide = head_dim > 128
-        if self.tile % 64 or head_dim % self.dq_cols or self.block != (64 if wide else 128):
-            raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide head_dim {head_dim}, and block be "
-                             "128, 64 where head_dim is above 128")
+        wide = width > 128
+        if self.tile % 64 or width % self.dq_cols or self.block != (64 if wide else 128):
+            raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide width {width}, and block be "
+                             "128, 64 where width is above 128")
         if self.dq_add not in ("red", "bulk") or (wide and self.turns):
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
+        if self.pair and (wide or self.cluster != 2 or self.ds_stages != 2 or not self.post):
+            raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")
-        alone = SEMAPHORE_BYTES + 4 * head_dim * (ROWS + self.kv * self.kv_stages)
-        for what, taken in (("", self.shared_bytes(head_dim)), (" for dQ alone", alone)):
+        alone = SEMAPHORE_BYTES + 4 * width * (ROWS + self.kv * self.kv_stages)
+        for what, taken in (("", self.shared_bytes(width)), (" for dQ alone", alone)):
             if taken > SHARED_BYTES:
-                raise ValueError(f"{self}: {taken} bytes of shared memory{what} at head_dim {head_dim}, "
+                raise ValueError(f"{self}: {taken} bytes of shared memory{what} at width {width}, "
                                  f"there are {SHARED_BYTES}")
         return self
 
 
 def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys)."""
-    return {64: _D64, 128: _D128, 256: _D256}[spec.head_dim]
+    config = _planned(spec)
+    if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
+        config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
+    return config
 
 
-_D256 = BackwardConfig(block=64, q_stages=2, do_stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
-_D128 = BackwardConfig()
-_D64 = BackwardConfig(tile=128)
+def _planned(spec):
+    if spec.width == 256:
+        return _D256_SOFTCAP if spec.softcap else _D256_LEFT if spec.left else _D256
+    if spec.width == 64:
+        return _D64_SOFTCAP if spec.softcap else _D64
+    return _D128
+
+
+# A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
+_D64_SOFTCAP = BackwardConfig(dq_add="bulk")
+_D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
+_D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
+_D256_LEFT = replace(_D256, dq_cols=64, registers=(24, 72, 208, 208))  # likewise, for what a limit on the left takes
+_D128 = BackwardConfig(dq_add="bulk")
+_D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
 
 
 def shipped():
@@ -100,18 +125,22 @@ def shipped():
     must show."""
     from tkq.runtime.recipe import Recipe, Shipped
 
-    kinds = {"": {}, "causal": {"right": True}, "window": {"left": True, "right": True},
-             "causal_dlse": {"right": True, "dlse": True}, "causal_no_dq": {"right": True, "dq": False},
-             "deterministic": {"deterministic": True}, "causal_deterministic": {"right": True, "deterministic": True},
-             "window_deterministic": {"left": True, "right": True, "deterministic": True}}
+    mask, same = {"right": True}, {"deterministic": True}
+    kinds = {"": {}, "causal": mask, "window": {"left": True, **mask}, "causal_softcap": {"softcap": True, **mask},
+             "causal_dlse": {"dlse": True, **mask}, "causal_no_dq": {"dq": False, **mask}, "deterministic": same,
+             "causal_deterministic": {**mask, **same},
+             "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same},
+             "varlen": {"varlen": True}, "varlen_causal": {"varlen": True, **mask},
+             "varlen_used_window_deterministic": {"varlen": True, "used_q": True, "used_k": True, "left": True, **mask,
+                                                  **same}}
     out = {}
-    for (kind, options), dtype, head_dim, length in itertools.product(
-            kinds.items(), ("bf16", "fp16"), HEAD_DIMS, LENGTHS):
-        spec = BackwardSpec(dtype, head_dim, **options)
+    for (kind, options), dtype, width, length in itertools.product(
+            kinds.items(), ("bf16", "fp16"), WIDTHS, LENGTHS):
+        spec = BackwardSpec(dtype, width, **options)
         config = plan(spec, length)
         recipe = Recipe("tkq.attention.backward:build", (spec, config))
-        name = "_".join(("flash_attn_backward", dtype, f"d{head_dim}", *filter(None, [kind]), length))
-        quick = dtype == "bf16" and kind in ("", "causal")
+        name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
+        quick = dtype == "bf16" and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
         out.setdefault(recipe, Shipped(name, recipe, _expectation(spec, config), quick=quick))
     return list(out.values())
 

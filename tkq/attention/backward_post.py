@@ -1,45 +1,53 @@
 """After attention's backward: dQ from the fp32 accumulator."""
+from typing import Any
+
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_sequences import stores, tile_order
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.ranges import ceil_div
 
 
 class BackwardPost:
     """dq = scale * acc, rounded. One warpgroup a part of 64 rows x ``dq_cols``."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
-        self.config, self.parts = config, config.dq_parts(spec.head_dim)
+        self.config, self.parts = config, config.dq_parts(spec.width)
         self.out = tk.st(64, config.dq_cols, tk.element_type(spec.dtype))
 
     @cute.jit
-    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, scale: Float32, stream: cuda.CUstream):
-        """acc: (tiles of all heads, floats of a tile), dq (B, Sq, H, D)."""
-        tiles, heads, batches = ceil_div(dq.shape[1], self.config.tile), dq.shape[2], dq.shape[0]
-        dq = cute.make_tensor(dq.iterator, cute.select(dq.layout, [1, 3, 2, 0]))
-        self.kernel(acc, tk.gl.store(dq, self.out), tiles, heads, scale).launch(
-            grid=[tiles * heads * batches, 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
+    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, places: Any, scale: Float32, stream: cuda.CUstream):
+        """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D)."""
+        self.kernel(acc, stores(dq, self.out, places.ragged), places, dq.shape[-2], scale).launch(
+            grid=[cute.size(acc, mode=[0]), 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
             stream=stream, use_pdl=True)
 
     @cute.kernel
-    def kernel(self, acc: cute.Tensor, dq: tk.gl, tiles: Int32, heads: Int32, scale: Float32):
-        rows, cols = self.parts
+    def kernel(self, acc: cute.Tensor, dq: tk.gl, places: Any, heads: Int32, scale: Float32):
         n, part = Int32(cute.arch.block_idx()[0]), tk.warpgroup_id()
-        out = tk.SharedAllocator().tile(self.out, rows * cols)[part]
-        x = tk.rt_fl(self.config.dq_cols)
+        out = tk.SharedAllocator().tile(self.out, self.parts[0] * self.parts[1])[part]
+        at = places.at(False, self.config.tile, *tile_order(places, self.config.tile, n, heads))
         cute.arch.griddepcontrol_wait()
-        load_part(x, acc[Int64(n), None], part)
+        if const_expr(places.ragged):
+            if at.number * self.config.tile < at.rows_q:  # else the slot has no row
+                self.convert(acc[Int64(n), None], dq.part(at.rows_q), out, at, part, scale)
+        else:
+            self.convert(acc[Int64(n), None], dq, out, at, part, scale)
+
+    @cute.jit
+    def convert(self, acc, dq, out, at, part, scale):
+        rows, cols = self.parts
+        x = tk.rt_fl(self.config.dq_cols)
+        load_part(x, acc, part)
         tk.mul(x, x, scale)
         tk.store(out, x)
         tk.publish()
         tk.sync(1 + part, tk.WARPGROUP)
         if tk.first_warp_of_group():
-            all_heads, m = n // tiles, n % tiles
-            tk.store_async(dq, out, (all_heads // heads, all_heads % heads, m * rows + part // cols, part % cols))
+            tk.store_async(dq, out, (at.batch_q, at.head, at.number * rows + part // cols, part % cols))
             tk.store_wait()
 
 

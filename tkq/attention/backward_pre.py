@@ -1,5 +1,5 @@
 """Before attention's backward: the statistics of the query rows, and zeroes for dQ to be added up in."""
-from typing import Optional
+from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -8,8 +8,8 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_sequences import tile_order
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.ranges import ceil_div
 
 THREADS = 256
 VECTOR = 8  # elements of 16 bits in one access
@@ -23,27 +23,25 @@ class BackwardPre:
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.tile = spec, config.tile
-        self.lanes = spec.head_dim // VECTOR  # of a row
+        self.lanes = spec.width // VECTOR  # of a row
         self.together = THREADS // self.lanes  # rows
         if self.tile % self.together:
             raise ValueError(f"BackwardPre: tile is {self.tile}, allowed are multiples of {self.together}")
 
     @cute.jit
     def __call__(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
-                 stats: cute.Tensor, acc: Optional[cute.Tensor], counters: Optional[cute.Tensor],
-                 stream: cuda.CUstream):
-        """As ``AttentionBackward``."""
-        tiles = ceil_div(lse.shape[2], self.tile)
-        self.kernel(do, o, lse, dlse, stats, acc, counters, tiles).launch(
+                 workspace, places, stream: cuda.CUstream):
+        """As ``AttentionBackward``, all with a batch dimension. workspace: (stats, acc, counters)."""
+        tiles = places.slots(False, self.tile)
+        self.kernel(do, o, lse, dlse, *workspace, places).launch(
             grid=[tiles * lse.shape[1] * lse.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
     def kernel(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
-               stats: cute.Tensor, acc: Optional[cute.Tensor], counters: Optional[cute.Tensor], tiles: Int32):
+               stats: cute.Tensor, acc: Optional[cute.Tensor], counters: Optional[cute.Tensor], places: Any):
         cute.arch.griddepcontrol_launch_dependents()
         n, t = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
-        all_heads, heads = n // tiles, lse.shape[1]
-        at = (all_heads // heads, all_heads % heads, n % tiles * self.tile)
+        at = self.place(places, n, lse.shape[1])
         if const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
         if const_expr(counters is not None):
@@ -54,6 +52,14 @@ class BackwardPre:
             if t % self.lanes == 0:
                 self.write(lse, dlse, stats[Int64(n), None], at, i * self.together + t // self.lanes, sums[i])
 
+    def place(self, places, n, heads):
+        """(batch, head, the tile's first row, where the sequence's rows end)"""
+        at = places.at(False, self.tile, *tile_order(places, self.tile, n, heads))
+        rows = at.rows_q
+        if places.ragged:  # rows of no sequence have no part in anything
+            rows = cutlass.select_(at.sequence < places.count, rows, Int32(0))
+        return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + rows
+
     def zero(self, acc, t):
         zeros = cute.make_rmem_tensor((4,), Float32)
         zeros.fill(0.0)
@@ -63,26 +69,29 @@ class BackwardPre:
 
     def row_sums(self, do, o, at, t):
         """rowsum(o * do) of each row that this thread has a share of: one row in ``together``."""
-        batch, head, row0 = at
+        batch, head, row0, end = at
         a, b = [[cute.make_rmem_tensor((VECTOR,), o.element_type) for _ in range(self.tile // self.together)]
                 for _ in range(2)]
+        shares = o.shape[3] // VECTOR  # of a row: lanes beyond repeat the last, and count for nothing
+        lane = cutlass.min(t % self.lanes, shares - 1)
         for i in range(self.tile // self.together):  # all loads first
-            row = cutlass.min(row0 + i * self.together + t // self.lanes, o.shape[1] - 1)
+            row = cutlass.max(cutlass.min(row0 + i * self.together + t // self.lanes, end - 1), 0)
             for x, to in ((o, a[i]), (do, b[i])):
-                cute.autovec_copy(cute.local_tile(x[batch, row, head, None], (VECTOR,), (t % self.lanes,)), to)
-        return [self.row_sum(x, y) for x, y in zip(a, b)]
+                cute.autovec_copy(cute.local_tile(x[batch, row, head, None], (VECTOR,), (lane,)), to)
+        return [self.row_sum(x, y, t % self.lanes < shares) for x, y in zip(a, b)]
 
-    def row_sum(self, x, y):
+    def row_sum(self, x, y, counts):
         total = Float32(0.0)
         for e in range(VECTOR):
             total = total + Float32(x[e]) * Float32(y[e])
+        total = cutlass.select_(counts, total, Float32(0.0))
         return cute.arch.warp_reduction(total, lambda p, q: p + q, threads_in_group=self.lanes)
 
     @cute.jit
     def write(self, lse, dlse, stats, at, i, total):
-        batch, head, row0 = at
+        batch, head, row0, end = at
         first, second = -Float32.inf, Float32(0.0)
-        if row0 + i < lse.shape[2]:
+        if row0 + i < end:
             of_row = lse[batch, head, row0 + i]
             if of_row != -Float32.inf:
                 first, second = -of_row * tk.LOG2E, -total

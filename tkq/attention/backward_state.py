@@ -1,11 +1,21 @@
 """What the roles of the backward kernel see: what came in, what is shared, a task, and a warpgroup's registers."""
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 import tkq.tile as tk
+from tkq.attention.backward_math import Scores
+
+
+class Numbers(NamedTuple):
+    """What a call says besides tensors. An argument of the compiled function."""
+
+    scale: Float32
+    softcap: Float32
+    left: Int32
+    right: Int32
 
 
 @dataclass(frozen=True)
@@ -20,19 +30,28 @@ class Globals:
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
     dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
     counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
-    rows_q: Int32
-    rows_k: Int32
+    places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
     heads: Int32
     kv_heads: Int32
     heads_per_kv: Int32
-    tiles: Int32  # of a query head
-    blocks: Int32  # of a K/V head; or clusters of them
-    all_kv_heads: Int32  # of all batch elements
-    section: Int32  # how many K/V heads are worked on together
+    tiles: Int32  # slots of a query head
+    blocks: Int32  # slots of a K/V head, of a block's or a cluster's keys
+    section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
     scale: Float32
-    scale_log2: Float32  # scale * log2(e)
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a block of a pair has beside the rest of ``Shared``. Semaphores: of its own dS and of the other block's."""
+
+    k: tk.SharedTile  # the other block's keys
+    ds: tk.SharedTile  # the other block's dS, for tiles whose dQ is made here
+    k_full: tk.Semaphore
+    full: tk.Semaphore  # dS is here: the own one, the other's
+    empty: tk.Semaphore  # dQ has been made, here, and in the other block of what was sent there
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,8 @@ class Shared:
     p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
     dq: Optional[cute.Tensor]  # a part of dQ on its way out
     last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
+    pair: Optional[Pair]
+    task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
     kv_full: tk.Semaphore
     q_pipe: tk.Pipe
     do_pipe: tk.Pipe
@@ -55,7 +76,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
-    batch: Int32
+    rows_q: Int32
+    rows_k: Int32
+    batch_q: Int32  # TMA's coordinate of the sequence in Q, dO and dQ
+    batch_k: Int32  # in K, V, dK and dV
+    first_tile: Int32  # of the sequence's and query head 0's, among those of all
     head: Int32  # K/V head
     block: Int32
     first: Int32  # see QueryRange
@@ -75,8 +100,7 @@ class State:
     ds: tk.RegTile
     dk: tk.RegTile
     dv: tk.RegTile
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring  # of Q and dO
     ds_ring: tk.Ring
     turns: tk.Turns
     wg: Int32
@@ -88,9 +112,9 @@ class ValueState:
 
     s: tk.RegTile
     p: tk.RegTile
+    slope: tk.RegTile
     dv: tuple  # of tiles, side by side
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring
     p_ring: tk.Ring
 
 
@@ -99,10 +123,9 @@ class KeyState:
     """Registers of the warpgroup of a wide head that makes dS and keeps dK."""
 
     dp: tk.RegTile
-    p: tk.RegTile
+    slope: tk.RegTile
     ds: tk.RegTile
     dk: tuple  # of tiles, side by side
-    q: tk.Ring
-    do: tk.Ring
+    ring: tk.Ring
     p_ring: tk.Ring
     ds_ring: tk.Ring

@@ -5,6 +5,7 @@ from cutlass import Constexpr, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
+from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_state import KeyState, ValueState
 from tkq.tile import WARPGROUP
 
@@ -15,14 +16,14 @@ class WideBackward(BackwardAdding):
     """As ``AttentionBackward``, with 64 keys to a block and a warpgroup for each product that is kept:
 
       producer (warp 0)    K V, then Q dO of one tile after the other
-      values               S' = K Q' | P to shared memory | dV += P' dO | next tile .. | write dV
-      keys                 dP' = V dO' | dS to shared memory | dK += dS' Q | next tile .. | write dK
-      queries              dQ = dS K, in parts | added to the accumulator in global memory | next tile ..
+      values               S' = K Q' | P (with a softcap its slope) to shared memory | dV += P' dO | next .. | write dV
+      keys                 dP' = V dO' | dS to shared memory | dK += dS' Q | next .. | write dK
+      queries              dQ = dS K, in parts | added to the accumulator in global memory | next ..
 
       pipe      stages     full (arrivals)              empty (arrivals)
-      Q, stats  q_stages   producer's bytes (1)         values' and keys' warps (8)
-      dO        do_stages  producer's bytes (1)         values' and keys' warps (8)
-      P         2          values' warps (4)            keys' warps (4)
+      Q, stats  stages     producer's bytes (1)         values' and keys' warps (8)
+      dO        stages     producer's bytes (1)         values' and keys' warps (8)
+      P         p_stages   values' warps (4)            keys' warps (4)
       dS        ds_stages  keys' warps (4)              queries' warps (4)
 
     P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side."""
@@ -37,11 +38,12 @@ class WideBackward(BackwardAdding):
 
     def p_ring(self, al):
         """(4, thread, quads, stages) of pairs of 16-bit elements."""
-        return al.allocate_tensor(Int32, cute.make_layout((4, WARPGROUP, self.config.tile // 16, 2)), 128)
+        shape = 4, WARPGROUP, self.config.tile // 16, self.config.p_stages
+        return al.allocate_tensor(Int32, cute.make_layout(shape), 128)
 
     def kept(self):
         """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
-        tiles = tuple(tk.rt_fl(self.out_tile.cols) for _ in range(self.spec.head_dim // self.out_tile.cols))
+        tiles = tuple(tk.rt_fl(self.out_tile.cols) for _ in range(self.spec.width // self.out_tile.cols))
         for x in tiles:
             tk.zero(x)
         return tiles
@@ -55,45 +57,48 @@ class WideBackward(BackwardAdding):
         """Write dK or dV by way of a ring of shared memory that nobody reads any more."""
         room = ring.scratch(self.out_tile)
         for i, x in enumerate(kept):
-            self.send(dst, room[i], x, (t.batch, t.head, t.block, i), barrier)
+            self.send(dst, room[i], x, (t.batch_k, t.head, t.block, i), barrier)
 
     # ---- values ----------------------------------------------------------------------------------
 
     @cute.jit
     def values(self, g, s):
-        tile, t = self.config.tile, self.task(g)
-        c = ValueState(s=tk.rt_fl(tile), p=tk.rt(tile, self.q_tile.dtype), dv=self.kept(), q=s.q_pipe.ring(),
-                       do=s.do_pipe.ring(), p_ring=s.p_pipe.ring())
+        tile, t = self.config.tile, self.task(g, s)
+        p = tk.rt(tile, self.q_tile.dtype)
+        slope = tk.rt(tile, self.q_tile.dtype) if const_expr(self.spec.softcap) else p
+        c = ValueState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.kept(), ring=s.q_pipe.ring(),
+                       p_ring=s.p_pipe.ring())
         tk.wait(s.kv_full[0], 0)
         self.visit(g, s, t, c, self.value_step)
+        t = self.task_again(g, s, t)
         self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
-        self.send_kept(g.dv, s.v, c.dv, t, VALUES_BARRIER)
+        self.send_kept(piece(g.places, g.dv, t.rows_k), s.v, c.dv, t, VALUES_BARRIER)
         self.finish_dq(g, s, t, 0, VALUES_BARRIER)
         tk.store_wait()
 
     @cute.jit
     def value_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        do = s.do[c.do.stage]
-        s.q_pipe.wait(c.q)
-        tk.mm_ABt(c.s, s.k[0], s.q[c.q.stage])
+        do = s.do[c.ring.stage]
+        s.q_pipe.wait(c.ring)
+        tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
         tk.mma_wait(0)
-        probabilities(c.p, c.s, self.stats(s, c.q, 0), g.scale_log2, self.limits(g, t, m, 0) if masked else ())
-        s.do_pipe.wait(c.do)
+        limits = self.limits(g, t, m, 0) if masked else ()
+        probabilities(c.p, c.slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
+        s.do_pipe.wait(c.ring)
         self.keep(c.dv, c.p, do)
-        s.q_pipe.release(c.q)
-        c.q.advance()
+        s.q_pipe.release(c.ring)
         s.p_pipe.acquire_empty(c.p_ring)
-        self.hand_over(c.p, s.p, c.p_ring, False)
+        self.hand_over(c.slope, s.p, c.p_ring, False)
         s.p_pipe.commit(c.p_ring)
         c.p_ring.advance()
         tk.mma_wait(0)
-        s.do_pipe.release(c.do)
-        c.do.advance()
+        s.do_pipe.release(c.ring)
+        c.ring.advance()
 
-    def hand_over(self, p, ring_tensor, ring, back):
-        """p to its place in shared memory; back: from there."""
+    def hand_over(self, x, ring_tensor, ring, back):
+        """P, or its slope, to its place in shared memory; back: from there."""
         quads = self.config.tile // 16
-        mine = cute.make_tensor(cute.recast_tensor(p.tensor, Int32).iterator, cute.make_layout((4, quads)))
+        mine = cute.make_tensor(cute.recast_tensor(x.tensor, Int32).iterator, cute.make_layout((4, quads)))
         for j in range(quads):
             theirs = ring_tensor[None, tk.thread_in_warpgroup(), j, ring.stage]
             cute.autovec_copy(*((theirs, mine[None, j]) if back else (mine[None, j], theirs)))
@@ -102,32 +107,32 @@ class WideBackward(BackwardAdding):
 
     @cute.jit
     def keys(self, g, s):
-        tile, t, dtype = self.config.tile, self.task(g), self.q_tile.dtype
-        c = KeyState(dp=tk.rt_fl(tile), p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.kept(),
-                     q=s.q_pipe.ring(), do=s.do_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
+        tile, t, dtype = self.config.tile, self.task(g, s), self.q_tile.dtype
+        c = KeyState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.kept(),
+                     ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
         tk.wait(s.kv_full[1], 0)
         self.visit(g, s, t, c, self.key_step)
+        t = self.task_again(g, s, t)
         for x in c.dk:
             tk.mul(x, x, g.scale)
         if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
             self.acquire_after(s.ds_pipe, c.ds_ring)
-        self.send_kept(g.dk, s.k, c.dk, t, KEYS_BARRIER)
+        self.send_kept(piece(g.places, g.dk, t.rows_k), s.k, c.dk, t, KEYS_BARRIER)
         self.finish_dq(g, s, t, 1, KEYS_BARRIER)
         tk.store_wait()
 
     @cute.jit
     def key_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        q = s.q[c.q.stage]
-        s.do_pipe.wait(c.do)
-        tk.mm_ABt(c.dp, s.v[0], s.do[c.do.stage])
+        q = s.q[c.ring.stage]
+        s.do_pipe.wait(c.ring)
+        tk.mm_ABt(c.dp, s.v[0], s.do[c.ring.stage])
         s.p_pipe.wait(c.p_ring)
-        self.hand_over(c.p, s.p, c.p_ring, True)
-        s.q_pipe.wait(c.q)
-        delta = self.stats(s, c.q, 1)
+        self.hand_over(c.slope, s.p, c.p_ring, True)
+        s.q_pipe.wait(c.ring)
+        delta = self.stats(s, c.ring, 1)
         tk.mma_wait(0)
-        s.do_pipe.release(c.do)
-        c.do.advance()
-        gradients(c.ds, c.p, c.dp, delta)
+        s.do_pipe.release(c.ring)
+        gradients(c.ds, c.slope, c.dp, delta)
         s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
         c.p_ring.advance()
         if const_expr(self.spec.adds_dq):
@@ -138,5 +143,5 @@ class WideBackward(BackwardAdding):
             c.ds_ring.advance()
         self.keep(c.dk, c.ds, q)
         tk.mma_wait(0)
-        s.q_pipe.release(c.q)
-        c.q.advance()
+        s.q_pipe.release(c.ring)
+        c.ring.advance()

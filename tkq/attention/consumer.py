@@ -7,14 +7,16 @@ from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.softmax import LEFT, RIGHT, Softmax
-from tkq.attention.state import Fields, State, Tiles, field_names, sequence
+from tkq.attention.state import Fields, State, Tiles, clipped, field_names
 
 
 class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
-        self.halves = config.half and (spec.causal or spec.right)
+        # Both of a window's, and a bridge, are more than the registers hold: all products would be serialised.
+        self.halves = config.half and (spec.causal or spec.right) and not (config.bridge and spec.left)
+        self.last_halves = config.half and spec.left
 
     @cute.jit
     def run(self, g, s, wg):
@@ -90,16 +92,17 @@ class Consumer:
         self.softmax.first(g, part)
         self.take_part(c, part)
 
-    def half_of(self, c):
-        """c with the first half of its columns."""
+    def half_of(self, c, number=0):
+        """c with one half of a block's columns, the first or the second: where P has them; S always begins with its own
+        first register (the second half of S, in registers of its own, makes the assembler serialise all products)."""
         half = self.config.kv // 2
-        return replace(c, att=tk.columns(c.att, 0, half), att_mma=tk.columns(c.att_mma, 0, half))
+        return replace(c, att=tk.columns(c.att, 0, half), att_mma=tk.columns(c.att_mma, number * half, half))
 
-    def take_part(self, c, part):
-        """Exponentials to an operand of P @ V; what was not computed is 0."""
+    def take_part(self, c, part, number=0):
+        """Exponentials to an operand of P @ V; what was not computed is 0. number: which half part is, if it is one."""
         tk.copy(part.att_mma, part.att)
         if part is not c:
-            tk.zero(tk.columns(c.att_mma, part.att.cols, c.att.cols - part.att.cols))
+            tk.zero(self.half_of(c, 1 - number).att_mma)
 
     @cute.jit
     def steps(self, g, s, c):
@@ -123,8 +126,21 @@ class Consumer:
         if const_expr(self.spec.left):
             if const_expr(self.halves):
                 whole = cutlass.max(whole, done)
-            for i in cutlass.range(whole, blocks, unroll=1):
-                self.step(g, s, c, i, LEFT)
+            self.last_steps(g, s, c, whole)
+
+    @cute.jit
+    def last_steps(self, g, s, c, whole):
+        """From block ``whole`` of the visit on: those with a mask on the left."""
+        blocks, end = c.task["blocks"], c.task["blocks"]
+        if const_expr(self.last_halves):
+            if whole < blocks:
+                if self.softmax.half_unseen(g, c, blocks - 1):
+                    end = blocks - 1
+        for i in cutlass.range(whole, end, unroll=1):
+            self.step(g, s, c, i, LEFT)
+        if const_expr(self.last_halves):
+            if end < blocks:
+                self.step_of_half(g, s, c, end)
 
     @cute.jit
     def step(self, g, s, c, i, sides: Constexpr[int], keys: Constexpr = None):
@@ -136,11 +152,22 @@ class Consumer:
         tk.copy(c.att_mma, c.att)
         tk.mul_row(c.o, c.o, c.correct)
 
-    def issue(self, s, c, att, keys=None):
-        """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S."""
+    def step_of_half(self, g, s, c, i):
+        """``step`` of a block with a mask on the left, of its second half alone."""
+        part = self.half_of(c, 1)
+        self.issue(s, c, part.att, number=1)
+        self.softmax.step(g, part, i, LEFT, self.config.kv // 2)
+        tk.mma_wait(0)
+        self.release(s.v_pipe, c.v)
+        self.take_part(c, part, 1)
+        tk.mul_row(c.o, c.o, c.correct)
+
+    def issue(self, s, c, att, keys=None, number=0):
+        """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S. number: which half of K's
+        rows, where att has half as many columns."""
         s.k_pipe.wait(c.k)
         c.turns.take()
-        tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage], b_part=number)
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys)
         c.turns.give()
@@ -195,7 +222,23 @@ class Consumer:
         tk.mul_row(c.o, c.o, c.last_norm)
         if const_expr(self.spec.lse):
             self.store_lse(g, t, lse, row_tile * 64)
-        o = sequence(self.spec, g.o, g.tasks.lengths(t)[0])
+        if const_expr(self.config.o_direct):
+            self.store_o(g, c, row_tile * 64)
+        else:
+            self.store_o_async(g, s, c, row_tile)
+
+    def store_o(self, g, c, row):
+        """From registers. row: as in ``store_lse``."""
+        t = c.last
+        first, end = self.rows_of(g, t)
+        o = g.o[None, None, t["head"]] if self.spec.varlen else g.o[None, None, t["head"], t["batch"]]
+        tk.store_narrow(o, c.o, first + row, end)
+
+    @cute.jit
+    def store_o_async(self, g, s, c, row_tile):
+        """By way of shared memory."""
+        t = c.last
+        o, of = clipped(self.spec, g.o, t["batch"], g.tasks.lengths(t)[0])
         barrier, panel = 8 + c.wg, self.tiles.o.cols
         for p in cutlass.range_constexpr(self.config.o_panels):
             tk.store_wait()  # the store before has left the tile
@@ -204,16 +247,19 @@ class Consumer:
             tk.publish()
             tk.sync(barrier, tk.WARPGROUP)
             if tk.first_warp_of_group():
-                tk.store_async(o, s.o[c.wg], (t["batch"], t["head"], row_tile, p))
+                tk.store_async(o, s.o[c.wg], (*of, t["head"], row_tile, p))
         if const_expr(self.config.o_over_q):
             tk.store_wait()
             tk.arrive(s.q_empty[c.wg])
 
+    def rows_of(self, g, t):
+        """(first, end) of the sequence's rows in lse, and in O as a tile has it; packed heads' rows each by itself."""
+        pack, rows = self.spec.pack, g.tasks.lengths(t)[0]
+        first = (t["batch"] - rows) * pack if self.spec.varlen else 0
+        return first, first + rows * pack
+
     def store_lse(self, g, t, lse, row):
         """row: of the sequence's, the tile's first."""
-        pack, rows = self.spec.pack, g.tasks.lengths(t)[0]
-        if self.spec.varlen:
-            first = (t["batch"] - rows) * pack
-            tk.store_rows(g.lse[t["head"], None], lse, first + row, first + rows * pack)
-        else:
-            tk.store_rows(g.lse[t["batch"], t["head"], None], lse, row, rows * pack)
+        first, end = self.rows_of(g, t)
+        of = g.lse[t["head"], None] if self.spec.varlen else g.lse[t["batch"], t["head"], None]
+        tk.store_rows(of, lse, first + row, end)

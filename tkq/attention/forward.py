@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.consumer import Consumer
+from tkq.attention.launch import Numbers, Operands, Sequences
 from tkq.attention.plan import AttentionConfig
 from tkq.attention.producer import Producer
 from tkq.attention.ranges import ceil_div, heads_in_section
@@ -46,36 +47,35 @@ class AttentionForward:
     # ---- host ----------------------------------------------------------------------------------
 
     @cute.jit
-    def __call__(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor, lse: Optional[cute.Tensor],
-                 sinks: Optional[cute.Tensor], cu_q: Optional[cute.Tensor], cu_k: Optional[cute.Tensor],
-                 used_q: Optional[cute.Tensor], used_k: Optional[cute.Tensor], counter: cute.Tensor, scale: Float32,
-                 softcap: Float32, left: Int32, right: Int32, processors: Int32, stream: cuda.CUstream):
-        """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32 or None, sinks (H,) or None. varlen: q, o
-        (total, H, D), k, v (total, Hk, D), lse (H, total); cu_q, cu_k (B + 1,), used_q, used_k (B,) or None, int32.
-
-        counter (1,) int32 that is 0. softcap, left, right: ignored where the spec has none."""
+    def __call__(self, operands: Operands, sequences: Optional[Sequences], counter: cute.Tensor, numbers: Numbers,
+                 stream: cuda.CUstream):
+        """counter: (1,) int32 that is 0. sequences: None unless varlen."""
         spec, c = self.spec, self.config
         # (batch, row, head, col) to (row, col, head, batch)
         order = [0, 2, 1] if const_expr(spec.varlen) else [1, 3, 2, 0]
-        q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, order)) for x in (q, k, v, o)]
-        tasks, number = self.tasks(q, k, cu_q, cu_k, used_q, used_k)
+        q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, order)) for x in operands[:4]]
+        tasks, number = self.tasks(q, k, sequences)
         capped = const_expr(spec.softcap)
         g = Globals(
-            q=tk.gl.load(self.view(q, spec.pack), self.tiles.q),
-            k=tk.gl.load(self.view(k), self.tiles.k, c.cluster), v=tk.gl.load(self.view(v), self.tiles.v, c.cluster),
-            o=tk.gl.store(self.view(o, spec.pack), self.tiles.o),
-            lse=self.packed_lse(lse) if const_expr(lse is not None) else None, sinks=sinks, tasks=tasks,
-            schedule=tk.Schedule(number, c.schedule, c.cluster, counter),
-            left=left if const_expr(spec.left) else None, right=right if const_expr(spec.right) else None,
-            scale=(softcap if capped else scale) * tk.LOG2E, cap=scale / softcap if capped else None)
-        blocks = tk.blocks_for(c.schedule, number, processors, c.cluster)
+            q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, c.cluster),
+            v=tk.gl.load(tk.ragged(v) if spec.varlen else v, self.tiles.v, c.cluster),
+            o=self.output(o),
+            lse=self.packed_lse(operands.lse) if const_expr(operands.lse is not None) else None, sinks=operands.sinks,
+            tasks=tasks, schedule=tk.Schedule(number, c.schedule, c.cluster, counter),
+            left=numbers.left if const_expr(spec.left) else None,
+            right=numbers.right if const_expr(spec.right) else None,
+            scale=(numbers.softcap if capped else numbers.scale) * tk.LOG2E,
+            cap=numbers.scale / numbers.softcap if capped else None)
+        blocks = tk.blocks_for(c.schedule, number, numbers.processors, c.cluster)
         self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (c.consumers + 1), 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1)
 
-    def view(self, x, pack=1):
-        """x as TMA is to see it."""
-        return tk.packed(tk.ragged(x) if self.spec.varlen else x, pack)
+    def output(self, o):
+        """o as the consumers write it."""
+        if self.config.o_direct:
+            return tk.packed(o, self.spec.pack)
+        return tk.gl.store(tk.packed(tk.ragged_store(o) if self.spec.varlen else o, self.spec.pack), self.tiles.o)
 
     def packed_lse(self, lse):
         """lse ([batch,] head, row) with ``pack`` heads' rows between each other, as a tile has them."""
@@ -87,16 +87,16 @@ class AttentionForward:
         return cute.make_tensor(lse.iterator, cute.make_layout(
             (*batch, heads // pack, (pack, rows)), stride=(*outer, head * pack, (head, row))))
 
-    def tasks(self, q, k, cu_q, cu_k, used_q, used_k):
+    def tasks(self, q, k, sequences):
         """(what knows the tasks, how many there are; of sequences of any length, how many there may be)"""
         spec, c = self.spec, self.config
         heads, heads_per_kv = q.shape[2] // spec.pack, q.shape[2] // k.shape[2] // spec.pack
         queries = c.tile_rows // spec.pack
         key_bytes = (spec.head_dim + spec.head_dim_v) * self.tiles.k.dtype.width // 8
         if spec.varlen:
-            tiles = ceil_div(q.shape[0], queries) + cu_q.shape[0]
-            return Varlen(cu_q, cu_k, used_q, used_k, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv,
-                          key_bytes, c.section_mb << 20, spec.longest_first), tiles * heads
+            tiles = ceil_div(q.shape[0], queries) + sequences.cu_q.shape[0]
+            return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv, key_bytes,
+                          c.section_mb << 20, spec.longest_first), tiles * heads
         tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
         section = heads_in_section(cutlass.min(k.shape[0], Int32(1 << 20)) * key_bytes, c.section_mb << 20,
                                    heads_per_kv, all_heads)
@@ -112,7 +112,7 @@ class AttentionForward:
         n = c.consumers * c.q_stages
         q = al.tile(self.tiles.q, n)
         s = Shared(
-            q=q, o=q if c.o_over_q else al.tile(self.tiles.o, c.consumers),
+            q=q, o=q if c.o_over_q or c.o_direct else al.tile(self.tiles.o, c.consumers),
             k=al.tile(self.tiles.k, c.stages), v=al.tile(self.tiles.v, c.stages),
             task=al.vector(len(field_names(self.spec)), n, Int32), q_full=al.semaphores(n), q_empty=al.semaphores(n),
             k_pipe=al.pipe(c.stages, self.tiles.k.bytes, 4 * c.consumers, c.cluster),
@@ -150,7 +150,8 @@ def build(spec: AttentionSpec, config: AttentionConfig):
     Bp = fake.sym()
     lse = fake.tensor("fp32", (H, Sq) if spec.varlen else (B, H, Sq), align=4) if spec.lse else None
     sinks = fake.tensor(spec.sinks, (H,), align=4 if spec.sinks == "fp32" else 2) if spec.sinks else None
+    sequences = Sequences(ints(Bp, True), ints(Bp, True), ints(B, spec.used_q), ints(B, spec.used_k))
     return AttentionForward(spec, config), (
-        operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks,
-        ints(Bp, spec.varlen), ints(Bp, spec.varlen), ints(B, spec.used_q), ints(B, spec.used_k), ints(1, True),
-        Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1))
+        Operands(operand(Sq, H, D), operand(Sk, Hk, D), operand(Sk, Hk, Dv), operand(Sq, H, Dv), lse, sinks),
+        sequences if spec.varlen else None, ints(1, True),
+        Numbers(Float32(1.0), Float32(1.0), Int32(0), Int32(0), Int32(1)))

@@ -7,8 +7,18 @@ from torch import Tensor
 
 from tkq import reference
 from tkq.attention import autograd
-from tkq.attention.arguments import OPEN, Options, check_layouts, check_operands, check_options, limits
-from tkq.attention.plan import length_class, pack_of, plan
+from tkq.attention.arguments import (
+    OPEN,
+    PLAIN,
+    Options,
+    check_layouts,
+    check_operands,
+    check_options,
+    limits,
+    refuse_out_of_range,
+)
+from tkq.attention.launch import Operands
+from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
 from tkq.attention.spec import AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
@@ -45,74 +55,65 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         TypeError: q, k, v or sinks not a tensor, of another dtype than allowed or than q; an option of the wrong type.
         ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
             that is not above 0, a softcap or a window below 0.
-        NotImplementedError: a head_dim that is not supported; a gradient asked for with sinks, a softcap, or a head_dim
-            other than 64 and 128.
+        NotImplementedError: a head_dim that is not supported.
         RuntimeError: a GPU other than Hopper.
 
-    Differentiable once, in q, k and v, through o and lse.
+    Differentiable once, in q, k, v and sinks, through o and lse.
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
     ``tkq.reference.flash_attn``.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
-    way = ops.route(q, k, v, sinks)
+    way, options = ops.route(q, k, v, sinks), (causal, softmax_scale, left, right, softcap)
     if way == "direct":
-        o, lse = (forward if q.is_cuda else _cpu)(
-            q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+        o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
     elif way == "record":
-        autograd.check(q, v, sinks, softcap)
-        o, lse = _Recorded.apply(q, k, v, autograd.facts(causal, softmax_scale, left, right, deterministic))
+        o, lse = _Recorded.apply(q, k, v, sinks, options, deterministic)
     else:
-        o, lse = _traced(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse, deterministic)
+        o, lse = _traced(q, k, v, sinks, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
 
 
-def _traced(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse, deterministic):
+def _traced(q, k, v, sinks, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
-    _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)  # the dispatcher's words name no argument
+    _check(q, k, v, sinks, options)  # the dispatcher's words name no argument
     needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
-    if needs:
-        autograd.check(q, v, sinks, softcap)
-    return _op(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse or needs, deterministic)
+    return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
-def _recorded(ctx, q, k, v, facts):
+def _recorded(ctx, q, k, v, sinks, options, deterministic):
     """The eager function: forward, with what the gradients need kept."""
-    left, right = (-1 if side is None else side for side in facts.window_size)
-    o, lse = (forward if q.is_cuda else _cpu)(
-        q, k, v, None, facts.causal, facts.softmax_scale, left, right, 0.0, True)
-    autograd.keep(ctx, q, k, v, o, lse, facts)
+    o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
+    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return o, lse
 
 
-def _check(q, k, v, sinks, *options):
+def _check(q, k, v, sinks, options):
     """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
     check_operands("flash_attn", q, k, v, sinks, 4)
     check_options("flash_attn", Options(*options))
 
 
-def forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
+def forward(q, k, v, sinks, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape
         if not (batch and rows and heads and keys):
-            _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
+            _check(q, k, v, sinks, options)
             return _empty(q, head_dim_v, sinks, return_lse)
-        if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not (
-                0 <= softcap < math.inf):
-            raise ValueError  # _check says which
+        if heads % kv_heads:
+            raise ValueError  # _check has the words
         o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
             batch, rows, heads, head_dim_v)
         # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a
         # device: torch parses this faster than new_empty.
         lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
-        _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, None, rows, heads, head_dim, keys,
-                kv_heads, head_dim_v)
+        _launch((q, k, v, o, lse, sinks), (rows, heads, head_dim, keys, kv_heads, head_dim_v), options)
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
-        _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
+        _check(q, k, v, sinks, options)
         check_layouts("flash_attn", q=q, k=k, v=v, sinks=sinks)
         raise
     return o, lse
@@ -131,32 +132,36 @@ def nothing_seen(shape, sinks, device):
     return lse if sinks is None else lse.copy_(sinks.float()[:, None].expand(shape))
 
 
-def run(q, k, v, o, lse=None, causal=False, softmax_scale=None, config=None, left=-1, right=-1, softcap=0.0,
-        sinks=None):
-    """Launch the kernel into o (B, Sq, H, Dv) and lse (B, H, Sq), with no more checks than the compiled function makes.
+def run(operands: Operands, options: Options = PLAIN, config=None):
+    """Launch the kernel into operands.o and operands.lse, with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, config, *q.shape[1:], *v.shape[1:])
+    _launch(operands, (*operands.q.shape[1:], *operands.v.shape[1:]), options, config)
 
 
-def _launch(q, k, v, o, lse, sinks, causal, softmax_scale, left, right, softcap, config, rows, heads, head_dim, keys,
-            kv_heads, head_dim_v):
+def _launch(operands, sizes, options, config=None):
+    """operands, options: an Operands, an Options, or such tuples. sizes: of q and v, without the batch's."""
+    q, _, _, _, lse, sinks = operands
+    rows, heads, head_dim, keys, kv_heads, head_dim_v = sizes
+    causal, softmax_scale, left, right, softcap = options
+    if softcap or softmax_scale is not None:
+        refuse_out_of_range(softmax_scale, softcap)
     if left >= 0 or right >= 0:
         causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
-    index, length = q.get_device(), length_class(keys)
+    index, short, long = q.get_device(), keys < SHORT, keys >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
-           pack, lse is None, length, index, config)
+           pack, lse is None, short, long, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack)
-        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, processors, scale = launcher
-    kernel(q, k, v, o, lse, sinks, None, None, None, None, counters.counter(index),
-           scale if softmax_scale is None else softmax_scale, softcap, left, right, processors)
+    scale = scale if softmax_scale is None else softmax_scale
+    kernel(operands, None, counters.counter(index), (scale, softcap, left, right, processors))  # a Numbers
 
 
 def launcher_of(device, spec, length, config=None):
@@ -166,9 +171,9 @@ def launcher_of(device, spec, length, config=None):
     return function(recipe), arch.processors(device), spec.head_dim**-0.5
 
 
-def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse):
-    _check(q, k, v, sinks, causal, softmax_scale, left, right, softcap)
-    o, lse = reference.flash_attn(q, k, v, causal, softmax_scale, left, right, softcap, sinks)
+def _cpu(q, k, v, sinks, options, return_lse):
+    _check(q, k, v, sinks, options)
+    o, lse = reference.flash_attn(q, k, v, *options, sinks)
     return o, lse if return_lse else None
 
 
@@ -177,20 +182,18 @@ def _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse
 
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
              left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
-    o, lse = forward(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+    o, lse = forward(q, k, v, sinks, (causal, softmax_scale, left, right, softcap), return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _op_cpu(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-            left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _cpu(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
+def _op_cpu(q, k, v, sinks, *flat):
+    o, lse = _cpu(q, k, v, sinks, flat[:5], flat[5])
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _op_fake(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
-             left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
+def _op_fake(q, k, v, sinks, *flat):
     batch, rows, heads, _ = q.shape
-    lse = (batch, heads, rows) if return_lse else (0,)
+    lse = (batch, heads, rows) if flat[5] else (0,)
     return q.new_empty(batch, rows, heads, v.shape[3]), q.new_empty(lse, dtype=torch.float32)
 
 

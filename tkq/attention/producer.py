@@ -5,7 +5,7 @@ from cutlass import Int32
 
 import tkq.tile as tk
 from tkq.attention.ranges import key_range
-from tkq.attention.state import Tiles, extent, field_names, sequence
+from tkq.attention.state import Tiles, clipped, extent, field_names, unclipped
 from tkq.attention.tasks import Task
 
 
@@ -15,24 +15,27 @@ class Producer:
 
     @cute.jit
     def run(self, g, s):
-        tk.prefetch(g.q, g.k, g.v, g.o)
+        tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
         k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
         tasks, schedule = g.tasks.begin(g.schedule)
         number = schedule.first()
         while number < schedule.tasks:
             t = tasks.find(number)
             seen = self.seen(g, t)
-            k, v, end = sequence(self.spec, g.k, t.rows_k), sequence(self.spec, g.v, t.rows_k), seen.first + seen.blocks
-            kv_head = (t.batch_k, t.head // g.tasks.heads_per_kv)
-            self.load(s.k, k, s.k_pipe, k_ring, kv_head, end - 1)
+            end, head = seen.first + seen.blocks, t.head // g.tasks.heads_per_kv
+            # Scores of keys behind the sequence are masked, whatever they are; values there are not: 0 * NaN is NaN.
+            k, k_of = unclipped(self.spec, g.k, t.batch_k, t.rows_k)
+            v, v_of = clipped(self.spec, g.v, t.batch_k, t.rows_k)
+            k_of, v_of = (*k_of, head), (*v_of, head)
+            self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1)
             self.load_q(g, s, q_ring, t, seen)
             for j in cutlass.range(1, seen.blocks, unroll=1):
-                self.load(s.k, k, s.k_pipe, k_ring, kv_head, end - 1 - j)
-                self.load(s.v, v, s.v_pipe, v_ring, kv_head, end - j)
+                self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1 - j)
+                self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)
             # Not earlier: fetching 1 or 3 blocks ahead gained nothing, and working the next task out before V's last
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
-            self.load(s.v, v, s.v_pipe, v_ring, kv_head, seen.first)
+            self.load(s.v, v, s.v_pipe, v_ring, v_of, seen.first)
             number = schedule.following(number, fetched)
         for w in cutlass.range_constexpr(self.config.consumers):  # no more tasks
             i = self.acquire_q(s, q_ring, w)
@@ -46,9 +49,9 @@ class Producer:
         e = extent(self.spec, self.config, g, t.rows_q, rows_k)
         return key_range(e, t.tile * e.tile_rows)
 
-    def load(self, dst, src, pipe, ring, kv_head, block):
+    def load(self, dst, src, pipe, ring, of, block):
         sem = pipe.acquire(ring)
-        tk.load_async(dst[ring.stage], src, (*kv_head, block, 0), sem)
+        tk.load_async(dst[ring.stage], src, (*of, block, 0), sem)
         ring.advance()
 
     def acquire_q(self, s, ring, w):
@@ -63,12 +66,12 @@ class Producer:
         if self.config.cluster > 1:
             tile = tile * self.config.cluster + tk.cluster_rank()
         known = {**t._asdict(), "tile": tile, **vars(seen)}
-        q = sequence(self.spec, g.q, t.rows_q)
+        q, of = unclipped(self.spec, g.q, t.batch, t.rows_q)  # rows behind the sequence are not written
         for w in range(self.config.consumers):
             i = self.acquire_q(s, ring, w)
             with cute.arch.elect_one():
                 for f, name in enumerate(self.fields):
                     s.task[f, i] = Int32(known[name])
                 cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
-            tk.load_async(s.q[i], q, (t.batch, t.head, tile * self.config.consumers + w, 0), s.q_full[i])
+            tk.load_async(s.q[i], q, (*of, t.head, tile * self.config.consumers + w, 0), s.q_full[i])
         ring.advance()

@@ -53,7 +53,7 @@ class Globals:
     q: tk.gl
     k: tk.gl
     v: tk.gl
-    o: tk.gl
+    o: Any  # a tk.gl; with o_direct (row, col, head[, batch])
     lse: Optional[cute.Tensor]  # (batch, head, row); varlen (head, row)
     sinks: Optional[cute.Tensor]  # (head,)
     tasks: Any  # Dense or Varlen
@@ -69,15 +69,21 @@ def extent(spec, config, g: Globals, rows_q, rows_k) -> Extent:
     return Extent(rows_q, rows_k, config.tile_rows // spec.pack, config.kv, g.left, 0 if spec.causal else g.right)
 
 
-def sequence(spec, x: tk.gl, rows) -> tk.gl:
-    """x as a task sees it: varlen, the ``rows`` rows of its sequence."""
-    return x.part(rows) if spec.varlen else x
+def clipped(spec, x: tk.gl, batch, rows):
+    """(x as a task sees it, what comes before the other coordinates of a tile); varlen: the ``rows`` rows that end at
+    ``batch``, and behind them nothing."""
+    return x.part(rows) if spec.varlen else x, (batch,)
+
+
+def unclipped(spec, x: tk.gl, batch, rows):
+    """The same, but behind its own rows a task sees those of the next sequence."""
+    return (x.rows_from(batch - rows), ()) if spec.varlen else (x, (batch,))
 
 
 @dataclass(frozen=True)
 class Shared:
     q: tk.SharedTile  # a ring of q_stages, one tile for each consumer
-    o: tk.SharedTile  # one for each consumer, or a panel of one; or q's
+    o: tk.SharedTile  # one for each consumer, or a panel of one; or q's (o_direct: not used)
     k: tk.SharedTile
     v: tk.SharedTile
     task: cute.Tensor  # (field, as q): comes and goes with the tile of q

@@ -1,22 +1,26 @@
 """tkq.flash_attn_varlen: attention of sequences of any length, one behind the other."""
-import math
 from typing import Optional
 
 import torch
 from torch import Tensor
 
 from tkq import reference
+from tkq.attention import autograd
 from tkq.attention.arguments import (
     OPEN,
+    PLAIN,
+    Lengths,
     Options,
     check_layouts,
     check_operands,
     check_options,
     check_sequences,
     limits,
+    refuse_out_of_range,
 )
+from tkq.attention.launch import Operands
 from tkq.attention.ops import launcher_of, nothing_seen
-from tkq.attention.plan import length_class, pack_of
+from tkq.attention.plan import LONG, SHORT, length_class, pack_of
 from tkq.attention.spec import AttentionSpec
 from tkq.runtime import check, counters, dtypes, ops
 
@@ -48,123 +52,129 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     Raises:
         As flash_attn; TypeError, ValueError for cu_seqlens and seqused of another dtype, shape or device.
 
+    Differentiable once, in q, k, v and sinks, through o and lse.
+
     CPU tensors take ``tkq.reference.flash_attn_varlen``.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
-    args = (q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-            softmax_scale, left, right, softcap)
-    if ops.direct(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k):
-        o, lse = (forward if q.is_cuda else _cpu)(*args, return_lse)
+    options = causal, softmax_scale, left, right, softcap
+    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
+    if way == "direct":
+        o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
+    elif way == "record":
+        o, lse = _Recorded.apply(q, k, v, sinks, lengths, options, deterministic)
     else:
-        check.refuse_gradient("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
-        _check(*args)  # the dispatcher's words name no argument
-        o, lse = _op(*args, return_lse)
-        lse = lse if return_lse else None
+        o, lse = _traced(q, k, v, sinks, lengths, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
 
 
-def _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, *options):
+def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
+    check.refuse_tangent("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
+    _check(q, k, v, sinks, lengths, options)  # the dispatcher's words name no argument
+    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    return _op(q, k, v, sinks, *lengths, *options, return_lse or needs, deterministic)
+
+
+def _recorded(ctx, q, k, v, sinks, lengths, options, deterministic):
+    """The eager function: forward, with what the gradients need kept."""
+    o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
+    autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
+    return o, lse
+
+
+def _check(q, k, v, sinks, lengths, options):
     """Everything that can be wrong with a call, but for the values of cu_seqlens and seqused."""
     check_operands("flash_attn_varlen", q, k, v, sinks, 3)
-    check_sequences("flash_attn_varlen", q, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q,
-                    max_seqlen_k)
+    check_sequences("flash_attn_varlen", q, Lengths(*lengths))
     check_options("flash_attn_varlen", Options(*options))
 
 
-def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-            softmax_scale, left, right, softcap, return_lse):
+def forward(q, k, v, sinks, lengths, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
         total, heads, _ = q.shape
         keys, kv_heads, head_dim_v = v.shape
-        shape, number = (total, heads, head_dim_v), cu_seqlens_q.shape[0]
+        cu_q, cu_k, used_q, used_k, _, _ = lengths
+        shape, number = (total, heads, head_dim_v), cu_q.shape[0]
         if not (total and heads and keys) or number <= 1:
-            _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-                   softmax_scale, left, right, softcap)
+            _check(q, k, v, sinks, lengths, options)
             return q.new_zeros(shape), nothing_seen((heads, total), sinks, q.device) if return_lse else None
-        if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not (
-                0 <= softcap < math.inf) or not all(
-                x is None or x.shape[0] == number - 1 for x in (seqused_q, seqused_k)):
-            raise ValueError  # _check says which
-        if seqused_q is None:
+        if heads % kv_heads or not all(x is None or x.shape[0] == number - 1 for x in (used_q, used_k)):
+            raise ValueError  # _check has the words
+        if used_q is None:
             o = q.new_empty(shape)
             lse = torch.empty(heads, total, dtype=torch.float32, device=q.device) if return_lse else None
         else:  # rows that are not in use are nobody's task
             o = q.new_zeros(shape)
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
-        run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse, causal, softmax_scale, None, left, right, softcap, sinks,
-            seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+        run((q, k, v, o, lse, sinks), lengths, options)
     except Exception:  # the words for a user are found only when something is wrong
-        _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-               softmax_scale, left, right, softcap)
-        check_layouts("flash_attn_varlen", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-                      sinks=sinks, seqused_q=seqused_q, seqused_k=seqused_k)
+        _check(q, k, v, sinks, lengths, options)
+        check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                      seqused_q=used_q, seqused_k=used_k)
         raise
     return o, lse
 
 
-def run(q, k, v, o, cu_seqlens_q, cu_seqlens_k, lse=None, causal=False, softmax_scale=None, config=None, left=-1,
-        right=-1, softcap=0.0, sinks=None, seqused_q=None, seqused_k=None, max_seqlen_q=1 << 20, max_seqlen_k=4096):
-    """Launch the kernel into o (total_q, H, Dv) and lse (H, total_q), with no more checks than the compiled function
-    makes.
+def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=None):
+    """Launch the kernel into operands.o (total_q, H, Dv) and operands.lse (H, total_q), with no more checks than the
+    compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    _, heads, head_dim = q.shape
-    _, kv_heads, head_dim_v = v.shape
+    q, _, v, _, lse, sinks = operands
+    (_, heads, head_dim), (_, kv_heads, head_dim_v) = q.shape, v.shape
+    causal, softmax_scale, left, right, softcap = options
+    if softcap or softmax_scale is not None:
+        refuse_out_of_range(softmax_scale, softcap)
+    _, _, used_q, used_k, max_q, max_k = lengths
     causal, right = causal or right == 0, -1 if causal else right
-    pack = 1 if heads == kv_heads else pack_of(max_seqlen_q, heads // kv_heads)
-    index, length = q.get_device(), length_class(max_seqlen_k)
+    pack = 1 if heads == kv_heads else pack_of(max_q, heads // kv_heads)
+    index, short, long = q.get_device(), max_k < SHORT, max_k >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right <= 0, softcap == 0.0, sinks is None or sinks.dtype,
-           seqused_q is None, seqused_k is None, pack, lse is None, length, index, config)
+           used_q is None, used_k is None, pack, lse is None, short, long, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right > 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, seqused_q is not None,
-            seqused_k is not None, pack)
-        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
+            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, used_q is not None,
+            used_k is not None, pack)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
     kernel, processors, scale = launcher
-    kernel(q, k, v, o, lse, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, counters.counter(index),
-           scale if softmax_scale is None else softmax_scale, softcap, left, right, processors)
+    scale = scale if softmax_scale is None else softmax_scale
+    kernel(operands, lengths[:4], counters.counter(index), (scale, softcap, left, right, processors))
 
 
-def _cpu(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-         softmax_scale, left, right, softcap, return_lse):
-    _check(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-           softmax_scale, left, right, softcap)
-    o, lse = reference.flash_attn_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, causal,
-                                         softmax_scale, left, right, softcap, sinks)
+def _cpu(q, k, v, sinks, lengths, options, return_lse):
+    _check(q, k, v, sinks, lengths, options)
+    o, lse = reference.flash_attn_varlen(q, k, v, *lengths[:4], *options, sinks)
     return o, lse if return_lse else None
 
 
-# The op returns two tensors always: an empty lse where none is asked for.
+# The op returns two tensors always: an empty lse where none is asked for. deterministic is its gradient's.
 
 
-def _op_cuda(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, sinks: Optional[Tensor],
+def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
              seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
              causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
-             return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = forward(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k,
-                     causal, softmax_scale, left, right, softcap, return_lse)
+             return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
+    lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    o, lse = forward(q, k, v, sinks, lengths, (causal, softmax_scale, left, right, softcap), return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _op_cpu(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, sinks: Optional[Tensor],
-            seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
-            causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
-            return_lse: bool) -> tuple[Tensor, Tensor]:
-    o, lse = _cpu(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, causal,
-                  softmax_scale, left, right, softcap, return_lse)
+def _op_cpu(q, k, v, sinks, *flat):
+    o, lse = _cpu(q, k, v, sinks, flat[:6], flat[6:11], flat[11])
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _op_fake(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, sinks: Optional[Tensor],
-             seqused_q: Optional[Tensor], seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int,
-             causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
-             return_lse: bool) -> tuple[Tensor, Tensor]:
+def _op_fake(q, k, v, sinks, *flat):
     total, heads, _ = q.shape
-    lse = (heads, total) if return_lse else (0,)
+    lse = (heads, total) if flat[11] else (0,)
     return q.new_empty(total, heads, v.shape[2]), q.new_empty(lse, dtype=torch.float32)
 
 
-_op = ops.torch_op("flash_attn_varlen", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)
+_op = ops.torch_op("flash_attn_varlen", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake, setup=autograd.setup_varlen,
+                   backward=autograd.backward_varlen)
+_Recorded = ops.eager_function("FlashAttentionVarlen", forward=_recorded,
+                               backward=autograd.recorded_backward_varlen)

@@ -5,7 +5,9 @@ from .. import tile as tk
 from ..runtime import fake
 from .backward import CrossEntropyBackward, Scale
 from .forward import CrossEntropy
+from .plan import WalkConfig
 from .total import Total
+from .walk import CrossEntropyWalk
 
 
 def build(spec, config):
@@ -22,6 +24,8 @@ def build(spec, config):
     kept = _vector("fp32", fake.sym()) if spec.keep else None, _vector("fp32", 2) if spec.part else None
     gradient = None if spec.kind == "forward" else matrix()
     kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
+    if isinstance(config, WalkConfig):
+        kernel = CrossEntropyWalk
     numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
     return kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
 

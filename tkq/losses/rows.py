@@ -99,7 +99,10 @@ class ClassRows:
 
     def target(self, mT, mW: Optional[cute.Tensor], row, o: Options) -> Target:
         """Of a row that there is."""
-        given = Int64(mT[row])
+        return self.known_target(Int64(mT[row]), mW, o)
+
+    def known_target(self, given: Int64, mW: Optional[cute.Tensor], o: Options) -> Target:
+        """given: what stands in the targets."""
         known = (given >= 0) & (given < self.N)
         weight = Float32(1)
         if mW is not None:

@@ -2,7 +2,7 @@
 from .. import row_plan, runtime
 from ..testing.expectation import Expectation
 from .launch import recipe, scale_recipe, total_recipe
-from .plan import plan
+from .plan import plan, smem_bytes
 from .spec import KINDS, CrossEntropySpec, ScaleSpec, TotalSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -57,13 +57,12 @@ def expectation(spec: CrossEntropySpec) -> Expectation:
     t, wide = row_plan.tile(spec, config), []
     if spec.vector * spec.width == 128:
         # no allocation in L1, evicted first
-        wide += ["LDG.E.NA.128" if config.load == "registers" else "LDGSTS.E.BYPASS.128"]
+        wide += ["LDG.E.NA.128" if config.load == "registers" else "LDGSTS.E.BYPASS"]
         if spec.kind != "forward":
             wide += ["STG.E.EF.128" if config.load == "registers" else "STG.E.128"]
     if spec.kind != "backward":
         wide += ["STAS", "UCGABAR_ARV"] if t.cluster > 1 else ["SHFL"]
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
     registers = min(128, 65536 // t.threads // 8 * 8)
-    smem = 0 if spec.kind == "backward" else row_plan.smem_bytes(spec, config, spec.exchanges)
     return Expectation(instructions=tuple(wide) or ("STG",), registers=registers,
-                       smem=smem + 2048)
+                       smem=smem_bytes(spec, config) + 2048)

@@ -27,7 +27,7 @@ from .block import (
                     warp_id,
                     warpgroup_id,
 )
-from .bulk import bulk_add, bulk_commit, bulk_load, bulk_store, count_up, red_add4
+from .bulk import bulk_add, bulk_commit, bulk_load, bulk_send, bulk_store, count_up, red_add4
 from .dtypes import element_type, type_name
 from .grid import grid_arrive, grid_wait
 from .lcf import LCF, Task
@@ -110,6 +110,7 @@ from .sync import (
                     Semaphore,
                     Turns,
                     arrive,
+                    arrive_at,
                     arrive_cluster,
                     cluster_arrive,
                     cluster_arrive_relaxed,
@@ -125,8 +126,18 @@ from .sync import (
                     sync_block,
                     wait,
 )
-from .transfer import load, load_cols, load_rows, load_shared_cols, store, store_elements, store_rows, store_T
-from .views import packed, ragged
+from .transfer import (
+    load,
+    load_cols,
+    load_rows,
+    load_shared_cols,
+    store,
+    store_elements,
+    store_narrow,
+    store_rows,
+    store_T,
+)
+from .views import packed, ragged, ragged_store
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 

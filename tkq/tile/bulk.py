@@ -50,6 +50,19 @@ def bulk_add(dst, src, bytes, *, loc=None, ip=None):
 
 
 @dsl_user_op
+def bulk_send(dst, src, bytes, sem, block, *, loc=None, ip=None):
+    """shared dst of the cluster's block ``block`` = shared src, counted in bytes by its semaphore at address ``sem``.
+
+    dst, sem: this block's own addresses of the place and the semaphore, which the other block has at the same offset.
+    After ``publish`` by who wrote src. src may be overwritten when the receiver says so."""
+    _size("bulk_send", bytes)
+    _asm([Int32(dst), Int32(src), Int32(bytes), Int32(sem), Int32(block)],
+         "{ .reg .b32 d, s; mapa.shared::cluster.u32 d, $0, $4; mapa.shared::cluster.u32 s, $3, $4; "
+         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [$1], $2, [s]; }", "r,r,r,r,r",
+         loc, ip)
+
+
+@dsl_user_op
 def bulk_commit(*, loc=None, ip=None):
     """Close this thread's group of bulk stores: what ``store_wait`` counts."""
     _asm([], "cp.async.bulk.commit_group;", "", loc, ip)

@@ -97,23 +97,30 @@ COLUMN = "column"  # an operand of apply_narrow: the element's column, counted f
 
 
 def apply_narrow(dst, f, *operands):
-    """dst[i, j] = f(a[i, j], ..), computed in fp32 and rounded; dst is a tile of bf16 or fp16: an A operand.
+    """dst[i, j] = f(a[i, j], ..), computed in fp32 and rounded; dst is a tile of bf16 or fp16: an A operand. Or a tuple
+    of such tiles, of which f gives as many values.
 
     f takes and returns fp32. Operands: fp32 tiles and tiles of dst's type, as wide as dst; row and column vectors, of
     which f gets the element's row's or column's value; ``COLUMN``; numbers. Two elements are finished before the next
     two begin, so that few results live in fp32."""
-    if not isinstance(dst, RegTile) or dst.dtype not in HALF:
-        raise TypeError(f"apply_narrow: dst is {_name(dst)}, allowed are register tiles of bf16 and fp16")
-    for name, x in zip("abcdefgh", operands):
+    several = isinstance(dst, tuple)
+    to, dst = dst if several else (dst,), dst[0] if several else dst
+    if not all(isinstance(d, RegTile) and d.dtype in HALF for d in to):
+        names = ", ".join(map(_name, to))
+        raise TypeError(f"apply_narrow: dst is {names}, allowed are register tiles of bf16 and fp16")
+    for name, x in (*zip("abcdefgh", operands), *(("of dst", d) for d in to)):
         if isinstance(x, (RegTile, ColVec)) and x.cols != dst.cols:
             raise ValueError(f"apply_narrow: operand {name} is {_name(x)}, dst is {dst}")
         if isinstance(x, RegTile) and x.dtype not in (Float32, dst.dtype):
             raise TypeError(f"apply_narrow: operand {name} is {x}, dst is {dst}: allowed are fp32 and dst's type")
+    for name, x in zip("abcdefgh", operands):
         if not isinstance(x, (*_TILES, int, float, Numeric)) and x is not COLUMN:
             raise TypeError(f"apply_narrow: operand {name} is {_name(x)}, allowed are tiles, vectors, COLUMN, numbers")
-    pairs = cute.recast_tensor(dst.tensor, Int32)
-    for i in range(cute.size(pairs)):
-        pairs[i] = _cvt2(*[f(*[_element(x, 2 * i + e) for x in operands]) for e in range(2)], dst.dtype)
+    pairs = [cute.recast_tensor(d.tensor, Int32) for d in to]
+    for i in range(dst.cols // 4):
+        two = [f(*[_element(x, 2 * i + e) for x in operands]) for e in range(2)]
+        for k, pair in enumerate(pairs):
+            pair[i] = _cvt2(*[x[k] if several else x for x in two], dst.dtype)
 
 
 def _element(x, i):

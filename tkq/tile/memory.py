@@ -15,6 +15,7 @@ from cutlass.cute.nvgpu import cpasync
 from .dtypes import HALF, type_name
 from .shared import SharedTile, st
 from .sync import Semaphore, cluster_rank
+from .views import PIECE
 
 BOX_ROWS = 256  # the most that one TMA box holds
 
@@ -24,7 +25,7 @@ class gl:
     """A TMA descriptor of a global tensor, and the type of the shared tile that it moves.
 
     The tensor is (rows, cols), (rows, cols, depth) or (rows, cols, depth, batch), cols contiguous, base and all other
-    strides multiples of 16 bytes; or one of those as ``packed`` and ``ragged`` show it. Made in the host function
+    strides multiples of 16 bytes; or one of those as a function of ``views`` shows it. Made in the host function
     (``@cute.jit``), passed to the kernel.
 
     Loads fill the tile's elements past the tensor's end with zeros. Stores and adds leave alone what is past it, but
@@ -94,9 +95,20 @@ class gl:
     def part(self, size) -> "gl":
         """Of a ``ragged`` tensor: rows are counted in a piece of ``size`` of them, and clipped at its end. Where the
         piece ends is the batch coordinate."""
-        rows = self.tensor.shape[0]
+        rows, back = self.tensor.shape[0], (0, PIECE) if self._wraps else 0
         shift = rows - size if isinstance(self.type_rows, int) else (0, rows[1] - size)
-        return replace(self, tensor=cute.domain_offset((shift, 0, 0, 0), self.tensor))
+        return replace(self, tensor=cute.domain_offset((shift, 0, 0, back), self.tensor))
+
+    def rows_from(self, first) -> "gl":
+        """Rows are counted from row ``first`` on, and go on to the tensor's end."""
+        first = first if isinstance(self.type_rows, int) else (0, first)
+        rest = (0,) * (cute.rank(self.tensor) - 1)
+        return replace(self, tensor=cute.domain_offset((first, *rest), self.tensor))
+
+    @property
+    def _wraps(self):
+        """Is the tensor one of ``ragged``, whose last dimension is two?"""
+        return cute.rank(self.tensor) == 4 and isinstance(self.tensor.shape[3], tuple)
 
     @property
     def type_rows(self):
@@ -112,6 +124,8 @@ class gl:
         if len(coord) != rank:
             raise ValueError(f"{what}: coord has {len(coord)} numbers, the global tensor has {rank} dimensions")
         *outer, r, c = coord
+        if self._wraps:
+            outer[0] = (outer[0], 0)
         x = self.tensor if rank == 2 else self.tensor[(None, None, *reversed(outer))]
         rows = self.type_rows
         g = cute.local_tile(x, (rows, self.type.cols), (r if isinstance(rows, int) else (0, r), c))
@@ -139,7 +153,8 @@ def _addresses(what, x):
     if not isinstance(x.stride[1], int) or x.stride[1] != 1:
         raise ValueError(f"{what}: x's stride 1 (columns) is {x.stride[1]}, allowed is 1, known when compiled")
     modes = [(i, *m) for i, m in enumerate(zip(x.shape, x.stride)) if not isinstance(m[0], tuple)]
-    modes += [(0, *m) for m in zip(x.shape[0], x.stride[0])] if isinstance(x.shape[0], tuple) else []
+    modes += [(i, *m) for i, (n, steps) in enumerate(zip(x.shape, x.stride)) if isinstance(n, tuple)
+              for m in zip(n, steps)]
     for i, extent, stride in modes:
         one = isinstance(extent, int) and extent == 1
         if i != 1 and not one and cute.get_divisibility(stride) * bits % 128:

@@ -97,6 +97,12 @@ def arrive_cluster(sem: Semaphore, blocks: Constexpr[int]):
         cute.arch.mbarrier_arrive(sem.ptr, cute.arch.lane_idx())
 
 
+def arrive_at(sem: Semaphore, block):
+    """One arrival from the calling warp on this semaphore of the cluster's block ``block``."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(sem.ptr, block)
+
+
 def expect_bytes(sem: Semaphore, bytes):
     """One arrival from the calling warp, and ``bytes`` of TMA or bulk copies still to come."""
     with cute.arch.elect_one():

@@ -1,8 +1,9 @@
 """Global tensors seen in another way, so that TMA moves what a plain tensor would not let it. In the host function.
 
-Both take x of (rows, cols, depth [, batch]) and may be combined: ``packed(ragged(x), n)``.
+All take x of (rows, cols, depth [, batch]). They may be combined: ``packed(ragged_store(x), n)``.
 """
 import cutlass.cute as cute
+from cutlass import Int64
 
 
 def packed(x: cute.Tensor, n: int) -> cute.Tensor:
@@ -16,12 +17,28 @@ def packed(x: cute.Tensor, n: int) -> cute.Tensor:
         ((n, rows), cols, depth // n, *rest), stride=((step, row), col, step * n, *others)))
 
 
+PIECE = 1 << 30  # the extent of a ragged tensor's rows
+
+
 def ragged(x: cute.Tensor) -> cute.Tensor:
-    """(rows, cols, depth, rows + 1), of x (rows, cols, depth): for ``gl.part``, pieces of the rows that TMA clips.
+    """(2^30, cols, depth, (rows + 1, 2^30 + 1)), of x (rows, cols, depth): for ``gl.part``, pieces of the rows that TMA
+    clips.
 
     TMA compares each coordinate with the tensor's extent, and nothing else. Here a row's place in memory is the sum of
-    two coordinates, less ``rows``: where the piece ends, and rows - size + r, which reaches the extent where r reaches
-    the piece's size. (Triton's ragged descriptors, and QuACK's, use the same property.)"""
+    three coordinates: where the piece ends; 2^30 - size + r, which reaches the extent where r reaches the piece's size;
+    and 2^30 steps that take those 2^30 rows off again, because addresses wrap around at 2^64. (Triton's ragged
+    descriptors use the same property.)"""
+    rows, row = x.shape[0], x.stride[0]
+    back = cute.assume(Int64(1 << 34) - Int64(row), divby=128 // x.element_type.width)
+    return cute.make_tensor(x.iterator, cute.make_layout(
+        (PIECE, *x.shape[1:], (rows + 1, PIECE + 1)), stride=(*x.stride, (row, back))))
+
+
+def ragged_store(x: cute.Tensor) -> cute.Tensor:
+    """As ``ragged``, with a dimension less, so that it can be ``packed``; for ``gl.store`` and ``gl.add`` alone.
+
+    The tensor begins ``rows`` rows before x, where there may be no memory. Stores touch what is inside and nothing
+    else. Loads also read where the tensor begins, whatever their coordinates: in front of x an illegal access."""
     rows, row = x.shape[0], x.stride[0]
     base = cute.domain_offset((-rows, 0, 0), x).iterator.align(16)  # a row is a multiple of 16 bytes
     return cute.make_tensor(base, cute.make_layout((*x.shape, rows + 1), stride=(*x.stride, row)))

@@ -1,0 +1,173 @@
+"""Where the rows of a task of attention's backward lie: in a batch of equal sequences, or of sequences of any length
+one behind the other.
+
+Rows are counted in *slots* of a size: in each sequence a slot begins every ``size`` rows. Of sequences of any length,
+sequence s has the slots from cu[s] // size + s on: enough for its rows, without a sum over the sequences before it. The
+last slot of a sequence may hold no row.
+"""
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.attention.ranges import ceil_div
+
+WARP = 32
+
+
+class Sequences(NamedTuple):
+    """cu_q, cu_k: (B + 1,) int32; used_q, used_k: (B,) or None. An argument of the compiled function."""
+
+    cu_q: cute.Tensor
+    cu_k: cute.Tensor
+    used_q: Optional[cute.Tensor]
+    used_k: Optional[cute.Tensor]
+
+
+class At(NamedTuple):
+    """Where a task is. sequence: which. batch_q, batch_k: TMA's coordinate of its rows of Q and of K; batch: that of
+    tensors with a batch dimension, and start_q: the number of its first row there. head: in the batch element. number:
+    the how manieth of the sequence's slots. rows_q, rows_k: how many it has."""
+
+    sequence: Any
+    batch_q: Any
+    batch_k: Any
+    batch: Any
+    start_q: Any
+    head: Any
+    number: Any
+    rows_q: Any
+    rows_k: Any
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Sequences of rows_q queries and rows_k keys each."""
+
+    rows_q: Int32
+    rows_k: Int32
+    batches: Int32
+
+    ragged: Constexpr[bool] = False
+
+    def slots(self, of_keys: bool, size: int):
+        """Of one head: of all sequences that lie one behind the other."""
+        return ceil_div(self.rows_k if of_keys else self.rows_q, size)
+
+    def at(self, of_keys: bool, size: int, index, heads, order: Callable) -> At:
+        """Task ``index``, a slot of K or of Q of one of ``heads`` heads of each batch element.
+
+        order(index, slots, heads, rows_q) -> (head, slot): of those of a sequence, or of all equal ones."""
+        head, number = order(index, self.slots(of_keys, size), heads * self.batches, self.rows_q)
+        batch = head // heads
+        return At(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k)
+
+    def first_tile(self, at: At, size: int, heads, tiles):
+        """The number of the sequence's first tile of query head 0, where each of ``heads`` has ``tiles``."""
+        return at.sequence * heads * tiles
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sequence s: rows cu[s] .. cu[s + 1], of which used[s] are in use, the first ones. What is behind the last
+    sequence counts as one more, which has nothing of the other kind: its gradient is 0."""
+
+    given: Sequences
+    total_q: Int32
+    total_k: Int32
+
+    ragged: Constexpr[bool] = True
+
+    @property
+    def count(self):
+        return self.given.cu_q.shape[0] - 1
+
+    def slots(self, of_keys: bool, size: int):
+        return (self.total_k if of_keys else self.total_q) // size + self.count + 1
+
+    def at(self, of_keys: bool, size: int, index, heads, order: Callable) -> At:
+        """As of ``Equal``. A whole warp. The slot may be one without a row."""
+        s, first, slots = self.sequence_of(of_keys, size, index // heads)
+        start_q, rows_q = self.rows(False, s)
+        start_k, rows_k = self.rows(True, s)
+        rest = s >= self.count
+        rows_q, rows_k = ((cutlass.select_(rest, Int32(0), rows_q), rows_k) if of_keys else
+                          (rows_q, cutlass.select_(rest, Int32(0), rows_k)))
+        head, number = order(index - first * heads, slots, heads, rows_q)
+        return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k)
+
+    def first_tile(self, at: At, size: int, heads, tiles):
+        return at.start_q // size + at.sequence
+
+    @cute.jit
+    def sequence_of(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
+        """(the sequence that has the slot, its first slot, how many it has). Each lane asks about one of 32."""
+        begun, count = Int32(0), self.count
+        for base in cutlass.range(0, count + 1, WARP, unroll=2):
+            s = base + tk.lane_id()
+            here = (s <= count) & (self.first_slot(of_keys, size, s) <= slot)
+            begun = begun + cute.arch.popc(cute.arch.vote_ballot_sync(here))
+        s = cute.arch.make_warp_uniform(cutlass.max(begun - 1, 0))
+        first = self.first_slot(of_keys, size, s)
+        return s, first, self.first_slot(of_keys, size, s + 1) - first
+
+    def first_slot(self, of_keys, size, s):
+        """Of sequence s, 0 .. count + 1."""
+        cu, total = (self.given.cu_k, self.total_k) if of_keys else (self.given.cu_q, self.total_q)
+        start = cutlass.min(cu[cutlass.min(s, self.count)], total)
+        return cutlass.select_(s > self.count, total, start) // size + s
+
+    @cute.jit
+    def rows(self, of_keys: Constexpr[bool], s):
+        """(first, number of rows) of sequence s, 0 .. count. Never beyond the tensor, whatever cu and used say."""
+        g, count = self.given, self.count
+        cu, used, total = (g.cu_k, g.used_k, self.total_k) if const_expr(of_keys) else (g.cu_q, g.used_q, self.total_q)
+        first = cutlass.max(cutlass.min(cu[s], total), 0)
+        rows = cutlass.max(cutlass.min(cu[cutlass.min(s + 1, count)], total) - first, 0)
+        if const_expr(used is not None):
+            rows = cutlass.min(rows, cutlass.max(used[cutlass.min(s, count - 1)], 0))
+        if s >= count:
+            rows = cutlass.max(total - first, 0)
+        return first, rows
+
+
+def tile_order(places, size, n, heads):
+    """For ``at``, the index, heads and order of tile n of all heads, which lie head by head in the workspace."""
+    tiles = places.slots(False, size)
+    if places.ragged:
+        return n % tiles * heads, heads, lambda index, *_: (n // tiles, index // heads)
+    return n, heads, lambda index, slots, *_: (index // slots, index % slots)
+
+
+def piece(places, x: tk.gl, rows) -> tk.gl:
+    """x as a task of a sequence of so many rows sees it."""
+    return x.part(rows) if places.ragged else x
+
+
+def loads(x, type: tk.st, ragged: bool, multicast=1) -> tk.gl:
+    """x ([batch,] row, head, col) for TMA: (row, col, head, batch), or ragged. Rows past a sequence's end come as
+    zeros: a product with 0 would not hide what is there."""
+    x = heads_outside(x, ragged)
+    return tk.gl.load(tk.ragged(x) if ragged else x, type, multicast)
+
+
+def stores(x, type: tk.st, ragged: bool) -> tk.gl:
+    """Likewise. Rows past a sequence's end are not written."""
+    x = heads_outside(x, ragged)
+    return tk.gl.store(tk.ragged_store(x) if ragged else x, type)
+
+
+def heads_outside(x, ragged: bool):
+    """([batch,] row, head, col) as (row, col, head [, batch])."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, [0, 2, 1] if ragged else [1, 3, 2, 0]))
+
+
+def with_batch(x, ragged: bool):
+    """x with a batch dimension, of 1 where rows lie one behind the other."""
+    if not ragged:
+        return x
+    return cute.make_tensor(x.iterator, cute.make_layout((1, *x.shape), stride=(0, *x.stride)))

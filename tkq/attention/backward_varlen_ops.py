@@ -1,0 +1,193 @@
+"""The gradients of flash_attn_varlen: from torch tensors to a launch, and what PyTorch's compiler sees of it."""
+import math
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq import reference_attention
+from tkq.attention.arguments import (
+    PLAIN,
+    Lengths,
+    Options,
+    check_layouts,
+    check_operands,
+    check_options,
+    check_sequences,
+)
+from tkq.attention.backward_ops import launcher_of, takes
+from tkq.attention.backward_spec import width
+from tkq.attention.plan import length_class
+from tkq.runtime import check, ops
+
+_launchers: dict = {}  # as backward_ops._launchers
+OP = "attention_varlen_backward"
+
+
+def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: tuple, options: tuple = PLAIN, *,
+                              deterministic: bool = False, needs: tuple = (True, True, True, True)):
+    """The gradients of ``flash_attn_varlen``, from what it took and gave.
+
+    Args:
+        tensors: (do, q, k, v, o, lse, dlse).
+            do: the gradient of o. Where its strides do not suit TMA it is copied.
+            q: (total_q, H, D). k: (total_k, Hk, D). v: (total_k, Hk, Dv). o: (total_q, H, Dv).
+            lse: (H, total_q) float32, of any strides. dlse: its gradient, likewise, or None.
+        sinks: (H,) or None. lengths, options: tuples, as ``Lengths`` and ``Options``.
+        deterministic: as ``attention_backward``. needs: which of the four are wanted.
+
+    Returns:
+        (dq, dk, dv, dsinks); None for what is not wanted. Rows that are not in use, or of no sequence, have a gradient
+        of 0.
+
+    Raises:
+        As ``flash_attn_varlen``; all name the argument.
+    """
+    lengths, options = Lengths(*lengths), Options(*options)
+    needs = (*needs[:3], bool(needs[3]) and sinks is not None)
+    if not any(needs):
+        return (None,) * 4
+    if ops.direct(*tensors, sinks, *lengths[:4]):
+        return (_cuda if tensors[1].is_cuda else _cpu)(tensors, sinks, lengths, options, deterministic, needs)
+    names = "do", "q", "k", "v", "o", "lse", "dlse"
+    check.refuse_gradient(OP, **dict(zip(names, tensors)), sinks=sinks)
+    _check(tensors, sinks, lengths, options)
+    found = _op(*tensors, sinks, *lengths, *options, deterministic, *needs)
+    return tuple(x if needed else None for x, needed in zip(found, needs))
+
+
+def _check(tensors, sinks, lengths, options):
+    do, q, k, v, o, lse, dlse = tensors
+    check_operands(OP, q, k, v, sinks, 3)
+    check_sequences(OP, q, lengths)
+    check_options(OP, options)
+    (rows, heads, head_dim), head_dim_v = q.shape, v.shape[2]
+    width(head_dim, head_dim_v)
+    for name, x in (("o", o), ("do", do)):
+        if not isinstance(x, Tensor) or x.dtype != q.dtype:
+            raise TypeError(f"{OP}: {name} is {getattr(x, 'dtype', type(x).__name__)}, q is {q.dtype}; both must have "
+                            "one dtype")
+        check.shape(name, x, (rows, heads, head_dim_v))
+    for name, x in (("lse", lse), ("dlse", dlse)):
+        if name == "lse" or x is not None:
+            check.dtype(name, x, ("fp32",))
+            check.shape(name, x, (heads, rows))
+    check.same_device(q=q, o=o, do=do, lse=lse, dlse=dlse)
+
+
+# ---- CUDA ------------------------------------------------------------------------------------------
+
+
+def _cuda(tensors, sinks, lengths, options, deterministic, needs):
+    do, q, k, v, *rest = tensors
+    used_q, used_k = lengths.seqused_q, lengths.seqused_k
+    try:
+        count = lengths.cu_seqlens_q.shape[0] - 1
+        if not (q.numel() and k.numel() and v.numel()) or count <= 0:
+            _check(tensors, sinks, lengths, options)
+            return _zeros(q, k, v, sinks, needs)
+        scale, softcap = options.softmax_scale, options.softcap
+        if q.shape[1] % k.shape[1] or not (scale is None or 0 < scale < math.inf) or not (
+                0 <= softcap < math.inf) or not all(x is None or x.shape[0] == count for x in (used_q, used_k)):
+            raise ValueError  # _check says which
+        if not takes(do):
+            do = do.clone(memory_format=torch.contiguous_format)
+        # rows that are not in use are nobody's task
+        new_q, new_k = (torch.empty if used is None else torch.zeros for used in (used_q, used_k))
+        dq = new_q(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
+        dk, dv = (new_k(x.shape, dtype=q.dtype, device=q.device) for x in (k, v))
+        statistics = run((do, q, k, v, *rest), (dq, dk, dv), lengths, options, deterministic)
+    except Exception:  # the words for a user are found only when something is wrong
+        _check(tensors, sinks, lengths, options)
+        check_layouts(OP, q=q, k=k, v=v, o=rest[0], **lengths._asdict())
+        raise
+    dsinks = sinks_gradient(sinks, *statistics()) if needs[3] else None
+    return dq, dk if needs[1] else None, dv if needs[2] else None, dsinks
+
+
+def _zeros(q, k, v, sinks, needs):
+    """No queries, or no keys to see: nothing to launch."""
+    return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) if needed else None
+                 for x, needed in zip((q, k, v, sinks), needs))
+
+
+def run(tensors, gradients, lengths: Lengths, options: Options = PLAIN, deterministic=False, config=None):
+    """Launch the kernels into gradients (dq or None, dk, dv), from (do, q, k, v, o, lse, dlse), with no more checks
+    than the compiled function makes.
+
+    config: a BackwardConfig instead of the plan's: for tests and tuning.
+    Returns a function that gives the statistics of the rows in their slots: -lse * log2(e) and dlse - rowsum(o * do),
+    (H, slots) each, and -inf and 0 for rows that see no key and where there is no row."""
+    do, q, k, v, o, lse, dlse = tensors
+    dq, dk, dv = gradients
+    rows, heads, head_dim = q.shape
+    causal, scale, left, right, softcap = options
+    left, right = left if left < k.shape[0] - 1 else -1, 0 if causal else right if right < rows - 1 else -1
+    used_q, used_k = lengths.seqused_q is None, lengths.seqused_k is None
+    key = (q.dtype, head_dim, v.shape[2], left < 0, right < 0, softcap == 0.0, dq is None, dlse is None, deterministic,
+           length_class(lengths.max_seqlen_k), q.get_device(), config, used_q, used_k)
+    launcher = _launchers.get(key)
+    if launcher is None:
+        launcher = _launchers[key] = launcher_of(q.device, key, varlen=True, used_q=not used_q, used_k=not used_k)
+    kernels, spec, config = launcher
+    slots = rows // config.tile + lengths.cu_seqlens_q.shape[0]  # see tkq.attention.backward_sequences
+    workspace = torch.empty(heads * config.workspace_floats(spec, slots * config.tile), dtype=torch.float32,
+                            device=q.device)
+    kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, lengths[:4],
+            (head_dim**-0.5 if scale is None else scale, softcap, left, right))
+
+    def statistics():
+        of_tiles = workspace[:2 * heads * slots * config.tile].view(heads, slots, 2, config.tile)
+        return of_tiles[:, :, 0], of_tiles[:, :, 1]
+
+    return statistics
+
+
+def sinks_gradient(sinks, minus_lse, of_rows):
+    """Of the logits (H,), from what ``run`` knows of the rows."""
+    p = torch.exp2(sinks.float()[:, None, None] / math.log(2) + minus_lse)
+    return (p * of_rows).sum((1, 2)).to(sinks.dtype)
+
+
+# ---- CPU, tracing ----------------------------------------------------------------------------------
+
+
+def _cpu(tensors, sinks, lengths, options, deterministic, needs):
+    _check(tensors, sinks, lengths, options)
+    found = reference_attention.flash_attn_varlen_backward(*tensors, lengths[:4], options, sinks)
+    return tuple(x if needed else None for x, needed in zip(found, needs))
+
+
+# The op returns four tensors always: an empty one for what is not wanted.
+
+
+def _from_flat(flat):
+    """What ``_cuda`` takes, of the op's arguments."""
+    return flat[:7], flat[7], Lengths(*flat[8:14]), Options(*flat[14:19]), flat[19], flat[20:]
+
+
+def _as_tensors(found, q):
+    return tuple(q.new_empty(0) if x is None else x for x in found)
+
+
+def _op_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor],
+             sinks: Optional[Tensor], cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, seqused_q: Optional[Tensor],
+             seqused_k: Optional[Tensor], max_seqlen_q: int, max_seqlen_k: int, causal: bool,
+             softmax_scale: Optional[float], left: int, right: int, softcap: float, deterministic: bool, need_dq: bool,
+             need_dk: bool, need_dv: bool, need_dsinks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
+    options = Options(causal, softmax_scale, left, right, softcap)
+    return _as_tensors(_cuda((do, q, k, v, o, lse, dlse), sinks, lengths, options, deterministic,
+                             (need_dq, need_dk, need_dv, need_dsinks)), q)
+
+
+def _op_cpu(*flat):
+    return _as_tensors(_cpu(*_from_flat(flat)), flat[1])
+
+
+def _op_fake(*flat):
+    (_, q, k, v, *_), sinks, *_, needs = _from_flat(flat)
+    return tuple(x.new_empty(x.shape) if needed else q.new_empty(0) for x, needed in zip((q, k, v, sinks), needs))
+
+
+_op = ops.torch_op("flash_attn_varlen_backward", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)

@@ -1,0 +1,34 @@
+"""What a launch of the forward kernel takes, as torch passes it and the kernel's host function unpacks it: torch's
+tensors on one side, the DSL's on the other."""
+from typing import Any, NamedTuple
+
+
+class Operands(NamedTuple):
+    """q, o (B, Sq, H, D), k, v (B, Sk, Hk, D), lse (B, H, Sq) fp32 or None, sinks (H,) or None. varlen: q, o (total,
+    H, D), k, v (total, Hk, D), lse (H, total)."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any = None
+    sinks: Any = None
+
+
+class Sequences(NamedTuple):
+    """Of varlen: cu_q, cu_k (B + 1,), used_q, used_k (B,) or None, all int32."""
+
+    cu_q: Any
+    cu_k: Any
+    used_q: Any = None
+    used_k: Any = None
+
+
+class Numbers(NamedTuple):
+    """scale: of the scores. softcap, left, right: ignored where the spec has none. processors: of the device."""
+
+    scale: Any
+    softcap: Any
+    left: Any
+    right: Any
+    processors: Any
