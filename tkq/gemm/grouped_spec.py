@@ -125,7 +125,7 @@ def shipped() -> list[Shipped]:
         for i, tile in enumerate(PROMOTED if spec.promote else FAST):
             config = fitted(tile, spec)
             name = f"grouped_gemm_{spec.along}_{spec.a}_{spec.out}_{spec.scales}_{spec.b_major}_{config.name}"
-            quick = i == 0 and spec.out == "bf16"
+            quick = i == 0 and spec in (specs[0], specs[2], specs[-1])
             found.append(Shipped(name, recipe(spec, config), expectation(spec, config), quick))
     return found
 
