@@ -12,6 +12,13 @@ from .norms.ops import layernorm, rmsnorm
 __all__ = ["CrossEntropyLoss", "LayerNorm", "RMSNorm"]
 
 
+def __getattr__(name):
+    if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
+        from .quantize.linear import Fp8Linear
+        return Fp8Linear
+    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")
+
+
 class RMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm` on `tkq.rmsnorm`. normalized_shape: the last dimensions, all of them together normalised.
 
@@ -73,10 +80,3 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         return cross_entropy(logits, target, weight=self.weight, ignore_index=self.ignore_index,
                              reduction=self.reduction, label_smoothing=self.label_smoothing, z_loss=self.z_loss,
                              softcap=self.softcap, inplace_backward=self.inplace_backward)
-
-
-def __getattr__(name):
-    if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
-        from .quantize.linear import Fp8Linear
-        return Fp8Linear
-    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")
