@@ -12,6 +12,13 @@ from .norms.ops import layernorm, rmsnorm
 __all__ = ["CrossEntropyLoss", "LayerNorm", "Linear", "RMSNorm"]
 
 
+def __getattr__(name):
+    if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
+        from .quantize.linear import Fp8Linear
+        return Fp8Linear
+    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")
+
+
 class RMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm` on `tkq.rmsnorm`. normalized_shape: the last dimensions, all of them together normalised.
 
@@ -94,10 +101,3 @@ class Linear(nn.Linear):
             return gemm(x, weight.t(), bias=bias)
         y = gemm(x.reshape(-1, self.in_features), weight.t(), bias=bias)
         return y.view(*x.shape[:-1], self.out_features)
-
-
-def __getattr__(name):
-    if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
-        from .quantize.linear import Fp8Linear
-        return Fp8Linear
-    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")

@@ -61,18 +61,26 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
+def sequences(chain, batch, length, g):
+    """Tokens, each drawn by what the last one and the one before that say."""
+    last, before = chain
+    tokens = [torch.randint(64, (batch,), device="cuda", generator=g) for _ in range(2)]
+    while len(tokens) < length:
+        odds = (last[tokens[-1]] + before[tokens[-2]]).softmax(-1)
+        tokens.append(torch.multinomial(odds, 1, generator=g)[:, 0])
+    return torch.stack(tokens, 1)
+
+
 def trained(linear, steps=300):
-    """Mean loss of the last 50 steps: the next token of a noisy linear recurrence, with which one learns something."""
+    """Mean loss of the last 50 steps, at predicting the next token of a chain that remembers two."""
     torch.manual_seed(0)
     model = Model(64, 256, 3, linear).cuda().bfloat16()
     masters = [p.detach().float() for p in model.parameters()]  # bf16 weights alone would swallow small updates
     optimizer = torch.optim.AdamW(masters, lr=1e-3)
     g, losses = torch.Generator("cuda").manual_seed(1), []
+    chain = 1.5 * torch.randn(2, 64, 64, device="cuda", generator=g)
     for _ in range(steps):
-        first, step = (torch.randint(64, (32, 1), device="cuda", generator=g) for _ in range(2))
-        tokens = (first + step * torch.arange(65, device="cuda")) % 64
-        noise = torch.rand(tokens.shape, device="cuda", generator=g) < 0.05
-        tokens = torch.where(noise, torch.randint(64, tokens.shape, device="cuda", generator=g), tokens)
+        tokens = sequences(chain, 64, 65, g)
         logits = model(tokens[:, :-1])
         loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         model.zero_grad()
@@ -94,5 +102,5 @@ def test_trains_as_bf16_does(granularity, gradient):
     want = trained(nn.Linear)
     got = trained(lambda i, o: tkq.nn.Fp8Linear(i, o, granularity=granularity, gradient=gradient))
     print(f"{granularity} {gradient}: loss {got:.4f}, bf16 {want:.4f}")
-    assert want < 3.5, "nothing was learned"
+    assert want < 3.7, "nothing was learned"
     assert got < want * 1.01

@@ -31,7 +31,7 @@ def shipped() -> list[Shipped]:
                     name = f"quantize_{granularity}_{x}" + "_transpose" * transpose + "_narrow" * (not wide)
                     wanted = ("LDG.E", "STG.E.EF.64") if wide else ("LDG.E", "STG.E.U8")
                     found.append(Shipped(name, tiles_recipe(spec), Expectation(instructions=wanted),
-                                         x == "bf16" and wide and granularity != "tensor"))
+                                         x == "bf16" and wide and transpose and granularity == "block"))
     found.append(Shipped("quantize_amax_bf16", tiles_recipe(TileSpec("tensor", step="amax")),
                          Expectation(instructions=("LDG.E",))))
     return found
