@@ -71,7 +71,7 @@ class AttentionConfig:
         if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
             raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
         if self.tile_rows + self.kv > FAR:
-            raise ValueError(f"{self}: {self.tile_rows} rows of a task and {self.kv} keys of a tile are more than {FAR}")
+            raise ValueError(f"{self}: a task of {self.tile_rows} rows and a tile of {self.kv} keys, more than {FAR}")
         if self.o_direct and (self.o_over_q or self.o_panels > 1):
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):
