@@ -156,6 +156,8 @@ def test_layouts():
     compare(*packed.split(4, 1), cu_q, cu_q, "packed qkv", causal=True)
     one_head = [x[:, :1].expand(-1, 4, -1) for x in (k, v)]
     compare(q, *one_head, cu_q, cu_k, "stride 0 over heads", causal=True)
+    one_key = [x[:1].as_strided((1, 4, 128), (1001, 128, 1)) for x in (k, v)]
+    compare(q[:3], *one_key, cumulated([3]), cumulated([1]), "one key, of a stride that nobody uses")
     heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
     compare(*heads_first, cu_q, cu_k, "(H, total, D) in memory", causal=True)
 

@@ -28,10 +28,12 @@ def ragged(x: cute.Tensor) -> cute.Tensor:
     three coordinates: where the piece ends; 2^30 - size + r, which reaches the extent where r reaches the piece's size;
     and 2^30 steps that take those 2^30 rows off again, because addresses wrap around at 2^64. (Triton's ragged
     descriptors use the same property.)"""
-    rows, row = x.shape[0], x.stride[0]
-    back = cute.assume(Int64(1 << 34) - Int64(row), divby=128 // x.element_type.width)
+    unit = 128 // x.element_type.width
+    # One row may have any stride. TMA would round it off, and ``back`` another way.
+    row = cute.assume(Int64(x.stride[0]) // unit * unit, divby=unit)
+    back = cute.assume(Int64(1 << 34) - row, divby=unit)
     return cute.make_tensor(x.iterator, cute.make_layout(
-        (PIECE, *x.shape[1:], (rows + 1, PIECE + 1)), stride=(*x.stride, (row, back))))
+        (PIECE, *x.shape[1:], (x.shape[0] + 1, PIECE + 1)), stride=(row, *x.stride[1:], (row, back))))
 
 
 def ragged_store(x: cute.Tensor) -> cute.Tensor:
