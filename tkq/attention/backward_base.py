@@ -145,10 +145,10 @@ class BackwardBase:
         return
 
     def dq_staging(self, al):
-        """(4, thread, quads, buffers) fp32: a part of dQ as the threads have it."""
+        """(4, lane, quads, warps, buffers) fp32: a part of dQ as the threads have it."""
         if self.config.dq_add != "bulk" or not self.spec.adds_dq:
             return None
-        shape = 4, WARPGROUP, self.config.dq_cols // 8, self.config.dq_buffers
+        shape = 4, 32, self.config.dq_cols // 8, 4, self.config.dq_buffers
         return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
     def extent(self, g, rows_q, rows_k):
