@@ -22,8 +22,8 @@ class BackwardConfig:
     blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
     dq_buffers in shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of
     step. post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from
-    L2. cluster: blocks that share each tile of Q and dO. pair: two of them hand dS to each other, and dQ is added up
-    once for the keys of both (``tkq.attention.backward_pair``).
+    L2. cluster: blocks that go through the same tiles of Q and dO; share: and load each together. pair: two of them
+    hand dS to each other, and dQ is added up once for the keys of both (``tkq.attention.backward_pair``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -43,6 +43,7 @@ class BackwardConfig:
     turns: bool = False
     post: bool = True
     cluster: int = 1
+    share: bool = True
     pair: bool = False
     kv: int = 128
     kv_stages: int = 2
@@ -53,6 +54,11 @@ class BackwardConfig:
         """(registers, warpgroups) of each."""
         one_each = len(self.registers) == 4
         return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
+
+    @property
+    def multicast(self) -> int:
+        """How many blocks load a tile of Q or dO together."""
+        return self.cluster if self.share else 1
 
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
