@@ -1,16 +1,24 @@
-"""Time configurations of the forward kernel for one problem, beside FA4 and cuDNN: what plan.py's choices come from.
+"""Time configurations of the forward kernel beside FA4 and cuDNN: what plan.py's choices come from.
 
-    python -m bench.tune_attention --dim 256 --length 8192 [--dim-v 128] [--causal] [--window 1023,0] [--heads 32/8]
-                                   [--varlen] [--only WORD,WORD] [--precompile]
+    python -m bench.tune_attention --cases "256:1024,16384:full,causal; 192/128:4096:causal; 128:mixed:full;
+                                            128:16384:w1023; 128:4096:full:32/8"
+                                   [--only WORD,WORD] [--rounds 5] [--seconds 90] [--precompile]
 
-Prints TFLOP/s and the ratio to the plan's own configuration. --precompile compiles what would be timed; needs no GPU.
+A case is head dims, lengths (mixed: varlen), masks (w1023: a causal window that far back), and heads of Q and of K and
+V. Prints TFLOP/s and the ratio to the plan's own configuration. --precompile compiles what would be timed, and no more.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import itertools
+import multiprocessing
+import os
 import sys
-from dataclasses import fields, replace
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -34,9 +42,12 @@ CHANGES = {
     "turns": dict(turns=True), "free": dict(turns=False), "q1": dict(q_stages=1, bridge=False),
     "panels2": dict(o_panels=2), "panels3": dict(o_panels=3), "panels4": dict(o_panels=4), "panels1": dict(o_panels=1),
     "over_q": dict(o_over_q=True, o_panels=1, q_stages=1, bridge=False), "own_o": dict(o_over_q=False),
+    "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     "half": dict(half=True), "mb8": dict(section_mb=8), "mb32": dict(section_mb=32), "mb64": dict(section_mb=64),
 }
 
+WINDOW = ("plan", "alone", "free", "alone free", "half", "half free", "half alone", "half alone free",
+          "kv64 bridge free")
 VARIANTS = {
     64: ("plan", "2wg alone half", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
@@ -46,8 +57,10 @@ VARIANTS = {
           "kv176 q1 panels2 free pairs",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
-    192: ("plan", "turns", "kv96 own_o panels3", "kv96 over_q", "pairs", "static", "mb32"),
-    256: ("plan", "turns", "kv64 over_q half", "kv64 own_o panels4", "kv64 over_q", "kv64 own_o panels4 turns", "pairs",
+    192: ("plan", "direct", "turns", "kv112 panels1", "kv96 own_o panels3", "kv96 own_o panels2", "kv96 over_q",
+          "kv80 bridge panels2", "pairs", "static", "mb32"),
+    256: ("plan", "direct", "direct pairs", "turns",
+          "kv64 over_q half", "kv64 own_o panels4", "kv64 over_q", "kv64 own_o panels4 turns", "pairs",
           "pairs turns",
           "static", "mb32", "mb64"),
 }
@@ -67,10 +80,10 @@ def label(config: AttentionConfig, planned: AttentionConfig) -> str:
     return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(planned, name)) or "the plan"
 
 
-def candidates(spec: AttentionSpec, length: str, only) -> dict[str, AttentionConfig]:
+def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, AttentionConfig]:
     """By name, the configurations that can run; one that is another's double is left out."""
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
-    for name in only or VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]:
+    for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
         config = config_of(name, planned)
         try:
             config.check(kernel.head_dim, kernel.head_dim_v)
@@ -82,75 +95,141 @@ def candidates(spec: AttentionSpec, length: str, only) -> dict[str, AttentionCon
     return found
 
 
+@dataclass(frozen=True)
+class Case:
+    """length: 0 for varlen's mixed ones. left: -1 without a window."""
+
+    dim: int
+    dim_v: int
+    length: int
+    causal: bool
+    left: int
+    heads: int
+    kv_heads: int
+
+    def __str__(self):
+        mask = f"window {self.left}" if self.left >= 0 else "causal" if self.causal else "full"
+        return (f"D{self.dim}/{self.dim_v} H{self.heads}/{self.kv_heads} "
+                f"{f'S{self.length}' if self.length else 'mixed'} {mask}")
+
+    @property
+    def varlen(self):
+        return self.length == 0
+
+    @property
+    def longest(self):
+        return self.length or max(MIXED)
+
+    @property
+    def spec(self):
+        return AttentionSpec("bf16", self.dim, self.causal, False, self.dim_v, self.left >= 0, varlen=self.varlen)
+
+    @property
+    def call(self):
+        window = (self.left, 0) if self.left >= 0 else (None, None)
+        return Call(self.causal and self.left < 0, window, self.longest if self.varlen else 0)
+
+    def inputs(self):
+        if self.varlen:
+            return attention_peers.varlen_inputs(MIXED, self.heads, self.kv_heads, self.dim)
+        return attention_peers.inputs(max(TOKENS // self.length, 1), self.length, self.heads, self.kv_heads, self.dim,
+                                      self.dim_v)
+
+    def flops(self):
+        lengths = MIXED if self.varlen else (self.length,)
+        of = {n: attention_peers.pairs(n, self.causal, self.left, 0 if self.left >= 0 else -1) for n in set(lengths)}
+        pairs = sum(of[n] for n in lengths) * (1 if self.varlen else max(TOKENS // self.length, 1))
+        return 2 * self.heads * (self.dim + self.dim_v) * pairs
+
+
+def cases(text: str) -> Iterator[Case]:
+    """What ``--cases`` says."""
+    for part in text.split(";"):
+        dims, lengths, masks, *heads = (x.strip() for x in part.split(":"))
+        dim, _, dim_v = dims.partition("/")
+        q, _, kv = (heads[0] if heads else str(WIDTH // int(dim))).partition("/")
+        for mask, length in itertools.product(masks.split(","), lengths.split(",")):
+            if mask not in ("full", "causal") and not mask.startswith("w"):
+                raise ValueError(f"--cases: mask {mask!r}, allowed are full, causal and w with a number")
+            yield Case(int(dim), int(dim_v or dim), 0 if length == "mixed" else int(length), mask != "full",
+                       int(mask[1:]) if mask[0] == "w" else -1, int(q), int(kv or q))
+
+
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m bench.tune_attention", description=__doc__.split("\n")[0])
-    p.add_argument("--dim", type=int, default=128)
-    p.add_argument("--dim-v", type=int, default=0)
-    p.add_argument("--length", type=int, default=4096)
-    p.add_argument("--causal", action="store_true")
-    p.add_argument("--window", default="", help="left,right; -1 for no limit")
-    p.add_argument("--heads", default="", help="of Q, or of Q/of K and V")
-    p.add_argument("--varlen", action="store_true", help="mixed lengths instead of --length")
-    p.add_argument("--only", default="", help="names, separated by commas; words of a name by spaces")
+    p.add_argument("--cases", default="128:4096:full")
+    p.add_argument("--only", default="", help="names of variants, separated by commas; words of a name by spaces")
     p.add_argument("--without", default="", help="peers to leave out")
-    p.add_argument("--rounds", type=int, default=9)
-    p.add_argument("--round-seconds", type=float, default=0.03)
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--round-seconds", type=float, default=0.02)
+    p.add_argument("--seconds", type=float, default=280, help="start no case after so long")
     p.add_argument("--precompile", action="store_true")
     args = p.parse_args(argv)
-    left, right = map(int, args.window.split(",")) if args.window else (-1, -1)
-    causal = args.causal or right == 0
-    spec = AttentionSpec("bf16", args.dim, causal, False, args.dim_v or args.dim, left >= 0, right > 0,
-                         varlen=args.varlen)
-    length = length_class(max(MIXED) if args.varlen else args.length)
-    chosen = candidates(spec, length, [name.strip() for name in args.only.split(",") if name.strip()])
-    for name, config in list(chosen.items()):
-        try:
-            runtime.ensure(runtime.Recipe("tkq.attention.forward:build", (spec.kernel(), config)))
-        except Exception as problem:  # one that does not compile is worth a line, not the run
-            print(f"{name}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
-            del chosen[name]
-            continue
-        print(f"compiled {name}: {label(config, plan(spec, length))}", flush=True)
+    deadline = time.monotonic() + args.seconds
+    asked = list(cases(args.cases))
+    only = [name.strip() for name in args.only.split(",") if name.strip()]
+    chosen = {case: candidates(case.spec, length_class(case.longest), only) for case in asked}
+    broken = compile_all([(case.spec.kernel(), config) for case, found in chosen.items() for config in found.values()])
     if args.precompile:
-        return 0
+        return 1 if broken else 0
     if not torch.cuda.is_available():
         print("bench.tune_attention times kernels: it needs a GPU, and PyTorch finds none here.")
         return 2
-    time_them(args, chosen, causal, left, right)
+    for case, found in chosen.items():
+        if time.monotonic() > deadline:
+            print(f"{case}: not run, the time is up")
+            continue
+        time_one(case, {name: config for name, config in found.items() if (case.spec.kernel(), config) not in broken},
+                 args)
     return 0
 
 
-def time_them(args, chosen, causal, left, right):
+def compile_all(recipes) -> list:
+    """Fill the cache, in as many processes as there are processors. Those that do not compile."""
+    recipes, broken = list(dict.fromkeys(recipes)), []
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
+        for args, done in [(args, pool.submit(_compile, args)) for args in recipes]:
+            try:
+                done.result()
+            except Exception as problem:  # worth a line, not the run
+                print(f"{args}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
+                broken.append(args)
+    print(f"{len(recipes) - len(broken)} kernels compiled, or in the cache", flush=True)
+    return broken
+
+
+def _compile(args):
+    runtime.ensure(runtime.Recipe("tkq.attention.forward:build", args))
+
+
+def time_one(case: Case, chosen, args):
     from tkq.testing import timing
 
-    heads, _, kv_heads = (args.heads or str(WIDTH // args.dim)).partition("/")
-    heads, kv_heads = int(heads), int(kv_heads or heads)
-    lengths = MIXED if args.varlen else (args.length,) * max(TOKENS // args.length, 1)
-    if args.varlen:
-        make = attention_peers.varlen_inputs(lengths, heads, kv_heads, args.dim)
-    else:
-        make = attention_peers.inputs(len(lengths), args.length, heads, kv_heads, args.dim, args.dim_v or args.dim)
-    pairs = sum(attention_peers.pairs(n, causal, left, right) for n in lengths)
-    flops = 2 * heads * (args.dim + (args.dim_v or args.dim)) * pairs
-    call = Call(causal, (None if left < 0 else left, None if right < 0 else right), max(MIXED) if args.varlen else 0)
-    peers, missing = attention_peers.find(call, [n for n in attention_peers.PEERS if n not in args.without.split(",")])
-    for name, why in missing.items():
-        print(f"{name}: missing, {why}")
-    ours = {name: candidate(config, args.varlen, causal, left, right) for name, config in chosen.items()}
+    names = [name for name in attention_peers.PEERS if name not in args.without.split(",")]
+    peers, missing = attention_peers.find(case.call, names)
+    ours = {name: candidate(case, config) for name, config in chosen.items()}
     effort = timing.Effort(args.rounds, args.round_seconds, 4 * args.round_seconds)
-    done = timing.compare({**ours, **peers}, make, effort)
-    base = next((t for t in done.timings if t.name in ours and t.ok), None)
+    print(f"\n{case}" + "".join(f"\n{name}: missing, {why}" for name, why in missing.items()))
+    try:
+        done = timing.compare({**ours, **peers}, case.inputs(), effort)
+    except Exception as problem:  # out of memory, say
+        print(f"{type(problem).__name__}: {str(problem)[:300]}", flush=True)
+        return
+    base, flops = next((t for t in done.timings if t.name in ours and t.ok), None), case.flops()
+    planned = plan(case.spec, length_class(case.longest))
     for t in sorted((t for t in done.timings if t.ok), key=lambda t: t.median_ms):
-        print(f"{t.name:34s} {t.median_ms * 1e3:9.1f} us {flops / t.median_ms / 1e9:7.1f} TFLOP/s "
-              f"{timing.ratio(t, base):6.3f}x {base.name}" if base else "")
-    print("\n".join(f"{t.name}: {t.note}" for t in done.timings if not t.ok))
+        what = f"  {label(chosen[t.name], planned)}" if t.name in chosen else ""
+        ratio = f"{timing.ratio(t, base):6.3f}x {base.name}" if base else ""
+        print(f"{t.name:30s} {t.median_ms * 1e3:9.1f} us {flops / t.median_ms / 1e9:7.1f} TFLOP/s {ratio}{what}")
+    print("\n".join(f"{t.name}: {t.note}" for t in done.timings if not t.ok), flush=True)
 
 
-def candidate(config, varlen, causal, left, right):
+def candidate(case: Case, config):
     """A call that allocates its output, and runs the kernel with this configuration."""
     from tkq.attention import ops, varlen_ops
 
-    options = Options(causal, None, left, right)
+    options = Options(case.causal, None, case.left, 0 if case.left >= 0 else -1)
 
     def dense(q, k, v):
         o = q.new_empty(*q.shape[:3], v.shape[3])
@@ -162,7 +241,7 @@ def candidate(config, varlen, causal, left, right):
         varlen_ops.run(Operands(q, k, v, o), Lengths(cu, cu, None, None, max(MIXED), max(MIXED)), options, config)
         return o
 
-    return ragged if varlen else dense
+    return ragged if case.varlen else dense
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Time GEMM configurations beside torch.matmul: `python -m bench.tune_gemm [--precompile] [--out FILE]`.
 
+What `tkq.gemm.plan` and `tkq.gemm.narrow_plan` choose among. "NAME + ACTIVATION" has a bias and that activation too,
+and "NAME + bias" a bias: beside the plain NAME it shows what the epilogue costs; torch's time is the plain product's.
 Every round lets each variant work once, in an order that changes, after a pause in which the card cools; what counts is
 the median over the rounds of torch's time / the variant's time in the same round. --precompile compiles all variants
 first, in as many processes as there are cores.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -16,6 +19,9 @@ import statistics
 import time
 from pathlib import Path
 
+from tkq.gemm import narrow_plan
+from tkq.gemm.epilogue import Epilogue
+from tkq.gemm.narrow_plan import NarrowConfig
 from tkq.gemm.plan import Config, recipe
 from tkq.gemm.spec import GemmSpec
 from tkq.runtime import ensure
@@ -23,6 +29,11 @@ from tkq.runtime import ensure
 VARIANTS = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
     "cluster": Config(),
     "cluster no hold": Config(hold=False),
+    "cluster spread": Config(spread=1),
+    "cluster late": Config(spread=1, late=True),
+    "cluster later": Config(spread=2, late=True),
+    "cluster spread group 16": Config(spread=1, group=16),
+    "cluster spread group 4": Config(spread=1, group=4),
     "cluster group 4": Config(group=4),
     "cluster group 16": Config(group=16),
     "alone": Config(cluster=1),
@@ -34,6 +45,9 @@ VARIANTS = {  # "NAME all" has a block on each processor, instead of the even nu
     "64x128 cluster": Config(m=64, n=128, stages=8),
     "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
+# few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
+VARIANTS |= {f"narrow {rows} x{split}{deep}": (rows, split, deep)
+             for rows in (64, 128) for split in (1, 2, 4, 8) for deep in ("", " deep")}
 DEFAULT = "cluster,cluster all,cluster no hold,cluster group 4,cluster group 16,alone,alone all,alone no hold"
 SIZES = ("4096", "8192", "16384x4096x4096", "2048")
 LAYOUTS = {"rows": "n", "cols": "k"}  # b as it is, and as the transpose of a row-major matrix
@@ -42,11 +56,13 @@ LAYOUTS = {"rows": "n", "cols": "k"}  # b as it is, and as the transpose of a ro
 def main() -> None:
     args = arguments()
     names = list(VARIANTS) if args.variants == "all" else [n.strip() for n in args.variants.split(",")]
+    if unknown := [n for n in names if parts(n)[0] not in VARIANTS]:
+        raise SystemExit(f"--variants: unknown {unknown}; allowed {list(VARIANTS)}")
     sizes = [size(s) for s in args.sizes.split(",")]
     layouts = args.layouts.split(",")
     if args.precompile:
-        specs = [GemmSpec(b_major=LAYOUTS[x]) for x in layouts]
-        precompile([recipe(spec, *sizes[0], 132, config(n)) for spec in specs for n in names])
+        precompile([recipe(spec(n, x), *s, 132, config(n, s)) for s in sizes for x in layouts for n in names
+                    if suits(n, s)])
     run(names, sizes, layouts, args)
 
 
@@ -100,16 +116,19 @@ def measure(names, shape, layout, args, gpu, monitor) -> dict:
     """One problem: milliseconds of every variant and round, errors, clocks."""
     import torch
 
+    from tkq import reference_gemm as reference
     from tkq.testing import timing
 
     with torch.no_grad():
         sets = inputs(shape, layout, gpu)
-        calls = {"torch": torch.matmul} | {n: call(n) for n in names}
-        want, batches, notes = torch.matmul(*sets[0]), {}, {}
+        calls = {"torch": torch.matmul} | {n: call(n, shape) for n in names if suits(n, shape)}
+        product, batches, notes = torch.matmul(*sets[0]).float(), {}, {}
         for name, f in calls.items():
             try:
                 got, seconds = gpu.first_calls(f, sets)
-                error = (got.float() - want.float()).abs().max().item() / want.float().abs().max().item()
+                activation = parts(name)[1]
+                want = reference.activate(product, "" if activation == "bias" else activation)
+                error = (got.float() - want).abs().max().item() / want.abs().max().item()
                 notes[name] = "" if error < 0.02 else f"WRONG by {error:.2g}"
                 batches[name] = gpu.batch(f, sets, timing.calls_per_batch(seconds, len(sets)))
             except Exception as problem:  # one bad variant must not lose the others
@@ -145,21 +164,54 @@ def inputs(shape, layout, gpu) -> list:
     return [one() for _ in range(timing.input_sets(2 * (m * k + k * n), gpu.l2_bytes(), gpu.free_bytes()))]
 
 
-def config(name: str) -> Config:
-    return VARIANTS[name.removesuffix(" all")]
+def parts(name: str) -> tuple[str, str]:
+    """("NAME", "ACTIVATION" or "bias" or "") of a variant."""
+    name, _, epilogue = name.partition(" + ")
+    return name.removesuffix(" all"), epilogue
 
 
-def call(name: str):
+def config(name: str, shape) -> Config | NarrowConfig:
+    found = VARIANTS[parts(name)[0]]
+    if isinstance(found, Config):
+        return found
+    rows, split, deep = found
+    few = NarrowConfig(next(m for m in narrow_plan.WIDTHS if m >= shape[0]), rows, split)
+    few = narrow_plan.fitted(few, GemmSpec())
+    if not deep:
+        return few
+    stage = few.stage_bytes(GemmSpec())
+    return dataclasses.replace(few, stages=(2 * narrow_plan.SLOT_BYTES - few.exchange_bytes - 1024) // stage)
+
+
+def suits(name: str, shape) -> bool:
+    """Narrow variants are for few rows, where of the others only the smallest tile is of interest."""
+    found, few = VARIANTS[parts(name)[0]], shape[0] <= narrow_plan.MOST_ROWS
+    return not few or found.m == 64 if isinstance(found, Config) else few
+
+
+def spec(name: str, layout: str) -> GemmSpec:
+    epilogue = parts(name)[1]
+    activation = "" if epilogue in ("", "bias") else epilogue
+    return GemmSpec(b_major=LAYOUTS[layout], epilogue=Epilogue(activation, "bf16" if epilogue else ""))
+
+
+def call(name: str, shape):
     import torch
 
-    from tkq.gemm import ops
+    from tkq.gemm.call import PLAIN, Extra, run
     from tkq.runtime import arch
 
-    chosen, blocks = config(name), arch.processors("cuda") if name.endswith(" all") else None
+    chosen, blocks = config(name, shape), None
+    if name.partition(" + ")[0].endswith(" all"):
+        blocks = arch.processors("cuda")
+    epilogue, extra = parts(name)[1], PLAIN
+    if epilogue:  # a bias of zeros, so that torch's product shows a wrong one
+        bias = torch.zeros(shape[1], dtype=torch.bfloat16, device="cuda")
+        extra = Extra(bias, "" if epilogue == "bias" else epilogue)
 
     def f(a, b):
         c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-        ops.run(a, b, c, chosen, blocks)
+        run(a, b, c, chosen, blocks, extra=extra)
         return c
 
     return f

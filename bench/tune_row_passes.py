@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.shapes import NORM_SHAPES
 from tkq.losses import plan as losses
+from tkq.losses.plan import WalkConfig
 from tkq.losses.spec import CrossEntropySpec
 from tkq.row_plan import RowConfig
 from tkq.softmax import plan as softmax
@@ -39,8 +40,10 @@ def spec_of(kind: str, N: int):
     return CrossEntropySpec(kind, N, "bf16", vector=8)
 
 
-def variants(kind: str, N: int) -> list[RowConfig]:
-    return (softmax if kind.startswith("softmax") else losses).variants(spec_of(kind, N))
+def variants(kind: str, N: int, match: str = "") -> list[RowConfig]:
+    """The planned one, and those whose label contains one of the texts."""
+    found = (softmax if kind.startswith("softmax") else losses).variants(spec_of(kind, N))
+    return found[:1] + [c for c in found[1:] if any(text in label(c) for text in match.split(","))]
 
 
 def recipe(kind: str, N: int, config: RowConfig):
@@ -51,7 +54,11 @@ def recipe(kind: str, N: int, config: RowConfig):
 
 
 def label(c: RowConfig) -> str:
-    return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}"
+    walk = ""
+    if isinstance(c, WalkConfig):
+        walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
+    resident = f" r{c.resident}" if c.resident else ""
+    return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
@@ -126,12 +133,12 @@ def _inputs(kind: str, M: int, N: int):
     return next(jobs([(M, N)])).make_inputs
 
 
-def tune(kind: str, M: int, N: int) -> dict:
+def tune(kind: str, M: int, N: int, match: str = "") -> dict:
     """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
     from bench import peers
     from tkq.testing import timing
 
-    make, ours = _inputs(kind, M, N), {label(c): c for c in variants(kind, N)}
+    make, ours = _inputs(kind, M, N), {label(c): c for c in variants(kind, N, match)}
     planned = next(iter(ours))
     first = timing.compare({name: _candidate(kind, N, c) for name, c in ours.items()}, make,
                            timing.Effort(7, 0.002, 0.02))
@@ -177,15 +184,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for row_passes.json")
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--shapes", help="such as 32768x1024,16384x16384")
+    parser.add_argument("--match", default="", help="variants whose label contains one of these: 'walk,c8 sha'")
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     options = parser.parse_args()
     cases = _cases(options)
-    precompile([(kind, N, c) for kind, _, N in cases for c in variants(kind, N)], options.processes)
+    precompile([(kind, N, c) for kind, _, N in cases for c in variants(kind, N, options.match)],
+               options.processes)
     if options.precompile:
         return
     results = []
     for case in cases:
-        results.append(tune(*case))
+        results.append(tune(*case, options.match))
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / "row_passes.json").write_text(json.dumps(results, indent=1))

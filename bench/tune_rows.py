@@ -64,10 +64,11 @@ def _candidate(kind, n, p):
     return call
 
 
-def tune(kind: str, m: int, n: int, only: tuple, final_seconds: float) -> None:
+def tune(kind: str, m: int, n: int, only: tuple, final_seconds: float, with_quack: bool = False) -> None:
     """Print a table for one shape."""
     import torch
 
+    from bench import peers
     from bench.norm_backward import _error, _job
     from tkq.testing import timing
 
@@ -77,20 +78,23 @@ def tune(kind: str, m: int, n: int, only: tuple, final_seconds: float) -> None:
     first = timing.compare(ours, inputs, timing.Effort(7, 0.004, 0.05), error=error)
     ranked = sorted((t for t in first.timings if t.ok), key=lambda t: t.median_ms)
     final = dict.fromkeys(["planned", *(t.name for t in ranked[:FINALISTS])])
-    roof = {"torch.add": lambda dy, x, weight, rstd, mean: torch.add(dy, x)}
-    second = timing.compare({**roof, **{name: ours[name] for name in final if name in ours}}, inputs,
+    peers_, missing = peers.find(f"{kind}_backward", ("QuACK",) if with_quack else ())
+    beside = {"torch.add": lambda dy, x, weight, rstd, mean: torch.add(dy, x), **peers_}
+    second = timing.compare({**beside, **{name: ours[name] for name in final if name in ours}}, inputs,
                             timing.Effort(11, final_seconds, 0.2))
     gigabytes = 6e-6 * m * n
     print(f"\n{kind} M {m} N {n}   planned: {plans.get('planned')}")
     for t in sorted((t for t in second.timings if t.ok), key=lambda t: t.median_ms):
-        against = timing.ratio(t, second["torch.add"]) if second["torch.add"].ok else 0.0
-        print(f"  {t.name:28s} {t.median_ms * 1e3:9.2f} us {gigabytes / t.median_ms:6.0f} GB/s  {against:.3f}x add  "
+        against = [f"{timing.ratio(t, second[name]):.3f}x {name}" for name in beside if second[name].ok]
+        print(f"  {t.name:28s} {t.median_ms * 1e3:9.2f} us {gigabytes / t.median_ms:6.0f} GB/s  {', '.join(against)}  "
               f"{t.launches} launches [{t.mode}]", flush=True)
     for t in ranked:
         print(f"    first round: {t.name:28s} {t.median_ms * 1e3:9.2f} us  error {t.error:.1e}")
     for t in (*first.timings, *second.timings):
         if not t.ok:
             print(f"  {t.name}: FAILED {t.note}")
+    for name, why in missing.items():
+        print(f"  {name} is not there: {why}")
 
 
 def main() -> None:
@@ -100,6 +104,7 @@ def main() -> None:
     parser.add_argument("--shapes", help="such as 1024x4096,32768x1024")
     parser.add_argument("--only", default="", help="variants by name, separated by commas")
     parser.add_argument("--final-seconds", type=float, default=0.03, help="one candidate's turn in the second part")
+    parser.add_argument("--quack", action="store_true", help="QuACK beside the finalists, too")
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     options = parser.parse_args()
     shapes = SHAPES + MODERATE
@@ -112,7 +117,7 @@ def main() -> None:
     precompile(list(dict.fromkeys(recipes)), options.processes)
     if not options.precompile:
         for kind, m, n in cases:
-            tune(kind, m, n, only, options.final_seconds)
+            tune(kind, m, n, only, options.final_seconds, options.quack)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,15 @@ from tkq.losses import build as loss_build
 from tkq.losses import forward as loss_forward
 from tkq.losses import launch, rows
 from tkq.losses import total as loss_total
-from tkq.losses.plan import TotalConfig
+from tkq.losses import walk as loss_walk
+from tkq.losses.plan import TotalConfig, WalkConfig
 from tkq.row_pass import Here
 from tkq.row_plan import RowConfig
 from tkq.runtime import fake
 from tkq.softmax import backward, build, forward, online, ops
 
 ALONE = RowConfig(1, 32)  # a row to a thread
+WALK = WalkConfig(1, 32, load="registers", vectors=2)  # the same, in steps
 SHARED_BY_MANY = RowConfig(4, 32, 3)  # where nothing is exchanged: threads and blocks to a row
 
 
@@ -77,6 +79,10 @@ class CrossEntropy(OnCpu, loss_forward.CrossEntropy):
             Total(self.total_spec, TotalConfig(32, 1))(losses, mT, mW, mLoss, inverse, ignore_index)
 
 
+class CrossEntropyWalk(CrossEntropy, loss_walk.CrossEntropyWalk):
+    pass
+
+
 class CrossEntropyBackward(OnCpu, loss_backward.CrossEntropyBackward):
     @cute.jit
     def __call__(self, mX, mT, mW, mDLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
@@ -112,7 +118,7 @@ def _compiled(recipe):
 def use(monkeypatch):
     """From here on, for this test, the launch paths of softmax and the losses take tensors of the CPU."""
     for module, names in ((build, (Softmax, SoftmaxBackward)),
-                          (loss_build, (CrossEntropy, CrossEntropyBackward, Scale, Total))):
+                          (loss_build, (CrossEntropy, CrossEntropyWalk, CrossEntropyBackward, Scale, Total))):
         for cls in names:
             monkeypatch.setattr(module, cls.__name__, cls)
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
@@ -124,10 +130,11 @@ def use(monkeypatch):
     for module in (online, forward, loss_forward, rows):
         if hasattr(module, "reciprocal"):
             monkeypatch.setattr(module, "reciprocal", reciprocal)
-    for module in (online, forward, backward, loss_forward, loss_backward, rows):
+    for module in (online, forward, backward, loss_forward, loss_walk, loss_backward, rows):
         if hasattr(module, "exp"):
             monkeypatch.setattr(module, "exp", lambda x: cute.math.exp2(x * online.LOG2E))
-    monkeypatch.setattr(online, "larger", lambda a, b: cutlass.select_(a > b, a, b))
+    for module in (online, loss_walk):
+        monkeypatch.setattr(module, "larger", lambda a, b: cutlass.select_(a > b, a, b))
     for module in (ops, launch):
         monkeypatch.setattr(module, "_launchers", {})
         monkeypatch.setattr(module, "_known", {})

@@ -80,6 +80,9 @@ TMA_COPIES = [("bf16", 2, 64, 64, None, False), ("fp16", 3, 24, 80, None, False)
               ("e4m3", 4, 128, 96, None, False), ("fp32", 3, 64, 64, 64, False), ("bf16", 2, 40, 128, 32, False)]
 TMA_COPIES += [("fp32", 2, 64, 64, None, True), ("bf16", 3, 64, 64, 32, True), ("fp16", 4, 8, 16, None, True)]
 
+# cols, dtype
+NARROW_STORES = [(32, "bf16"), (128, "fp16"), (256, "bf16")]
+
 # rows, cols, pack
 PIECES = [(64, 64, 1), (64, 128, 4), (16, 96, 8)]
 
@@ -149,6 +152,7 @@ def _cases():
     yield from (("maps:build_fills", x, ()) for x in FILLS)
     yield from (("maps:build_copies", x, ()) for x in ((64, "fp16"), (16, "bf16"), (176, "bf16")))
     yield "maps:build_columns", (64,), ()
+    yield from (("maps:build_narrow", x, ("STG.E.128", "SHFL.BFLY")) for x in NARROW_STORES)
     yield from (("maps:build_global", x, ()) for x in ((64, "fp32"), (16, "bf16"), (32, "fp16")))
 
 

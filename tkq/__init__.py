@@ -16,13 +16,16 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "cross_entropy": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
+    "fp8_gemm": "tkq.gemm.fp8_ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "geglu": "tkq.pointwise.gated_ops",
     "gemm": "tkq.gemm.ops",
+    "grouped_gemm": "tkq.gemm.grouped_ops",
     "layernorm": "tkq.norms.ops",
     "layernorm_quant": "tkq.norms.quant_ops",
     "linear_cross_entropy": "tkq.losses.linear_ops",
     "log_softmax": "tkq.softmax.ops",
+    "quantize_fp8": "tkq.quantize.ops",
     "rmsnorm": "tkq.norms.ops",
     "rmsnorm_quant": "tkq.norms.quant_ops",
     "rope": "tkq.pointwise.rope_ops",
@@ -33,7 +36,7 @@ _PUBLIC = {
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms",
+_MODULES = ("attention", "integrations", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms",
             "reference_pointwise",
             "row_kernel", "rows", "runtime", "testing", "tile", "utils")
 

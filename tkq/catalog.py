@@ -11,7 +11,10 @@ from .runtime.recipe import Shipped
 _LISTS = (
     "tkq.norms.shipped",
     "tkq.norms.backward_shipped",
-    "tkq.gemm.plan",
+    "tkq.gemm.shipped",
+    "tkq.gemm.fp8_plan",
+    "tkq.gemm.grouped_spec",
+    "tkq.quantize.shipped",
     "tkq.pointwise.shipped",
     "tkq.softmax.shipped",
     "tkq.losses.shipped",

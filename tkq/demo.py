@@ -150,14 +150,14 @@ def run_on_gpu() -> bool:
     """Run, check, time and print; True if all is right."""
     todo = examples(large=True)
     progress = Progress(2 * len(todo))
-    rows, good = [], True
+    rows, notes, good = [], [], True
     for example in todo:
         try:
             progress.step(f"{example.op} {example.shape}: compiling, or loading from the cache; checking")
             errors = _errors(example, "cuda")
             ok = passes(*errors)
             progress.step(f"{example.op} {example.shape}: timing beside eager and torch.compile")
-            cells = [f"{errors[0]:.1e}", f"{errors[1]:.1e}", "ok" if ok else "WRONG", *_times(example)]
+            cells = [f"{errors[0]:.1e}", f"{errors[1]:.1e}", "ok" if ok else "WRONG", *_times(example, notes)]
         except Exception as problem:  # one broken operation must not hide the others
             ok, cells = False, [f"FAILED {type(problem).__name__}: {str(problem)[:80]}", *[""] * 6]
         rows.append((example.op, example.shape, *cells))
@@ -167,6 +167,8 @@ def run_on_gpu() -> bool:
     print(table(HEAD, rows))
     print("\nerror: ||out - ref|| / ||ref||, ref in float32; at most twice eager's + half an ulp passes.")
     print("vs: the other's time / ours, the median of interleaved rounds; above 1 tkq is faster.")
+    for note in notes:
+        print(f"n/a: {note}")
     return good
 
 
@@ -186,8 +188,8 @@ def _errors(example: Example, device: str) -> tuple[float, float]:
         return relative_error(example.ours(*inputs), wanted), eager_error
 
 
-def _times(example: Example) -> list[str]:
-    """The cells of the table that are measured: milliseconds, rate and ratios."""
+def _times(example: Example, notes: list[str]) -> list[str]:
+    """The measured cells of the table: milliseconds, rate and ratios. Why a peer has none goes to the notes."""
     torch._dynamo.reset()
     compiled = torch.compile(example.eager, dynamic=False)
     candidates = {"tkq": example.ours, "eager": example.eager, "compile": compiled}
@@ -197,7 +199,11 @@ def _times(example: Example) -> list[str]:
     if not ours.ok:
         raise RuntimeError(ours.note)
     per_ms = {"TFLOP/s": 1e9, "GB/s": 1e6}[example.unit]
-    ratios = [f"{timing.ratio(ours, result[x]):.2f}x" if result[x].ok else "n/a" for x in ("eager", "compile")]
+    ratios = []
+    for peer in ("eager", "compile"):
+        ratios.append(f"{timing.ratio(ours, result[peer]):.2f}x" if result[peer].ok else "n/a")
+        if not result[peer].ok:
+            notes.append(f"{example.op} {example.shape}: {peer}: {result[peer].note}")
     return [f"{ours.median_ms:.3f}", f"{example.work / ours.median_ms / per_ms:.0f} {example.unit}", *ratios]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .norms.ops import layernorm, rmsnorm
 
-__all__ = ["CrossEntropyLoss", "LayerNorm", "RMSNorm"]
+__all__ = ["CrossEntropyLoss", "LayerNorm", "Linear", "RMSNorm"]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -73,3 +73,31 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         return cross_entropy(logits, target, weight=self.weight, ignore_index=self.ignore_index,
                              reduction=self.reduction, label_smoothing=self.label_smoothing, z_loss=self.z_loss,
                              softcap=self.softcap, inplace_backward=self.inplace_backward)
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` on `tkq.gemm`, forward and backward: bfloat16 and float16, in_features a multiple of 8. Under
+    autocast the input and the weight are cast as torch casts them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in_features). Returns (..., out_features)."""
+        from . import gemm  # with the first call: not everyone who wants a norm wants it
+
+        if not x.dim() or x.shape[-1] != self.in_features:
+            raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimension must be in_features, "
+                             f"{self.in_features}")
+        weight, bias, kind = self.weight, self.bias, x.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            x, weight = x.to(dtype), weight.to(dtype)
+        if x.dim() == 2:
+            return gemm(x, weight.t(), bias=bias)
+        y = gemm(x.reshape(-1, self.in_features), weight.t(), bias=bias)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+def __getattr__(name):
+    if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
+        from .quantize.linear import Fp8Linear
+        return Fp8Linear
+    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tkq.reference_attention_forward import flash_attn, flash_attn_varlen, visible  # noqa: F401
+from tkq.reference_gemm import gemm  # noqa: F401
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -33,8 +34,3 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
 def _affine(y, weight, bias):
     y = y if weight is None else y * weight.to(y.dtype)
     return y if bias is None else y + bias.to(y.dtype)
-
-
-def gemm(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype] = None) -> Tensor:
-    """a @ b, accumulated in float32."""
-    return (_wide(a) @ _wide(b)).to(out_dtype or a.dtype)

@@ -1,11 +1,11 @@
 """RowCopies: where a thread's part of a row is, and how it comes and goes. What RowAccess (under the norms) and RowPass
 (under softmax and the losses) stand on."""
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, const_expr
+from cutlass import Constexpr, const_expr
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
 
 from .reduction_base import ReductionBase
-from .utils import domain_offset_i64
+from .utils import domain_offset_i64, widened
 
 
 class RowCopies(ReductionBase):
@@ -113,7 +113,7 @@ def floats(part):
         held = cute.make_rmem_tensor_like(part)
         cute.autovec_copy(part, held)
         part = held
-    return part.load().to(Float32)
+    return widened(part)
 
 
 def both(a, b):

@@ -104,9 +104,11 @@ class RowPass(RowCopies):
 
     def _launch_shape(self, rows):
         """grid, block and cluster for so many rows."""
+        resident = self.config.resident
+        together = dict(min_blocks_per_mp=resident, preferred_smem_carveout=100) if resident else {}
         return dict(grid=[cute.ceil_div(rows, self.tile.rows), self.cluster_n, 1],
                     block=[self.tile.threads, 1, 1],
-                    cluster=[1, self.cluster_n, 1] if self.cluster_n > 1 else None)
+                    cluster=[1, self.cluster_n, 1] if self.cluster_n > 1 else None, **together)
 
     # ---- where a thread's elements are ------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from . import reduction_plan as geometry
 
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}  # the types of rows, in bits
 ACCESS_BITS = 128
+THREADS = 2048  # of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -13,12 +14,14 @@ class RowConfig:
 
     load: "registers" (which hold the row over the exchange) or "shared" (by cp.async; a thread reads what it copied
     itself, once for each pass, and so needs few registers).
+    resident: blocks for which a multiprocessor is to have registers; 0: threads get what they need.
     """
 
     threads_per_row: int
     threads: int
     cluster: int = 1
     load: str = "registers"
+    resident: int = 0
 
 
 def span(N: int, vector: int, shifted: bool) -> int:
@@ -53,6 +56,8 @@ def check(spec, config: RowConfig, exchanges: int, words: int) -> None:
         raise ValueError(f"{t.per_thread} {spec.x} a thread, allowed are {words} registers of them")
     if t.cluster > geometry.MAX_CLUSTER or t.cluster & (t.cluster - 1):
         raise ValueError(f"cluster: got {t.cluster}, allowed are powers of two up to {geometry.MAX_CLUSTER}")
+    if config.resident < 0 or config.resident * config.threads > THREADS:
+        raise ValueError(f"resident: got {config.resident} of {config.threads} threads, a multiprocessor has {THREADS}")
     if smem_bytes(spec, config, exchanges) > geometry.SMEM_BYTES:
         raise ValueError(f"{smem_bytes(spec, config, exchanges)} bytes of shared memory, allowed are "
                          f"{geometry.SMEM_BYTES}")

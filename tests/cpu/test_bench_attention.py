@@ -37,3 +37,17 @@ def test_variants_can_run(dim, causal, capsys):
         chosen = tune_attention.candidates(AttentionSpec("bf16", dim, causal, False), length, [])
         assert next(iter(chosen)) == "plan" and len(chosen) >= 4
         assert len(set(chosen.values())) == len(chosen)
+
+
+def test_cases_are_those_of_the_text():
+    first, second, *rest = tune_attention.cases("256:1024,mixed:causal; 192/128:4096:w1023:16/4")
+    assert (first.dim, first.dim_v, first.length, first.heads) == (256, 256, 1024, 8)
+    assert first.causal and first.left == -1
+    assert second.varlen and second.spec.varlen and second.longest == 8192 and second.call.max_seqlen == 8192
+    assert len(rest) == 1 and rest[0].spec.left and rest[0].spec.causal and rest[0].call.window == (1023, 0)
+    assert (rest[0].dim_v, rest[0].heads, rest[0].kv_heads, rest[0].call.causal) == (128, 16, 4, False)
+    assert first.flops() == 4 * 8 * 256 * 16 * 1024**2 / 2
+    assert rest[0].flops() == 2 * 16 * 320 * 4 * attention_peers.pairs(4096, True, 1023, 0)
+    assert second.flops() == 4 * 8 * 256 * sum(n * n / 2 for n in attention_forward.MIXED)
+    with pytest.raises(ValueError, match="masks|mask"):
+        list(tune_attention.cases("128:1024:half"))

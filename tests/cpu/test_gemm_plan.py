@@ -18,9 +18,9 @@ from tkq.gemm.plan import (
     plan,
     raster,
     recipe,
-    shipped,
     tiles,
 )
+from tkq.gemm.shipped import shipped
 from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
 
 sizes = st.integers(1, 40000)
@@ -73,7 +73,7 @@ def test_plan_fits(dtype, out, store, M, N, k, processors):
     spec = GemmSpec(dtype, out, store=store)
     config = plan(spec, M, N, 8 * k, processors)
     assert config.shared_bytes(spec) <= SHARED_BYTES
-    assert dataclasses.replace(config, hold=True) in TILES
+    assert dataclasses.replace(config, hold=True) in TILES and not config.spread
     assert config.hold == (out != "fp32" and store == "tma")
     assert config.m * (config.cluster - 1) < M  # no block is without rows
     others = [t for t in TILES if t.cluster == 1 or t.m < M]
@@ -92,8 +92,9 @@ def test_plan_does_without_a_cluster_only_where_it_costs_a_round(M, N, k):
     ((4096, 4096, 4096), "128x256_cluster2", 128), ((8192, 8192, 8192), "128x256_cluster2", 128),
     ((16384, 4096, 4096), "128x256_cluster2", 128), ((2048, 2048, 2048), "128x256_cluster2", 128),
     ((1280, 1280, 4096), "128x128_cluster2", 100), ((640, 6144, 4096), "128x256", 120),
-    ((384, 5120, 4096), "128x128", 120), ((128, 16384, 4096), "128x128", 128), ((1024, 1024, 1024), "64x128", 128),
-    ((64, 8192, 8192), "64x128", 64)))
+    ((384, 5120, 4096), "128x128", 120), ((136, 16384, 4096), "128x256_cluster2", 128),
+    ((1024, 1024, 1024), "64x128", 128), ((128, 16384, 4096), "narrow128x128_split2", 0),
+    ((1, 8192, 8192), "narrow16x64_split2", 0), ((64, 8192, 8192), "narrow64x128_split4", 0)))
 def test_launch_of_known_sizes(size, name, blocks):
     recipe, planned = launch(GemmSpec(), *size, 132)
     assert (recipe.args[1].name, planned) == (name, blocks)
@@ -168,6 +169,6 @@ def test_shipped_covers_the_plan():
     assert len(set(names)) == len(names)
     args = {x.recipe.args for x in shipped()}
     for out, a, b, size in itertools.product(OUT_DTYPES, "km", "kn", ((4096,) * 3, (2048, 1024, 64), (640, 6144, 64),
-                                                                     (384, 5120, 64), (64, 128, 8))):
+                                                                     (384, 5120, 64), (256, 128, 8))):
         if out != "fp16":
             assert recipe(GemmSpec("bf16", out, a, b), *size, 132).args in args

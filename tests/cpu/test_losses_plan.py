@@ -35,7 +35,11 @@ def test_every_spec_has_a_config_that_holds_each_column_once(spec):
     plan.check(spec, config)
     t = row_plan.tile(spec, config)
     assert t.threads == config.threads <= 1024
-    assert t.per_thread * spec.width <= 32 * plan.WORDS
+    if isinstance(config, plan.WalkConfig):
+        assert spec.kind == "forward" and not spec.smoothing
+    else:
+        assert t.per_thread * spec.width <= 32 * plan.WORDS
+    assert plan.smem_bytes(spec, config) <= geometry.SMEM_BYTES
     if spec.kind == "backward":
         assert t.cluster == config.cluster or t.cols >= spec.N
     for shift in {0, spec.vector - 1} if spec.shifted else {0}:
@@ -60,12 +64,22 @@ def test_a_backward_of_any_number_of_classes():
 
 
 @pytest.mark.parametrize("change, says", [
-    (dict(load="shared"), "load"), (dict(threads_per_row=16), "elements|bf16 a thread"), (dict(threads=100), "threads"),
+    (dict(load="global"), "load"), (dict(threads_per_row=16), "elements|bf16 a thread"), (dict(threads=100), "threads"),
     (dict(cluster=3), "cluster")])
 def test_a_config_that_cannot_serve_is_refused(change, says):
     spec = CrossEntropySpec("forward", 4096, "bf16", vector=8)
     with pytest.raises(ValueError, match=says):
         plan.check(spec, replace(row_plan.RowConfig(128, 128), **change))
+
+
+@pytest.mark.parametrize("spec, change, says", [
+    (dict(kind="fused"), {}, "fused"), (dict(smoothing=True), {}, "smoothing True"), ({}, dict(vectors=9), "vectors"),
+    ({}, dict(stages=1), "stages"), ({}, dict(stages=15), "stages"), ({}, dict(cluster=3), "cluster"),
+    (dict(N=65536 + 8), dict(turned=True), "turned")])
+def test_a_walk_that_cannot_serve_is_refused(spec, change, says):
+    spec = CrossEntropySpec(**{**dict(kind="forward", N=65536, x="bf16", vector=8), **spec})
+    with pytest.raises(ValueError, match=says):
+        plan.check(spec, replace(plan.WalkConfig(256, 256), **change))
 
 
 @pytest.mark.parametrize("error, says, bad", [

@@ -113,7 +113,7 @@ def test_a_slab_reads_every_row_of_the_workspace(shape, units):
 def test_the_planned_sizes():
     """What was measured on an H100: a table for two loads of 16 bits, and a ladder of 8 warps of 32 elements."""
     for N, threads, cluster, warps, per_thread in (
-            (1024, 32, 1, 4, 32), (4096, 256, 1, 8, 16), (8192, 256, 2, 8, 16), (16384, 512, 1, 16, 32),
+            (1024, 32, 1, 4, 32), (4096, 256, 2, 8, 8), (8192, 256, 2, 8, 16), (16384, 512, 1, 16, 32),
             (32768, 512, 2, 16, 32), (65536, 256, 16, 8, 16), (131072, 256, 16, 8, 32)):
         p = plan(RowShape(N, (16, 16), (16,), (16,), 1))
         assert (p.threads_per_row, p.cluster, p.warps, p.per_thread) == (threads, cluster, warps, per_thread)
@@ -137,7 +137,8 @@ def test_variants_are_valid_and_begin_with_the_plan(N):
 
 @pytest.mark.parametrize("choices", [
     dict(finish="now"), dict(vectors="none"), dict(stages=1), dict(stages=40), dict(warps=5), dict(cluster=3),
-    dict(per_thread=8, cluster=1, warps=4)])
+    dict(per_thread=8, cluster=1, warps=4), dict(resident=0), dict(resident=2, stages=6),
+    dict(resident=4, warps=16, stages=2)])
 def test_a_choice_that_cannot_be_is_refused(choices):
     with pytest.raises(ValueError):
         plan(RowShape(4096, (16, 16), (16,), (16,), 1), **choices)
@@ -157,7 +158,8 @@ def test_direct_plans_cannot_have_stages():
 
 
 @pytest.mark.parametrize("kind, N, choices", [("rmsnorm", 4096, {}), ("rmsnorm", 1024, dict(warps=16)),
-                                              ("layernorm", 512, dict(warps=4))])
+                                              ("layernorm", 512, dict(warps=4)),
+                                              ("layernorm", 4096, dict(per_thread=16, stages=3, resident=2))])
 def test_the_compiler_counts_as_the_plan_does(kind, N, choices):
     """setmaxnreg deals out the registers of the launch: fewer than planned, and the consumers wait for ever."""
     if sass.nvdisasm() is None:

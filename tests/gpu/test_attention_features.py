@@ -163,6 +163,19 @@ def test_half_a_block_where_the_rest_is_not_seen():
         compare(*make(2, 2304, 2304, 8, 8, 128), "many tasks", config=config, left=1023, right=0)
 
 
+def test_o_from_registers():
+    """A variant that plan may come to choose."""
+    for dim, dim_v in ((256, 256), (200, 104), (128, 128)):
+        planned = plan(AttentionSpec("bf16", 256 if dim > 128 else 128))
+        config = replace(planned, o_over_q=False, o_panels=1, o_direct=True)
+        for rows, keys in SIZES:
+            for options in (dict(causal=True), dict()):
+                x = make(2, rows, keys, 4, 2, dim, dim_v=dim_v)
+                compare(*x, f"{dim} {rows} x {keys}", config=config, **options)
+        compare(*make(2, 2304, 2304, 8, 8, dim, dim_v=dim_v), "many tasks", config=config, causal=True)
+        compare(*make(3, 5, 500, 8, 2, dim, dim_v=dim_v), "packed heads", config=config, causal=True)
+
+
 def test_nothing_outside_is_read_or_written():
     for dim, options in ((128, dict(left=50, right=10)), (256, dict(causal=True))):
         room = [torch.full((2, 400, 4, dim), math.nan, device="cuda", dtype=BF16) for _ in range(4)]

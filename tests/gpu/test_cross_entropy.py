@@ -65,7 +65,8 @@ def test_the_variants_that_tuning_may_choose(kind, V):
     wanted = loss if kind == "forward" else launch.backward(logits, target, dloss, saved, terms)
     spec, seen = CrossEntropySpec(kind, V, "bf16", vector=8), {}
     for config in variants(spec):
-        seen.setdefault((config.cluster, config.threads_per_row < config.threads), config)
+        turned = getattr(config, "turned", None)
+        seen.setdefault((turned, config.load, config.cluster, config.threads_per_row < config.threads), config)
     assert len(seen) >= 2
     for config in seen.values():
         out = torch.full_like(wanted, float("nan"))
@@ -374,3 +375,14 @@ def test_more_than_2_31_elements():
     assert torch.allclose(loss[rows], wanted, rtol=1e-5) and not loss.isnan().any()
     assert torch.allclose(logits[rows].float(), gradient.float(), rtol=2**-6, atol=1e-7)
     assert not logits[:: M // 100].isnan().any()
+
+
+@pytest.mark.parametrize("N", (4096, 50257, 131072))
+def test_a_forward_that_keeps_nothing_finds_the_same(N):
+    x, target = torch.randn(9, N, device="cuda").bfloat16(), torch.randint(N, (9,), device="cuda")
+    for options in ({}, dict(label_smoothing=0.1), dict(softcap=20.0, z_loss=1e-4)):
+        kept = tkq.cross_entropy(x.clone().requires_grad_(), target, reduction="none", **options)
+        for _ in range(2):  # the second finds its launcher by the short way
+            with poisoned():
+                alone = tkq.cross_entropy(x, target, reduction="none", **options)
+            assert torch.equal(alone, kept)

@@ -169,6 +169,19 @@ def test_columns():
     same(out, a[:, 32:] * w[32:])
 
 
+@pytest.mark.parametrize("cols,dtype", cases.NARROW_STORES)
+def test_store_narrow(cols, dtype):
+    """Inside a tensor that is NaN around: rows and columns beyond it stay."""
+    x = normal("fp32", 64, cols)
+    for rows, width in ((67, cols), (100, cols), (66, cols - 8), (20, 8), (4, cols), (3, cols)):
+        storage = poisoned(dtype, rows + 2, cols + 16)
+        expected = storage.clone()
+        n = min(rows - 3, 64)
+        expected[4:4 + n, 8:8 + width] = x[:n, :width].to(DTYPES[dtype])
+        run("maps:build_narrow", (cols, dtype), (x, storage[1:rows + 1, 8:8 + width]))
+        same(storage, expected, f"{rows} x {width}")
+
+
 @pytest.mark.parametrize("cols,dtype", ((64, "fp32"), (16, "bf16"), (32, "fp16")))
 @pytest.mark.parametrize("shape", ((64, 100), (66, 65), (20, 7), (3, 2), (300, 40)))
 @pytest.mark.parametrize("columns_first", (False, True))

@@ -226,6 +226,9 @@ KERNEL = {
     "store_elements_rank": (
         lambda x: tk.store_elements(x[0, None], tk.rt_fl(64), 0, 0),
         ValueError, "store_elements: the global tensor has 1 dimensions"),
+    "store_narrow_dtype": (
+        lambda x: tk.store_narrow(x, tk.rt_fl(64), 0, 64),
+        ValueError, "store_narrow: src is 64 x 64 fp32 in registers, dst is"),
     "load_elements_ring": (
         lambda x: tk.load_elements(ring(64, 64, Float32), x, 0, 0, 128, 0),
         TypeError, "load_elements: dst must be one shared tile"),

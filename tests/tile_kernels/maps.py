@@ -156,6 +156,18 @@ def build_columns(cols):
     return OneBlock(body), ((tensor("fp32", 64, cols), tensor("fp32", cols), tensor("fp32", 64, cols // 2)),)
 
 
+def build_narrow(cols, dtype):
+    """store_narrow, from row 3 of a tensor whose size comes at run time."""
+    def body(x, y):
+        t = tk.rt_fl(cols)
+        get(t, x)
+        tk.store_narrow(y, t, 3, cute.size(y, mode=[0]))
+
+    y = cute.runtime.make_fake_tensor(tk.element_type(dtype), (sym(), sym(8)), (cute.sym_int64(divisibility=8), 1),
+                                      assumed_align=16)
+    return OneBlock(body), ((tensor("fp32", 64, cols), y),)
+
+
 def build_global(cols, dtype):
     """load_rows, load_cols, store_rows and store_elements at the end of their tensors, whose sizes come at run time."""
     def body(v, w, tile, rows):

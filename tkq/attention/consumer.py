@@ -222,6 +222,22 @@ class Consumer:
         tk.mul_row(c.o, c.o, c.last_norm)
         if const_expr(self.spec.lse):
             self.store_lse(g, t, lse, row_tile * 64)
+        if const_expr(self.config.o_direct):
+            self.store_o(g, c, row_tile * 64)
+        else:
+            self.store_o_async(g, s, c, row_tile)
+
+    def store_o(self, g, c, row):
+        """From registers. row: as in ``store_lse``."""
+        t = c.last
+        first, end = self.rows_of(g, t)
+        o = g.o[None, None, t["head"]] if self.spec.varlen else g.o[None, None, t["head"], t["batch"]]
+        tk.store_narrow(o, c.o, first + row, end)
+
+    @cute.jit
+    def store_o_async(self, g, s, c, row_tile):
+        """By way of shared memory."""
+        t = c.last
         o, of = clipped(self.spec, g.o, t["batch"], g.tasks.lengths(t)[0])
         barrier, panel = 8 + c.wg, self.tiles.o.cols
         for p in cutlass.range_constexpr(self.config.o_panels):
@@ -236,11 +252,14 @@ class Consumer:
             tk.store_wait()
             tk.arrive(s.q_empty[c.wg])
 
+    def rows_of(self, g, t):
+        """(first, end) of the sequence's rows in lse, and in O as a tile has it; packed heads' rows each by itself."""
+        pack, rows = self.spec.pack, g.tasks.lengths(t)[0]
+        first = (t["batch"] - rows) * pack if self.spec.varlen else 0
+        return first, first + rows * pack
+
     def store_lse(self, g, t, lse, row):
         """row: of the sequence's, the tile's first."""
-        pack, rows = self.spec.pack, g.tasks.lengths(t)[0]
-        if self.spec.varlen:
-            first = (t["batch"] - rows) * pack
-            tk.store_rows(g.lse[t["head"], None], lse, first + row, first + rows * pack)
-        else:
-            tk.store_rows(g.lse[t["batch"], t["head"], None], lse, row, rows * pack)
+        first, end = self.rows_of(g, t)
+        of = g.lse[t["head"], None] if self.spec.varlen else g.lse[t["batch"], t["head"], None]
+        tk.store_rows(of, lse, first + row, end)

@@ -59,7 +59,7 @@ class AttentionForward:
         g = Globals(
             q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, c.cluster),
             v=tk.gl.load(tk.ragged(v) if spec.varlen else v, self.tiles.v, c.cluster),
-            o=tk.gl.store(tk.packed(tk.ragged_store(o) if spec.varlen else o, spec.pack), self.tiles.o),
+            o=self.output(o),
             lse=self.packed_lse(operands.lse) if const_expr(operands.lse is not None) else None, sinks=operands.sinks,
             tasks=tasks, schedule=tk.Schedule(number, c.schedule, c.cluster, counter),
             left=numbers.left if const_expr(spec.left) else None,
@@ -70,6 +70,12 @@ class AttentionForward:
         self.kernel(g).launch(grid=[blocks, 1, 1], block=[tk.WARPGROUP * (c.consumers + 1), 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1)
+
+    def output(self, o):
+        """o as the consumers write it."""
+        if self.config.o_direct:
+            return tk.packed(o, self.spec.pack)
+        return tk.gl.store(tk.packed(tk.ragged_store(o) if self.spec.varlen else o, self.spec.pack), self.tiles.o)
 
     def packed_lse(self, lse):
         """lse ([batch,] head, row) with ``pack`` heads' rows between each other, as a tile has them."""
@@ -106,7 +112,7 @@ class AttentionForward:
         n = c.consumers * c.q_stages
         q = al.tile(self.tiles.q, n)
         s = Shared(
-            q=q, o=q if c.o_over_q else al.tile(self.tiles.o, c.consumers),
+            q=q, o=q if c.o_over_q or c.o_direct else al.tile(self.tiles.o, c.consumers),
             k=al.tile(self.tiles.k, c.stages), v=al.tile(self.tiles.v, c.stages),
             task=al.vector(len(field_names(self.spec)), n, Int32), q_full=al.semaphores(n), q_empty=al.semaphores(n),
             k_pipe=al.pipe(c.stages, self.tiles.k.bytes, 4 * c.consumers, c.cluster),

@@ -18,10 +18,10 @@ class AttentionConfig:
     """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
     schedule: see tkq.tile.Schedule. bridge: the next task's first product runs over this one's last. q_stages: Q tiles
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
-    out through Q's tile, to save more. section_mb: K and V that are worked on together, in MB of L2. cluster: blocks
-    that share K and V. half: a consumer whose rows see no key of the second half of a task's first block, or of the
-    first half of its last block, leaves that half out. registers: of a producer's thread and a consumer's; without,
-    tkq.tile's own."""
+    out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
+    together, in MB of L2. cluster: blocks that share K and V. half: a consumer whose rows see no key of the second half
+    of a task's first block, or of the first half of its last block, leaves that half out. registers: of a producer's
+    thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -34,6 +34,7 @@ class AttentionConfig:
     cluster: int = 1
     turns: bool = True
     o_over_q: bool = False
+    o_direct: bool = False
     half: bool = False
     registers: tuple = ()
 
@@ -50,7 +51,7 @@ class AttentionConfig:
     def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
         """Of a block."""
         q, o = (2 * self.rows * cols for cols in (head_dim, head_dim_v))
-        out = 0 if self.o_over_q else o // self.o_panels
+        out = 0 if self.o_over_q or self.o_direct else o // self.o_panels
         return SEMAPHORE_BYTES + 2 * self.stages * self.kv * (head_dim + head_dim_v) + self.q_stages * q + out
 
     def accumulators(self, head_dim_v: int) -> int:
@@ -69,6 +70,10 @@ class AttentionConfig:
             raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
         if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
             raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
+        if self.o_direct and (self.o_over_q or self.o_panels > 1):
+            raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
+        if head_dim_v % (16 * self.o_panels):
+            raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
         if self.half and self.kv % 32:
             raise ValueError(f"{self}: half needs kv a multiple of 32")
         if self.cluster > 1 and self.schedule == "dynamic":

@@ -53,7 +53,7 @@ class Globals:
     q: tk.gl
     k: tk.gl
     v: tk.gl
-    o: tk.gl
+    o: Any  # a tk.gl; with o_direct (row, col, head[, batch])
     lse: Optional[cute.Tensor]  # (batch, head, row); varlen (head, row)
     sinks: Optional[cute.Tensor]  # (head,)
     tasks: Any  # Dense or Varlen
@@ -83,7 +83,7 @@ def unclipped(spec, x: tk.gl, batch, rows):
 @dataclass(frozen=True)
 class Shared:
     q: tk.SharedTile  # a ring of q_stages, one tile for each consumer
-    o: tk.SharedTile  # one for each consumer, or a panel of one; or q's
+    o: tk.SharedTile  # one for each consumer, or a panel of one; or q's (o_direct: not used)
     k: tk.SharedTile
     v: tk.SharedTile
     task: cute.Tensor  # (field, as q): comes and goes with the tile of q

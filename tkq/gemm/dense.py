@@ -1,13 +1,15 @@
-"""C = A @ B in bf16 or fp16, accumulated in fp32: persistent, its roles apart, TMA in and out."""
+"""out = f(A @ B) in bf16 or fp16, accumulated in fp32: persistent, its roles apart, TMA in and out."""
 from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Constexpr, Float32, Int32, const_expr
 
 from .. import tile as tk
+from . import epilogue_tile as ep
+from . import operands
 from .plan import BUFFERS, PANEL_BYTES, STEP, Config, raster
 from .spec import BYTES, GemmSpec
 
@@ -18,9 +20,11 @@ OUTPUT_BARRIER = 8  # and one more for each further consumer
 class Globals:
     a: tk.gl
     b: tk.gl
-    c: Any  # tk.gl, or the tensor itself where it is stored by elements
+    out: Any  # tk.gl, or the tensor itself where it is stored by elements
+    inputs: ep.Inputs
     rows: Int32  # of cluster tiles
     cols: Int32
+    batches: Int32
     steps: Int32  # of K
 
 
@@ -28,7 +32,8 @@ class Globals:
 class Shared:
     a: tk.SharedTile  # a ring of stages
     b: tk.SharedTile
-    c: tk.SharedTile  # BUFFERS panels for each consumer
+    b_parts: tk.SharedTile  # the same memory: gate and up of each stage, where b has them apart; otherwise b
+    out: tk.SharedTile  # BUFFERS panels for each consumer
     pipe: tk.Pipe
 
 
@@ -37,9 +42,19 @@ class State:
     """A consumer's registers."""
 
     acc: tk.RegTile
-    result: list  # what is to be written, in panels of C: rounded copies, or views of acc
+    held: list  # a finished tile in 16 bits, in panels; before that, c. Empty where nothing is held
+    bias: Any  # of the tile's columns: a list, of one or of gate's and up's
     full: tk.Ring  # the stage to multiply next
     done: tk.Ring  # the stage to release next
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Where a tile of the result lies, in tiles of a block."""
+
+    batch: Int32
+    row: Int32
+    col: Int32
 
 
 class DenseGemm:
@@ -49,54 +64,67 @@ class DenseGemm:
       warpgroup 0, warp 0   for each tile, for each step of K: acquire a stage, load A's and B's tile into it
       warpgroups 1 ..       64 rows each. For each tile:
                                 for each step of K: wait for its stage, wgmma, release the stage before
-                                round the accumulator to 16 bits, in registers
+                                finish the accumulator (epilogue) and round it to 16 bits, in registers
                                 issue the next tile's first wgmma; under it, store the rounded tile panel by panel
 
       time      ->
       producer    |k0 k1 .. kn|k0 k1 ..         as stages come free: it does not know where a tile ends
-      consumer 1  |k0 .. kn|round|k0 + store|k1 .. kn|round|k0 + store|
+      consumer 1  |k0 .. kn|finish|k0 + store|k1 .. kn|finish|k0 + store|
       consumer 2    the same, on the same stages of B
+      spread      |k0 .. kn|finish|k0 + panel 0|k1 + panel 1|k2 + panel 2|k3 + panel 3|k4 .. kn|finish|
+      late        as spread, and the activation is not in finish but in its panel's step
 
     Pipeline, ``stages`` deep:
       full[i]    1 arrival, the producer's, and the bytes of both tiles
       empty[i]   one arrival a consumer warp: 4 x consumers, from each block of the cluster
-    Each consumer's panels of C: its own named barrier twice a panel (written by all, sent by one warp), TMA's own
-    count of stores under way for using a buffer again.
+    Each consumer's panels of the result: its own named barrier twice a panel (written by all, sent by one warp), TMA's
+    own count of stores under way for using a buffer again.
 
     The blocks of a cluster work on tiles one above the other; each loads its own A, and its part of B for all.
+
+    Gated, the left half of B's tile is columns of the gate and the right half the same columns of up: a thread has both
+    in its accumulator, and half a tile is stored.
     """
 
     def __init__(self, spec: GemmSpec, config: Config):
-        self.spec, self.config = spec, config.check(spec)
+        self.spec, self.config, self.epilogue = spec, config.check(spec), spec.epilogue
         x, dtype = config, tk.element_type(spec.dtype)
         a_t, b_t = spec.transposed
+        self.parts = 2 if self.epilogue.gate else 1  # of B's tile, loaded by themselves
+        width = x.n // self.parts
         self.a_tile = tk.st(STEP, x.m, dtype) if a_t else tk.st(x.m, STEP, dtype)
         self.b_tile = tk.st(x.n, STEP, dtype) if b_t else tk.st(STEP, x.n, dtype)
+        self.b_part = tk.st(width, STEP, dtype) if b_t else tk.st(STEP, width, dtype)
         self.out = tk.element_type(spec.out)
         self.panel = PANEL_BYTES // BYTES[spec.out]  # columns
-        self.c_tile = tk.st(64, self.panel, self.out)
-        self.mm, self.mma = products(spec)
+        self.panels = width // self.panel  # of a tile of the result
+        self.out_tile = tk.st(64, self.panel, self.out)
+        self.mm, self.mma = operands.products(spec)
 
     # ---- host ----------------------------------------------------------------------------------
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, blocks: Int32, stream: cuda.CUstream):
-        x = self.config
-        a_t, b_t = self.spec.transposed
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, out: cute.Tensor, bias, c, alpha: Float32, beta: Float32,
+                 blocks: Int32, stream: cuda.CUstream):
+        x, spec = self.config, self.spec
+        out = operands.matrix(out)
+        A = operands.matrix(a, spec.transposed[0])
+        rows, cols = cute.ceil_div(out.shape[0], x.m * x.cluster), cute.ceil_div(out.shape[1], x.n // self.parts)
+        batches = Int32(1) if const_expr(not spec.batch) else out.shape[2]
+        K = A.shape[0] if const_expr(spec.transposed[0]) else A.shape[1]
         g = Globals(
-            a=tk.gl.load(transposed(a) if a_t else a, self.a_tile),
-            b=tk.gl.load(transposed(b) if b_t else b, self.b_tile, x.cluster),
-            c=self.destination(c),
-            rows=cute.ceil_div(c.shape[0], x.m * x.cluster), cols=cute.ceil_div(c.shape[1], x.n),
-            steps=cute.ceil_div(a.shape[1], STEP))
-        grid = tk.blocks_for("static", g.rows * g.cols, cutlass.max(blocks, x.cluster), x.cluster)
+            a=tk.gl.load(A, self.a_tile), b=tk.gl.load(operands.weights(b, spec), self.b_part, x.cluster),
+            out=self.destination(out),
+            inputs=ep.Inputs(operands.column_vector(bias, spec), operands.residual(c, spec), alpha, beta),
+            rows=rows, cols=cols, batches=batches, steps=cute.ceil_div(K, STEP))
+        grid = tk.blocks_for("static", rows * cols * batches, cutlass.max(blocks, x.cluster), x.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[tk.WARPGROUP * (1 + x.consumers), 1, 1],
                               cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1)
 
-    def destination(self, c):
+    def destination(self, out):
         if self.spec.store != "tma":
-            return c
-        return tk.gl.add(c, self.c_tile) if self.spec.accumulate else tk.gl.store(c, self.c_tile)
+            return out
+        return tk.gl.add(out, self.out_tile) if self.spec.accumulate else tk.gl.store(out, self.out_tile)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -106,9 +134,10 @@ class DenseGemm:
         if tk.warp_id() == 0:
             tk.prefetch(g.a, g.b)
         al = tk.SharedAllocator()
+        a, b = al.tile(self.a_tile, x.stages), al.tile(self.b_tile, x.stages)
         s = Shared(
-            a=al.tile(self.a_tile, x.stages), b=al.tile(self.b_tile, x.stages),
-            c=al.tile(self.c_tile, BUFFERS * x.consumers) if self.spec.store == "tma" else None,
+            a=a, b=b, b_parts=operands.parts_of_tile(b, self.b_part, self.parts),
+            out=al.tile(self.out_tile, BUFFERS * x.consumers) if self.spec.store == "tma" else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster))
         tk.init_block(s.pipe.init, x.cluster)
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers)
@@ -116,60 +145,77 @@ class DenseGemm:
             tk.cluster_sync()  # nobody leaves while another may still write to it
 
     def order(self, g):
-        return tk.Schedule(g.rows * g.cols, "static", self.config.cluster)
+        return tk.Schedule(g.rows * g.cols * g.batches, "static", self.config.cluster)
 
-    def tile(self, g, number):
-        """(row, column) of this block's tile."""
+    def tile(self, g, number) -> Tile:
+        """This block's tile."""
+        batch = Int32(0)
+        if self.spec.batch:
+            batch = number // (g.rows * g.cols)
+            number = number - batch * (g.rows * g.cols)
         row, col = raster(number, g.rows, g.cols, self.config.group, cutlass.min)
-        return row * self.config.cluster + tk.cluster_rank(), col
+        return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)
 
     @cute.jit
     def produce(self, g, s: Constexpr):
         order, r = self.order(g), s.pipe.ring()
-        a_t, b_t = self.spec.transposed
         number = order.first()
         while number < order.tasks:
-            row, col = self.tile(g, number)
+            t = self.tile(g, number)
             for k in cutlass.range(g.steps, unroll=1):
-                sem = s.pipe.acquire(r)
-                tk.load_async(s.a[r.stage], g.a, (k, row) if const_expr(a_t) else (row, k), sem)
-                tk.load_async(s.b[r.stage], g.b, (col, k) if const_expr(b_t) else (k, col), sem)
+                self.load(g, s, t, k, r)
                 r.advance()
             number = order.following(number)
 
+    def load(self, g, s, t, k, r):
+        """A stage."""
+        sem = s.pipe.acquire(r)
+        a_t, b_t = self.spec.transposed
+        at = [t.batch] if "a" in self.spec.batch else []
+        tk.load_async(s.a[r.stage], g.a, (*at, *((k, t.row) if a_t else (t.row, k))), sem)
+        at = [t.batch] if "b" in self.spec.batch else []
+        place = (t.col, k) if b_t else (k, t.col)
+        if self.parts == 1:
+            tk.load_async(s.b[r.stage], g.b, (*at, *place), sem)
+        else:
+            for half in range(2):
+                tk.load_async(s.b_parts[2 * r.stage + half], g.b, (*at, half, *place), sem)
+
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
-        x, order, u = self.config, self.order(g), self.state(s)
+        x, order, u = self.config, self.order(g), self.state(g, s)
         number = order.first()
         while number < order.tasks:
+            t, first = self.tile(g, number), Int32(1)
             self.multiply(s, u, self.mm, wg)
-            if const_expr(x.hold):
+            if const_expr(x.spread):
+                first = self.write_spread(g, s, u, number, wg)
+            elif const_expr(x.hold):
                 if number >= order.workers():  # not this block's first
-                    self.write(g, s, u, number - order.workers(), wg)
-            for _ in cutlass.range(1, g.steps, unroll=1):
-                self.multiply(s, u, self.mma, wg)
-                tk.mma_wait(1)
-                self.release(s, u)
+                    self.write(g, s, u, self.tile(g, number - order.workers()), wg)
+            self.fetch(g, u, t, wg)
+            for _ in cutlass.range(first, g.steps, unroll=1):
+                self.step(s, u, wg)
             tk.mma_wait(0)
             self.release(s, u)
-            self.round(u)
-            if const_expr(not x.hold):
-                self.write(g, s, u, number, wg)
+            if const_expr(x.hold):
+                self.finish(g, u, t, wg)
+            else:
+                self.write(g, s, u, t, wg)
             number = order.following(number)
         if const_expr(x.hold):
-            self.write(g, s, u, number - order.workers(), wg)
+            self.write(g, s, u, self.tile(g, number - order.workers()), wg)
         tk.store_wait()
 
-    def state(self, s) -> State:
-        acc = tk.rt_fl(self.config.n)
-        result = self.panels(acc)
-        if self.spec.out != "fp32":
-            result = [tk.rt(self.panel, self.out) for _ in result]
-        return State(acc, result, s.pipe.ring(), s.pipe.ring())
+    def state(self, g, s) -> State:
+        x, held, bias = self.config, [], None
+        if x.hold:
+            held = [tk.rt(self.panel, self.out) for _ in range(self.panels * (self.parts if x.late else 1))]
+        if self.epilogue.bias:
+            bias = [ep.spread(x.n // self.parts, tk.element_type(self.epilogue.bias)) for _ in range(self.parts)]
+        return State(tk.rt_fl(x.n), held, bias, s.pipe.ring(), s.pipe.ring())
 
-    def panels(self, acc):
-        """Views."""
-        return [tk.columns(acc, col, self.panel) for col in range(0, self.config.n, self.panel)]
+    # ---- products
 
     def multiply(self, s, u, product, wg):
         """Issue one step of K."""
@@ -181,22 +227,123 @@ class DenseGemm:
         s.pipe.release(u.done)
         u.done.advance()
 
-    def round(self, u):
-        if self.spec.out != "fp32":
-            for part, exact in zip(u.result, self.panels(u.acc)):
-                tk.copy(part, exact)
+    def step(self, s, u, wg):
+        """Issue one step of K, and see off the one before."""
+        self.multiply(s, u, self.mma, wg)
+        tk.mma_wait(1)
+        self.release(s, u)
+
+    # ---- from the accumulator to the result
+
+    def place(self, t, i, wg) -> ep.Place:
+        """Of a panel of the result, for this consumer."""
+        return ep.Place((t.row * self.config.consumers + wg) * 64, (t.col * self.panels + i) * self.panel)
+
+    def fetch(self, g, u, t, wg):
+        """What the tile's epilogue will need, on its way while the products run."""
+        if self.epilogue.bias:
+            for part, v in enumerate(u.bias):
+                bias = g.inputs.bias[None, part] if self.parts == 2 else g.inputs.bias
+                ep.load_spread(v, bias, t.col * (self.panels * self.panel))
+        if self.epilogue.residual and self.config.hold:
+            for i, panel in enumerate(u.held):
+                self.load_residual(g, panel, t, i, wg)
+
+    def load_residual(self, g, dst, t, i, wg):
+        c = operands.of_batch(g.inputs.residual, t.batch)
+        ep.load_residual(dst, c, self.place(t, i, wg), self.epilogue.residual_pairs)
+
+    def product(self, g, u, t, i, wg):
+        """Panel i of the result before its activation, in new fp32 tiles: one, or gate and up."""
+        return [self.linear(g, u, t, i, part, wg) for part in range(self.parts)]
+
+    def linear(self, g, u, t, i, part, wg):
+        e, x, bias, c = self.epilogue, tk.rt_fl(self.panel), None, None
+        if e.bias:
+            bias = tk.cv(self.panel)
+            ep.gather(bias, u.bias[part], i * self.panel)
+        if e.residual:
+            c = u.held[i] if self.config.hold else tk.rt(self.panel, self.out)
+            if not self.config.hold:
+                self.load_residual(g, c, t, i, wg)
+        acc = tk.columns(u.acc, (part * self.panels + i) * self.panel, self.panel)
+        ep.linear(x, acc, e, g.inputs, bias, c)
+        return x
+
+    def finish(self, g, u, t, wg):
+        """Round the accumulator into what is held: the result or, late, what its activation is of."""
+        for i in range(self.panels):
+            parts = self.product(g, u, t, i, wg)
+            if self.config.late:
+                for part, x in enumerate(parts):
+                    tk.copy(u.held[part * self.panels + i], x)
+            else:
+                ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg))
+                tk.copy(u.held[i], parts[0])
+
+    def panel_of_result(self, g, u, t, i, wg):
+        """Panel i as it is stored, in registers."""
+        if self.config.hold and not self.config.late:
+            return u.held[i]
+        if self.epilogue.plain and self.spec.out == "fp32":
+            return tk.columns(u.acc, i * self.panel, self.panel)
+        result = tk.rt(self.panel, self.out)
+        if self.config.late:
+            ep.activate_narrow(result, self.epilogue, [u.held[part * self.panels + i] for part in range(self.parts)])
+            return result
+        parts = self.product(g, u, t, i, wg)
+        ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg))
+        tk.copy(result, parts[0])
+        return result
 
     @cute.jit
-    def write(self, g, s: Constexpr, u: Constexpr, number, wg):
-        """Tile ``number`` of C, panel by panel."""
-        row, col = self.tile(g, number)
-        row = row * self.config.consumers + wg
-        for i in cutlass.range_constexpr(len(u.result)):
-            at = (row, col * len(u.result) + i)
-            if const_expr(self.spec.store == "tma"):
-                self.send(g, s.c[wg * BUFFERS + i % BUFFERS], u.result[i], at, wg)
+    def write_spread(self, g, s: Constexpr, u: Constexpr, number, wg):
+        """The tile before, a panel under each of this one's first steps of K, as far as it has as many. Returns the
+        next step."""
+        workers = self.order(g).workers()
+        t = self.tile(g, number - workers)
+        for i in cutlass.range_constexpr(self.panels):
+            if const_expr(self.config.spread == 2):
+                half = tk.rt(self.panel, self.out)
+                if number >= workers:
+                    self.activate_half(u, half, i, 0)
+                if 2 * i + 1 < g.steps:
+                    self.step(s, u, wg)
+                if number >= workers:
+                    self.activate_half(u, half, i, 1)
+                    self.put(g, s, half, t, i, wg)
             else:
-                tk.store_elements(g.c, u.result[i], at[0] * 64, at[1] * self.panel, self.spec.accumulate)
+                if number >= workers:
+                    self.write_panel(g, s, u, t, i, wg)
+            if self.config.spread * (i + 1) < g.steps:
+                self.step(s, u, wg)
+        return cutlass.min(self.config.spread * self.panels + 1, g.steps)
+
+    def activate_half(self, u, result, i, which):
+        """Half of panel i's activation."""
+        def half(x):
+            return tk.columns(x, which * self.panel // 2, self.panel // 2)
+
+        parts = [half(u.held[part * self.panels + i]) for part in range(self.parts)]
+        ep.activate_narrow(half(result), self.epilogue, parts)
+
+    @cute.jit
+    def write(self, g, s: Constexpr, u: Constexpr, t, wg):
+        """A tile of the result, panel by panel."""
+        for i in cutlass.range_constexpr(self.panels):
+            self.write_panel(g, s, u, t, i, wg)
+
+    def write_panel(self, g, s, u, t, i, wg):
+        self.put(g, s, self.panel_of_result(g, u, t, i, wg), t, i, wg)
+
+    def put(self, g, s, result, t, i, wg):
+        """Panel i, from registers to where it belongs."""
+        at = self.place(t, i, wg)
+        if self.spec.store == "tma":
+            place = (t.row * self.config.consumers + wg, t.col * self.panels + i)
+            self.send(g, s.out[wg * BUFFERS + i % BUFFERS], result, (t.batch, *place) if self.spec.batch else place, wg)
+        else:
+            tk.store_elements(operands.of_batch(g.out, t.batch), result, at.row, at.col, self.spec.accumulate)
 
     @cute.jit
     def send(self, g, buffer: Constexpr, part: Constexpr, at, wg):
@@ -206,36 +353,9 @@ class DenseGemm:
         tk.publish()
         tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
         if tk.first_warp_of_group():
-            tk.store_async(g.c, buffer, at)
-
-
-def products(spec: GemmSpec):
-    """The tile layer's product for these operands: from zero, and accumulating."""
-    name = {(False, False): "AB", (False, True): "ABt", (True, False): "AtB", (True, True): "AtBt"}[spec.transposed]
-    return getattr(tk, f"mm_{name}"), getattr(tk, f"mma_{name}")
-
-
-def transposed(x: cute.Tensor) -> cute.Tensor:
-    """A view."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0]))
-
-
-def operands(spec: GemmSpec):
-    """Fake a (M, K), b (K, N) and c (M, N): any sizes, and what the spec's paths ask of strides."""
-    from ..runtime import fake
-
-    M, N, K = fake.sym(), fake.sym(), fake.sym()
-
-    def matrix(dtype, shape, rows_contiguous, path):
-        unit = 16 // BYTES[dtype] if path == "tma" else 1
-        pitch = fake.sym64(divisibility=unit)
-        return fake.tensor(dtype, shape, (pitch, 1) if rows_contiguous else (1, pitch), align=unit * BYTES[dtype])
-
-    a_t, b_t = spec.transposed
-    return (matrix(spec.dtype, (M, K), not a_t, spec.load), matrix(spec.dtype, (K, N), not b_t, spec.load),
-            matrix(spec.out, (M, N), True, spec.store))
+            tk.store_async(g.out, buffer, at)
 
 
 def build(spec: GemmSpec, config: Config):
-    """(kernel, fake arguments): a, b, c, and how many blocks to launch."""
-    return DenseGemm(spec, config), (*operands(spec), Int32(1))
+    """(kernel, fake arguments): a, b, out, bias, c, alpha, beta, and how many blocks to launch."""
+    return DenseGemm(spec, config), (*operands.fakes(spec), Int32(1))

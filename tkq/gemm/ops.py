@@ -1,126 +1,165 @@
 """tkq.gemm: what PyTorch sees of the matrix product."""
-from functools import lru_cache
-from typing import Optional
+from collections.abc import Callable
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
 
 from tkq import reference
-from tkq.gemm.plan import launch
-from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec, fits_tma, fits_tma_store, is_k_major
-from tkq.runtime import arch, check, dtypes, function, ops
+from tkq.gemm import backward
+from tkq.gemm.call import PLAIN, Extra, check_apart, check_call, check_out, inner_fits, run, shape_of
+from tkq.gemm.epilogue import name_of
+from tkq.runtime import check, ops
 
-_OUT = (torch.bfloat16, torch.float16, torch.float32)
+__all__ = ["gemm", "run"]
 
 
-def gemm(a: Tensor, b: Tensor, *, out_dtype: Optional[torch.dtype] = None) -> Tensor:
-    """a @ b with float32 accumulation, rounded once.
+def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Union[str, Callable, None] = None,
+         c: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0, out: Optional[Tensor] = None,
+         out_dtype: Optional[torch.dtype] = None) -> Tensor:
+    """activation(alpha * a @ b + beta * c + bias) with float32 accumulation, in one kernel.
+
+    The sum is rounded once. But for "relu", the activation of a 16-bit result without c is computed while the next
+    tile's products run, of the sum in the result's type: rounded before and after, as by two calls.
+
+    Differentiable in a, b, bias and c. Where autograd records a call with an activation, the sum is kept and the
+    activation is a pass of its own; later backward products read a and b.
 
     Args:
-        a: (M, K), bfloat16 or float16.
-        b: (K, N), as a. M and N may be anything, also 0; K is a multiple of 8 (0 gives zeros).
-            Either may be row- or column-major, so ``x.t()`` costs nothing. Fast are operands whose base and leading
-            stride are multiples of 16 bytes, with N such that a row of the result is one too; others are correct.
-        out_dtype: bfloat16, float16 or float32; a's where not given.
+        a: (M, K), bfloat16 or float16; or (B, M, K), a product for each of B.
+        b: (K, N) or (B, K, N), as a. M and N may be anything, also 0; K is a multiple of 8 (0 gives zeros), or anything
+            where it is contiguous in neither a nor b. Either may be row- or column-major, so ``x.t()`` costs nothing;
+            ``expand`` shares one matrix among a batch. Fast are operands whose base and other strides are multiples of
+            16 bytes, with N such that a row of the result is one too; others are correct.
+        bias: (N,), bfloat16, float16 or float32: a value for each column of b.
+        activation: "relu", "silu", "gelu" (by erf), "gelu_tanh"; or gated, act(gate) * up, N / 2 columns: "swiglu"
+            (silu), "geglu", "geglu_tanh", of the columns (gate | up), and "swiglu_interleaved" and so on of (gate 0,
+            up 0, gate 1, ..), which is fast where b is column-major. Or a function of a module of yours, of one float32
+            number of the CuTe DSL, or of (number, row, column): see examples/write_an_epilogue.py.
+        c: (M, N) or (B, M, N), of the result's dtype, rows contiguous: what is added, times beta. Not with a gated
+            activation.
+        alpha, beta: numbers. beta is not 0 where there is a c.
+        out: where to write: of the result's shape, rows contiguous, sharing no memory with the inputs; it may be c.
+            Not where a gradient is asked for.
+        out_dtype: bfloat16, float16 or float32; out's or a's where not given.
 
     Returns:
-        (M, N), contiguous.
+        (M, N) or (B, M, N), gated (.., N / 2); contiguous, or out.
 
     Raises:
-        TypeError: a or b not a tensor, of another dtype than allowed, or not of one dtype; another out_dtype.
-        ValueError: not 2-D, sizes that do not go together, K not a multiple of 8, two devices, an operand that is
-            contiguous in neither dimension.
-        NotImplementedError: a gradient asked for.
-        RuntimeError: a GPU other than Hopper.
+        TypeError: not a tensor, a dtype that is not allowed or does not go with another.
+        ValueError: sizes that do not go together, K not a multiple of 8, two devices, an operand that is contiguous in
+            neither dimension, c without beta or beta without c, an activation that is not known, out as above.
+        NotImplementedError: c with a gated activation; a gradient of a function of your own; forward-mode gradients.
+        RuntimeError: a GPU other than Hopper; out with a gradient.
 
     CPU tensors take ``tkq.reference.gemm``.
     """
-    check.refuse_gradient("gemm", a=a, b=b)
-    if ops.direct(a, b):
-        return (_cuda if a.is_cuda else _cpu)(a, b, out_dtype)
-    check.tensor("a", a)
-    check.tensor("b", b)
-    return _op(a, b, out_dtype)
+    name = "" if activation is None else name_of(activation)
+    way = ops.route(a, b, bias, c, out)
+    if out is not None:
+        return _into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
+    if way == "direct":
+        return (_cuda if a.is_cuda else _cpu)(a, b, bias, name, c, alpha, beta, out_dtype)
+    check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
+    check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
+    if name and _needs_gradient(a, b, bias, c):
+        return backward.activate(gemm(a, b, bias=bias, c=c, alpha=alpha, beta=beta, out_dtype=out_dtype), name)
+    call = _Function.apply if way == "record" else _op
+    return call(a, b, bias, name, c, alpha, beta, out_dtype)
 
 
-def _check(a, b, out_dtype):
-    """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
-    for name, x in (("a", a), ("b", b)):
-        check.dtype(name, x, DTYPES)
-        check.rank(name, x, 2)
-    check.same_device(a=a, b=b)
-    if b.dtype != a.dtype:
-        raise TypeError(f"gemm: b is {b.dtype}, a is {a.dtype}; both must have one dtype")
-    if out_dtype is not None and out_dtype not in _OUT:
-        raise TypeError(f"gemm: out_dtype is {out_dtype}, allowed are {', '.join(OUT_DTYPES)}")
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; allowed are (M, K) and (K, N)")
-    if a.shape[1] % 8:
-        raise ValueError(f"gemm: a is {tuple(a.shape)} and b {tuple(b.shape)}: K is {a.shape[1]}, "
-                         "allowed are multiples of 8: pad with zeros")
-    for name, x in (("a", a), ("b", b)):
-        if 1 not in x.stride() and 1 not in x.shape and x.numel():
-            raise ValueError(f"gemm: {name} has strides {x.stride()}, allowed are those with a 1: "
-                             "call .contiguous()")
+def _needs_gradient(*tensors) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
-def _cuda(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype]) -> Tensor:
+def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
+          out_dtype: Optional[torch.dtype]) -> Tensor:
+    plain = bias is None and c is None and not activation and alpha == 1.0 and beta == 0.0
+    extra = PLAIN if plain else Extra(bias, activation, c, alpha, beta)
     try:
-        return _product(a, b, out_dtype)
+        shape = (a.shape[0], b.shape[1]) if plain and a.dim() == 2 else shape_of(a, b, activation)
+        return _product(a, b, torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device), extra)
     except Exception:
         # The compiled function checks every dtype, shape, stride, address and device before it launches; the words for
         # a user are found only when something is wrong.
-        _check(a, b, out_dtype)
+        check_call(a, b, out_dtype, extra)
         raise
 
 
-def _product(a, b, out_dtype):
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
-    if c.numel() and a.shape[1] and a.shape[1] % 8 == 0:
-        run(a, b, c)
-        return c
-    _check(a, b, out_dtype)  # nothing is launched that would
-    return c.zero_()
+def _product(a, b, out, extra):
+    k = a.shape[-1]
+    if k % 8 or not k or not out.numel() or (extra.c is None) != (extra.beta == 0.0):
+        check_call(a, b, out.dtype, extra)  # what the compiled function does not know, or where nothing is launched
+        if not (k and out.numel()):
+            return out.copy_(_reference(a, b, extra, out.dtype)) if out.numel() else out
+    run(a, b, out, extra=extra)
+    return out
 
 
-def run(a, b, c, config=None, blocks=None, *, accumulate=False, room=False):
-    """c = a @ b, with no more checks than the compiled function makes. c (M, N): its rows are contiguous, their pitch
-    is free. K is any number from 8 on (from 1 on where it is contiguous in neither a nor b); where it is not a multiple
-    of 8, what follows a row of K numbers, up to 16 bytes, is zero.
-
-    accumulate: c += a @ b, see GemmSpec. room: what follows a row of c, up to 16 bytes, may be overwritten: with zeros,
-    or added to.
-    For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
-    (m, k), n = a.shape, b.shape[1]
-    (a_m, a_k), (b_k, b_n) = a.stride(), b.stride()
-    a_is_k, b_is_k = is_k_major(m, a_m, a_k), is_k_major(n, b_n, b_k)
-    if a_is_k is None or b_is_k is None or a.device != b.device:
-        raise ValueError("gemm: a and b must be contiguous in one dimension, and on one device")
-    load = (fits_tma(a.data_ptr(), *((a_m, m) if a_is_k else (a_k, k)), 2)
-            and fits_tma(b.data_ptr(), *((b_n, n) if b_is_k else (b_k, k)), 2))
-    ends = n if not room else 16  # a row that ends anywhere ends with a unit of 16 bytes, its room included
-    store = load and fits_tma_store(c.data_ptr(), c.stride(0), m, ends, c.element_size())
-    kernel, planned = _launcher(a.dtype, c.dtype, a_is_k, b_is_k, load, store, accumulate, m, n, k, a.device, config)
-    kernel(a, b, c, blocks or planned)
+def _into(out, a, b, out_dtype, extra, way):
+    check.tensor("out", out)
+    check_call(a, b, out.dtype if out_dtype is None else out_dtype, extra)
+    check_out(out, a, b, out_dtype, extra)
+    if _needs_gradient(a, b, extra.bias, extra.c, out):
+        raise RuntimeError("gemm: out is given and an argument requires a gradient: out has no gradients; call it "
+                           "under torch.no_grad(), or without out")
+    if way == "direct":
+        check_apart(out, a, b, extra)
+        if out.is_cuda:
+            return _product(a, b, out, extra)
+    bias, name, c, alpha, beta = extra
+    made = gemm(a, b, bias=bias, activation=name or None, c=c, alpha=alpha, beta=beta, out_dtype=out.dtype)
+    return out.copy_(made)
 
 
-@lru_cache(4096)
-def _launcher(dtype, out, a_is_k, b_is_k, load, store, accumulate, m, n, k, device, config):
-    """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels."""
-    arch.require_hopper(device)
-    spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
-                    "tma" if load else "elements", "tma" if store else "elements", accumulate)
-    recipe, blocks = launch(spec, m, n, k, arch.processors(device), config)
-    return function(recipe), blocks
+def _cpu(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
+         out_dtype: Optional[torch.dtype]) -> Tensor:
+    extra = Extra(bias, activation, c, alpha, beta)
+    check_call(a, b, out_dtype, extra)
+    return _reference(a, b, extra, out_dtype)
 
 
-def _cpu(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype]) -> Tensor:
-    _check(a, b, out_dtype)
-    return reference.gemm(a, b, out_dtype)
+def _reference(a, b, extra, out_dtype):
+    bias, activation, c, alpha, beta = extra
+    return reference.gemm(a, b, out_dtype, bias=bias, activation=activation, c=c, alpha=alpha, beta=beta)
 
 
-def _fake(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype]) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
+def _fake(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
+          out_dtype: Optional[torch.dtype]) -> Tensor:
+    return a.new_empty(shape_of(a, b, activation), dtype=out_dtype or a.dtype)
 
 
-_op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake)
+def _setup(ctx, inputs, output):
+    a, b, bias, activation, _, alpha, beta, _ = inputs
+    if activation:  # reached only through torch.ops: the function above takes another way
+        raise NotImplementedError(f"gemm: activation {activation!r} has no gradient in the op; call tkq.gemm")
+    ctx.save_for_backward(a, b)
+    ctx.bias_dtype, ctx.alpha, ctx.beta = None if bias is None else bias.dtype, alpha, beta
+
+
+def _backward(ctx, dy):
+    """Gradients of (a, b, bias, activation, c, alpha, beta, out_dtype), of those that are needed."""
+    a, b = ctx.saved_tensors
+    needs_a, needs_b, needs_bias, _, needs_c, *_ = ctx.needs_input_grad
+    da, db = backward.of_operands(_multiply, dy, a, b, ctx.alpha, (needs_a, needs_b))
+    dbias = dy.sum(tuple(range(dy.dim() - 1)), dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
+    dc = (dy if ctx.beta == 1.0 else dy * ctx.beta) if needs_c else None
+    return da, db, dbias, None, dc, None, None, None
+
+
+def _multiply(x, y, alpha):
+    """alpha * x @ y for any inner size."""
+    if not inner_fits(x, y):
+        x, y = backward.padded(x, y)
+    return gemm(x, y, alpha=alpha)
+
+
+_op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
+
+
+def _forward(a, b, bias, activation, c, alpha, beta, out_dtype):
+    return (_cuda if a.is_cuda else _cpu)(a, b, bias, activation, c, alpha, beta, out_dtype)
+
+
+_Function = ops.eager_function("Gemm", forward=_forward, setup=_setup, backward=_backward)

@@ -3,12 +3,12 @@
 The sizes come from a model of one processor's clocks (``cycles``), which knows what ranks the tiles of a Hopper GEMM:
 a wgmma reads both operands from shared memory while TMA writes the next ones there.
 """
-import itertools
 from dataclasses import dataclass, replace
-from typing import Optional
+from typing import Optional, Union
 
-from ..runtime.recipe import Recipe, Shipped
-from ..testing.expectation import REGISTER_FILE, Expectation
+from ..runtime.recipe import Recipe
+from . import narrow_plan
+from .epilogue import sources
 from .spec import BYTES, GemmSpec
 
 SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
@@ -28,7 +28,9 @@ class Config:
     m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory.
     cluster: so many blocks lie one above the other and share B's tiles. group: columns of tiles to a band of the tile
     order. hold: a tile's result waits in registers, in 16 bits, and is written while the next tile's first products
-    run.
+    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2: half a panel,
+    of what is late. late: what waits is the product, and the activation is computed when it is written: the product is
+    rounded before and after it, as where both are calls of their own.
     """
 
     m: int = 128
@@ -37,6 +39,8 @@ class Config:
     cluster: int = 2
     group: int = 8
     hold: bool = True
+    spread: int = 0
+    late: bool = False
 
     @property
     def consumers(self) -> int:
@@ -61,11 +65,13 @@ class Config:
         """
         rules = {
             "m": self.m in (64, 128),
-            "n": self.n in (128, 256),
+            "n": self.n == 128 or (self.n == 256 and not wide_residual(spec)),
             "stages": self.stages > 1,
             "cluster": self.cluster in (1, 2),
             "group": self.group > 0,
-            "hold": not self.hold or (spec.out != "fp32" and spec.store == "tma"),
+            "hold": not self.hold or can_hold(spec),
+            "spread": self.spread in (0, 1, 2) and (self.hold or not self.spread) and (self.late or self.spread < 2),
+            "late": not self.late or (self.hold and spec.epilogue.curved),
         }
         for name, kept in rules.items():
             if not kept:
@@ -111,13 +117,13 @@ def even_blocks(tasks: int, processors: int, cluster: int = 1) -> int:
     return -(-tasks // rounds) * cluster
 
 
-def cycles(config: Config, M: int, N: int, K: int, processors: int) -> float:
+def cycles(config: Config, M: int, N: int, K: int, processors: int, batches: int = 1) -> float:
     """Clocks that a GEMM should take: rounds of tiles, each so many steps of what is slowest in a processor.
 
     A cluster shows only in the tiles that it rounds up and in L2, which never decides: 0.75 of the tensor cores'
     time for 128 x 256, 0.5 where two share B. What that is worth is measured, 1.5 to 4 % there, and not modelled."""
     rows, cols = tiles(config, M, N)
-    rounds = -(-rows * cols // max(1, processors // config.cluster))
+    rounds = -(-batches * rows * cols // max(1, processors // config.cluster))
     m, n = config.m, config.n
     read = config.consumers * (64 + n) * STEP * 2  # each 64 rows of A meet all of B
     written = (m + n) * STEP * 2
@@ -126,67 +132,57 @@ def cycles(config: Config, M: int, N: int, K: int, processors: int) -> float:
     return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
 
 
-def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int) -> Config:
+def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int = 1) -> Config:
     """The configuration for a problem that comes in by TMA: what should be fastest, the first of TILES if equal.
 
     A cluster only where each of its blocks has rows of C."""
-    allowed = [config for config in TILES if config.m * (config.cluster - 1) < M]
-    return fitted(min(allowed, key=lambda config: cycles(config, M, N, K, processors)), spec)
+    allowed = [config for config in TILES
+               if config.m * (config.cluster - 1) < M and not (config.n == 256 and wide_residual(spec))]
+    best = min(allowed, key=lambda config: cycles(config, M, N, K, processors, batches))
+    return fitted(with_epilogue(best, spec), spec)
 
 
 def fitted(config: Config, spec: GemmSpec) -> Config:
     """The configuration without what this spec's output does not allow."""
-    if spec.out == "fp32" or spec.store != "tma":
-        config = replace(config, hold=False)
+    if not can_hold(spec):
+        config = replace(config, hold=False, spread=0, late=False)
     return config.check(spec)
 
 
-def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None):
-    """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
+def wide_residual(spec: GemmSpec) -> bool:
+    """Is there a c of fp32? Beside an accumulator of 128 numbers a thread, those of it do not stay in registers."""
+    return spec.epilogue.residual and spec.out == "fp32"
+
+
+def can_hold(spec: GemmSpec) -> bool:
+    """May a result wait in registers: do 16 bits suffice, and for c, which waits there before?"""
+    pairs = not spec.epilogue.residual or spec.epilogue.residual_pairs
+    return spec.out != "fp32" and spec.store == "tma" and pairs
+
+
+def with_epilogue(config: Config, spec: GemmSpec) -> Config:
+    """The configuration for this spec's epilogue: an activation takes as long as several steps of K, so it is spread
+    over the next tile's."""
+    late = config.hold and spec.epilogue.curved
+    return replace(config, spread=max(config.spread, int(late)), late=late)
+
+
+def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,
+           config: Union[Config, narrow_plan.NarrowConfig, None] = None, batches: int = 1):
+    """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
+    of the plan's."""
     if spec.load == "elements":
-        return Recipe("tkq.gemm.elements:build", (spec,)), 0  # it counts for itself
-    config = fitted(config, spec) if config else plan(spec, M, N, K, processors)
+        return Recipe("tkq.gemm.elements:build", (spec,), sources=sources(spec.epilogue)), 0
+    if config is None and M <= narrow_plan.MOST_ROWS and narrow_plan.takes(spec):
+        config = narrow_plan.plan(spec, M, N, K, processors)
+    if isinstance(config, narrow_plan.NarrowConfig):
+        return narrow_plan.recipe(spec, config), 0
+    config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
     rows, cols = tiles(config, M, N)
-    return Recipe("tkq.gemm.dense:build", (spec, config)), even_blocks(rows * cols, processors, config.cluster)
+    recipe = Recipe("tkq.gemm.dense:build", (spec, config), sources=sources(spec.epilogue))
+    return recipe, even_blocks(batches * rows * cols, processors, config.cluster)
 
 
 def recipe(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None) -> Recipe:
     """The first half of ``launch``."""
     return launch(spec, M, N, K, processors, config)[0]
-
-
-def expectation(spec: GemmSpec, config: Config) -> Expectation:
-    """What the dense kernel's machine code must show: the wgmma of a tile's first step of K and of the loop, waited for
-    once each."""
-    products = STEP // 16
-    by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
-    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else by_tma]
-    wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1)
-    return Expectation(tensor=2 * products, waits_per_mma=1 / products, instructions=tuple(wanted),
-                       absent=() if spec.store == "elements" else ("STG",),
-                       registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
-                       smem=config.shared_bytes(spec) + 1024)
-
-
-def shipped() -> list[Shipped]:
-    """What the tests of machine code cover: every tile with every order of the operands and every way out; fp16 where
-    torch's usual layouts take it; the kernel for what TMA does not take."""
-    majors = list(itertools.product("km", "kn"))
-    ways_out = (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))
-    specs = [GemmSpec("bf16", out, a, b, store=store) for out, store in ways_out for a, b in majors]
-    specs += [GemmSpec("fp16", out, "k", b) for out in ("fp16", "fp32") for b in "kn"]
-    specs += [GemmSpec("bf16", out, "m", "n", store=way, accumulate=True)
-              for out, way in (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))]
-    found = []
-    for spec, tile in itertools.product(specs, TILES):
-        config = fitted(tile, spec)
-        way = "add_" if spec.accumulate else ""
-        name = f"gemm_{spec.dtype}_{spec.a_major}{spec.b_major}_{spec.out}_{way}{spec.store}_{config.name}"
-        quick = spec.dtype == spec.out == "bf16" and tile is TILES[0]
-        found.append(Shipped(name, Recipe("tkq.gemm.dense:build", (spec, config)), expectation(spec, config), quick))
-    by_elements = Expectation(tensor=4, waits_per_mma=0.25, instructions=("LDG", "STG"), absent=("UTMALDG",))
-    for a, b in majors:
-        spec = GemmSpec("bf16", "bf16", a, b, "elements", "elements")
-        found.append(Shipped(f"gemm_bf16_{a}{b}_bf16_elements", Recipe("tkq.gemm.elements:build", (spec,)), by_elements,
-                             (a, b) == ("k", "n")))
-    return found

@@ -1,20 +1,26 @@
 """What a caller of the GEMM asked for: the part that decides which code is compiled. Pure Python."""
 from dataclasses import dataclass
 
+from .epilogue import PLAIN, Epilogue
+
 DTYPES = ("bf16", "fp16")
 OUT_DTYPES = ("bf16", "fp16", "fp32")
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PATHS = ("tma", "elements")
+BATCHES = ("", "ab", "a", "b")
 TMA_BYTES = 16  # bases and pitches that TMA takes are multiples of it
 
 
 @dataclass(frozen=True)
 class GemmSpec:
-    """c = a @ b with a (M, K), b (K, N), c (M, N) whose rows are contiguous.
+    """out = f(a @ b) with a (M, K), b (K, N), out (M, N) whose rows are contiguous; gated, (M, N / 2).
 
-    dtype: of a and b. out: of c. a_major, b_major: the dimension that is contiguous, "k", or "m" and "n".
-    load: how a and b come in, store: how c goes out: "tma", or "elements" for strides and bases that TMA cannot take.
-    accumulate: c += a @ b. What is added is rounded to c's type, and the sum again.
+    dtype: of a and b. out: of the result. a_major, b_major: the dimension that is contiguous, "k", or "m" and "n".
+    load: how a and b come in, store: how the result goes out: "tma", or "elements" for strides and bases that TMA
+    cannot take.
+    accumulate: out += a @ b. What is added is rounded to its type, and the sum again.
+    epilogue: the f above. batch: "" for matrices; otherwise everything has a batch in front, but of a and b only those
+    named here: the other one serves all.
 
     Raises:
         NotImplementedError: a value that no kernel takes, by name.
@@ -27,15 +33,22 @@ class GemmSpec:
     load: str = "tma"
     store: str = "tma"
     accumulate: bool = False
+    epilogue: Epilogue = PLAIN
+    batch: str = ""
 
     def __post_init__(self):
         allowed = {"dtype": DTYPES, "out": OUT_DTYPES, "a_major": ("k", "m"), "b_major": ("k", "n"), "load": PATHS,
-                   "store": PATHS}
+                   "store": PATHS, "batch": BATCHES}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise NotImplementedError(f"gemm: {name} is {getattr(self, name)!r}, supported are {', '.join(values)}")
         if self.load == "elements" and self.store != "elements":
             raise NotImplementedError("gemm: load is 'elements', and the kernel for it stores 'elements' only")
+        if self.accumulate and not self.epilogue.plain:
+            raise NotImplementedError("gemm: accumulate is set, and supported with a plain epilogue only")
+        if self.load == "tma" and self.epilogue.gate == "interleaved" and self.b_major == "n":
+            raise NotImplementedError("gemm: activation is interleaved and b is row-major: TMA does not take every "
+                                      "other column, load must be 'elements'")
 
     @property
     def transposed(self):

@@ -5,7 +5,9 @@ from .. import tile as tk
 from ..runtime import fake
 from .backward import CrossEntropyBackward, Scale
 from .forward import CrossEntropy
+from .plan import WalkConfig
 from .total import Total
+from .walk import CrossEntropyWalk
 
 
 def build(spec, config):
@@ -19,9 +21,11 @@ def build(spec, config):
     logits, target = matrix(), _vector(spec.target, rows)
     weight = None if spec.weight is None else _vector(spec.weight, spec.N)
     loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else fake.scalar("fp32")
-    kept = _vector("fp32", fake.sym()), _vector("fp32", 2) if spec.part else None
+    kept = _vector("fp32", fake.sym()) if spec.keep else None, _vector("fp32", 2) if spec.part else None
     gradient = None if spec.kind == "forward" else matrix()
     kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
+    if isinstance(config, WalkConfig):
+        kernel = CrossEntropyWalk
     numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
     return kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
 

@@ -30,8 +30,8 @@ class CrossEntropy(ClassRows, OnlineRow):
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
-                 mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], ignore_index: Int64,
-                 smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
+                 mSaved: Optional[cute.Tensor], mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor],
+                 ignore_index: Int64, smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
         """mX: (M, N); mT: (M,); mW: (N,) or None; mLoss: (M,), or () where reduced; mSaved, mAll: see `Kept`; mD where
         fused: (M, N), may be mX."""
         tv_layout = self._layout()
@@ -47,7 +47,7 @@ class CrossEntropy(ClassRows, OnlineRow):
 
     @cute.kernel
     def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
-               mSaved: cute.Tensor, mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], o: Options,
+               mSaved: Optional[cute.Tensor], mAll: Optional[cute.Tensor], mD: Optional[cute.Tensor], o: Options,
                tv_layout: cute.Layout):
         self.work(self._here(tv_layout), mX, mT, mW, mLoss, mSaved, mAll, mD, o)
 
@@ -108,12 +108,13 @@ class CrossEntropy(ClassRows, OnlineRow):
         if place.row < rows:
             if writes:
                 mLoss[place.row] = loss
-            if first:
-                kept.rows[2 * place.row] = found[0]
-                kept.rows[2 * place.row + 1] = found[1]
-                if const_expr(self.spec.smoothing):
-                    if place.row == 0:
-                        kept.all[1] = found[2]
+            if const_expr(kept is not None):
+                if first:
+                    kept.rows[2 * place.row] = found[0]
+                    kept.rows[2 * place.row + 1] = found[1]
+                    if const_expr(self.spec.smoothing):
+                        if place.row == 0:
+                            kept.all[1] = found[2]
 
     def probabilities(self, row, exponentials, mine, top, total, o):
         """The function from j to vector j of the probabilities."""

@@ -5,7 +5,7 @@ from torch import Tensor
 from .. import reduction_plan as geometry
 from .. import row_plan, runtime
 from ..reference_losses import Terms
-from ..runtime import arch, dtypes
+from ..runtime import arch, dtypes, new
 from ..runtime.debug import enabled
 from .checks import check_call, check_targets
 from .plan import TotalConfig, plan, scale
@@ -17,35 +17,39 @@ _known: dict = {}
 _launchers: dict = {}  # with addresses -> any launcher
 
 
-def forward(logits: Tensor, target: Tensor, terms: Terms) -> tuple:
-    """(loss, what a backward needs: see rows.Kept), with as little Python as it takes."""
+def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> tuple:
+    """(loss, what a backward needs: see rows.Kept), with as little Python as it takes. Not keep: nobody asks for the
+    second one, which is None or room that the reduction needed."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
+    each = reduction == "none"
     try:
-        run = _known["forward", logits.dtype, logits.shape[-1], target.dtype, weight is not None and weight.dtype,
-                     reduction, smoothing != 0, softcap != 0]
-        M = logits.shape[0]
-        if logits.dim() == 2 and target.dim() == 1 and 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
-            each = reduction == "none"
-            saved = torch.empty(2 * M + 2 if each else 3 * M + 2, dtype=torch.float32, device=logits.device)
-            loss = saved.new_empty(M if each else ())
+        M, N = logits.shape
+        run = _known["forward", logits.dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
+                     smoothing != 0, softcap != 0, keep or not each]
+        if target.dim() == 1 and 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
+            if each:
+                saved = new.floats(logits, (2 * M + 2,), (1,)) if keep else None
+                loss = new.floats(logits, (M,), (1,))
+            else:
+                saved, loss = new.floats(logits, (3 * M + 2,), (1,)), new.floats(logits, (), ())
             run(logits, target, weight, loss, saved, None, None, ignore_index, smoothing, z_loss, softcap)
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
-    return _carefully(logits, target, terms)
+    return _carefully(logits, target, terms, keep or not each)
 
 
-def _carefully(logits, target, terms):
+def _carefully(logits, target, terms, keep):
     check_call(logits, target, terms)
     x, index = rows(logits), flat(target)
     if enabled():
         check_targets(target, x.shape[1], terms.ignore_index)
     M, each, like = x.shape[0], terms.reduction == "none", dict(dtype=torch.float32, device=x.device)
-    saved = torch.empty(saved_size(M, terms.reduction), **like)
+    saved = torch.empty(saved_size(M, terms.reduction), **like) if keep else None
     if not M:
         return torch.full(target.shape if each else (), 0.0 if terms.reduction == "sum" else torch.nan, **like), saved
     loss = torch.empty(M if each else (), **like)
-    run = launcher("forward", x, index, terms, terms.reduction)
+    run = launcher("forward", x, index, terms, terms.reduction, keep=keep)
     run(x, index, terms.weight, loss, saved, None, None, *terms[1:2], *terms[3:])
     return loss.view(target.shape) if each else loss, saved
 
@@ -61,7 +65,7 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     try:
         run = _known["backward", logits.dtype, logits.shape[-1], target.dtype, weight is not None and weight.dtype,
-                     reduction, smoothing != 0, softcap != 0]
+                     reduction, smoothing != 0, softcap != 0, True]
         if logits.dim() == 2 and target.dim() == 1 and logits.shape[0] and logits.is_contiguous():
             to = logits if inplace else torch.empty_like(logits)
             run(logits, target, weight, dloss, saved, None, to, ignore_index, smoothing, z_loss, softcap)
@@ -107,31 +111,32 @@ def flat(target: Tensor) -> Tensor:
     return target if target.dim() == 1 and target.stride(0) == 1 else target.reshape(-1).contiguous()
 
 
-def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str, gradient=None, part: bool = False):
+def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str, gradient=None, part: bool = False,
+             keep: bool = True):
     """The compiled kernel for logits (M, V), their targets and, but for a forward, their gradient."""
     given = (x,) if gradient is None or gradient is x else (x, gradient)
     kind_of_call = (kind, x.dtype, x.shape[1], target.dtype, terms.weight is not None and terms.weight.dtype, reduction,
-                    terms.label_smoothing != 0, terms.softcap != 0)
+                    terms.label_smoothing != 0, terms.softcap != 0, keep)
     key = (*kind_of_call, part, x.device, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
     run = _launchers.get(key)
     if run is None:
         if x.shape[0] > MAX_ROWS:
             raise NotImplementedError(f"logits: got {x.shape[0]} rows, allowed are at most {MAX_ROWS}")
-        spec = _spec(kind, x, target, terms, reduction, given, part)
+        spec = _spec(kind_of_call, x, given, part)
         run = _launchers[key] = runtime.function(recipe(spec))
         if spec.vector * spec.width == 128 and not spec.shifted and not part:
             _known[kind_of_call] = run
     return run
 
 
-def _spec(kind, x, target, terms, reduction, given, part):
+def _spec(kind_of_call, x, given, part):
+    kind, dtype, N, target, weight, reduction, smoothing, softcap, keep = kind_of_call
     arch.require_hopper(x.device)
     size = x.element_size()
-    vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in given])
-    weight = None if terms.weight is None else dtypes.name_of(terms.weight.dtype)
-    return CrossEntropySpec(
-        kind, x.shape[1], dtypes.name_of(x.dtype), dtypes.name_of(target.dtype), weight, reduction,
-        terms.label_smoothing != 0, terms.softcap != 0, vector, shifted, part)
+    vector, shifted = row_plan.access(N, size, [(t.data_ptr(), t.stride(0) * size) for t in given])
+    return CrossEntropySpec(kind, N, dtypes.name_of(dtype), dtypes.name_of(target),
+                            dtypes.name_of(weight) if weight else None, reduction, smoothing, softcap, vector, shifted,
+                            part, keep)
 
 
 def recipe(spec: CrossEntropySpec, config=None):

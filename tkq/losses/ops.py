@@ -54,7 +54,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
     way = ops.route(logits, target, weight)
     if way == "direct":
-        return (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)[0]
+        return (launch.forward(logits, target, terms, False) if logits.is_cuda else _on_cpu(logits, target, terms))[0]
     if weight is not None:
         check.refuse_gradient("cross_entropy", weight=weight)
     if way == "record":

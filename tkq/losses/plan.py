@@ -1,6 +1,7 @@
 """Which threads, blocks and memory path a loss takes. Pure: no torch, no DSL; bench/tune_row_passes.py times it."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .. import reduction_plan as geometry
 from .. import row_plan
 from ..row_plan import RowConfig
 from ..softmax import plan as softmax
@@ -18,12 +19,36 @@ _FORWARD = (
     (6144, 64, 128, 1),
     (12288, 128, 128, 1),
     (24576, 256, 256, 1),
-    (49152, 512, 512, 1),
+    (49152, 512, 512, 1),  # longer ones: _WALK
     (98304, 512, 512, 2),
     (196608, 512, 512, 4),
     (393216, 512, 512, 8),
     (1 << 21, 512, 512, 16),
 )
+
+
+@dataclass(frozen=True)
+class WalkConfig(RowConfig):
+    """For a forward that keeps nothing of a row: its threads walk along it, in steps of `vectors` accesses.
+
+    load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are on their way;
+    "registers": a step is loaded when it is its turn.
+    turned: each row begins at another of its steps, so that rows which begin at once do not read the same places of
+        theirs; for a ring, and rows of whole steps.
+    """
+
+    load: str = "shared"
+    vectors: int = 4
+    stages: int = 3
+    turned: bool = False
+
+
+# Rows longer than that, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their
+# way. The fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is
+# held in several (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
+_WALK_FROM = 49152  # bytes
+_WALK = WalkConfig(512, 512, vectors=2, stages=4)
+
 # The backward exchanges nothing: its "cluster" is into how many blocks a row is cut.
 _BACKWARD = (
     (128, 8, 128),
@@ -56,9 +81,40 @@ def check(spec: CrossEntropySpec, config: RowConfig) -> None:
         if row_plan.tile(spec, config).threads != config.threads:
             raise ValueError(f"threads: {config}")
         return
-    if spec.kind == "forward" and config.load != "registers":
-        raise ValueError(f"load: got {config.load!r}, the forward reads its rows once, into registers")
-    row_plan.check(spec, config, spec.exchanges, WORDS)
+    if isinstance(config, WalkConfig):
+        _check_walk(spec, config)
+    else:
+        row_plan.check(spec, config, spec.exchanges, WORDS)
+
+
+def _check_walk(spec, config):
+    if spec.kind != "forward" or spec.smoothing:
+        raise ValueError(f"a walk keeps nothing of a row: got {spec.kind}, label smoothing {spec.smoothing}, allowed "
+                         "is a forward without")
+    if not 1 <= config.vectors <= 8:
+        raise ValueError(f"vectors: got {config.vectors}, allowed are 1 to 8")
+    if config.load == "shared":
+        if config.stages < 2 or smem_bytes(spec, config) > geometry.SMEM_BYTES:
+            raise ValueError(f"stages: got {config.stages}, allowed are 2 and what {geometry.SMEM_BYTES} bytes hold")
+        if config.turned and (spec.shifted or spec.N % walk_step(spec, config)):
+            raise ValueError(f"turned: N is {spec.N}, allowed are multiples of {walk_step(spec, config)}, not shifted")
+        config = replace(config, load="registers")
+    row_plan.check(spec, config, spec.exchanges, spec.N)
+
+
+def walk_step(spec: CrossEntropySpec, config: WalkConfig) -> int:
+    """Columns of a step, of all blocks of a cluster."""
+    return config.threads_per_row * config.cluster * config.vectors * spec.vector
+
+
+def smem_bytes(spec: CrossEntropySpec, config: RowConfig) -> int:
+    """Shared memory of a block."""
+    if spec.kind == "backward":
+        return 0
+    if not isinstance(config, WalkConfig) or config.load != "shared":
+        return row_plan.smem_bytes(spec, config, spec.exchanges)
+    ring = config.threads * config.vectors * config.stages * spec.vector * spec.width // 8
+    return ring + row_plan.smem_bytes(spec, replace(config, load="registers"), spec.exchanges)
 
 
 def plan(spec: CrossEntropySpec) -> RowConfig:
@@ -69,6 +125,8 @@ def plan(spec: CrossEntropySpec) -> RowConfig:
         return row_plan.narrow(spec, most_cluster=16)
     if spec.kind == "fused":  # reads, holds and writes rows as softmax does
         return softmax.forward(spec)
+    if spec.N * spec.width // 8 > _WALK_FROM and not spec.smoothing:
+        return _WALK
     return next(RowConfig(*shape) for limit, *shape in _FORWARD if spec.N * spec.width // 8 <= limit)
 
 
@@ -82,15 +140,34 @@ def variants(spec: CrossEntropySpec) -> list[RowConfig]:
     for cluster in clusters:
         for row_threads in (32, 64, 128, 256, 512):
             for threads in (128, 256) if row_threads < 128 else (row_threads,):
-                loads = ("registers", "shared") if spec.kind == "fused" else ("registers",)
+                loads = ("registers",) if spec.kind == "backward" else ("registers", "shared")
                 found += [c for load in loads if _worth(spec, c := RowConfig(row_threads, threads, cluster, load))]
+    if spec.kind == "forward" and spec.N * spec.width // 8 > 24576:
+        found += [c for c in WALKS if _serves(spec, c)]
     return list(dict.fromkeys(found))
 
 
-def _worth(spec, config):
+# Walks worth timing: (threads, cluster, vectors, stages[, resident]) by way of shared memory, (threads, resident,
+# vectors) without
+_RINGS = ((512, 1, 2, 4), (512, 1, 4, 3), (512, 1, 2, 6), (512, 2, 2, 4), (512, 4, 2, 4), (512, 8, 2, 4),
+          (256, 4, 2, 6), (1024, 1, 2, 6), (1024, 1, 2, 3, 2), (1024, 1, 1, 6, 2))
+_LOADS = ((256, 5, 4), (512, 2, 4))
+WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors, stages=stages)
+         for threads, cluster, vectors, stages, *rest in _RINGS]
+WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors) for threads, resident, vectors in _LOADS]
+WALKS += [WalkConfig(512, 512, cluster, vectors=2, stages=4, turned=True) for cluster in (1, 2)]
+
+
+def _serves(spec, config):
     try:
         check(spec, config)
     except ValueError:
+        return False
+    return True
+
+
+def _worth(spec, config):
+    if not _serves(spec, config):
         return False
     t = row_plan.tile(spec, config)
     return t.cluster == config.cluster and 4 <= t.per_thread * spec.width // 32 <= 32

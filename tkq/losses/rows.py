@@ -57,8 +57,10 @@ class Kept(NamedTuple):
     all: cute.Tensor
 
     @staticmethod
-    def of(saved, part: Optional[cute.Tensor], rows):
-        """saved: `rows`, then `all` where that is not given as a tensor of its own."""
+    def of(saved: Optional[cute.Tensor], part: Optional[cute.Tensor], rows):
+        """saved: `rows`, then `all` where that is not given as a tensor of its own; None where nothing is kept."""
+        if saved is None:
+            return None
         if part is None:
             part = cute.make_tensor(saved.iterator + 2 * rows, cute.make_layout(2))
         return Kept(saved, part)
@@ -97,7 +99,10 @@ class ClassRows:
 
     def target(self, mT, mW: Optional[cute.Tensor], row, o: Options) -> Target:
         """Of a row that there is."""
-        given = Int64(mT[row])
+        return self.known_target(Int64(mT[row]), mW, o)
+
+    def known_target(self, given: Int64, mW: Optional[cute.Tensor], o: Options) -> Target:
+        """given: what stands in the targets."""
         known = (given >= 0) & (given < self.N)
         weight = Float32(1)
         if mW is not None:

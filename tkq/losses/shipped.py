@@ -2,7 +2,7 @@
 from .. import row_plan, runtime
 from ..testing.expectation import Expectation
 from .launch import recipe, scale_recipe, total_recipe
-from .plan import plan
+from .plan import plan, smem_bytes
 from .spec import KINDS, CrossEntropySpec, ScaleSpec, TotalSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -22,6 +22,7 @@ def shipped() -> list:
                       (1, "bf16", "int64", 1, False, {}), (7, "fp32", "int32", 1, False, {}))]
     specs += [CrossEntropySpec(kind, 128256, "bf16", reduction=reduction, vector=8, part=True)
               for kind, reduction in (("forward", "none"), ("backward", "mean"), ("backward", "none"))]
+    specs += [CrossEntropySpec("forward", N, "bf16", vector=8, keep=False) for N in (4096, 131072)]
     specs += [CrossEntropySpec("forward", 4096, "bf16", weight=w, reduction=reduction, vector=8)
               for reduction, w in (("sum", None), ("mean", None), ("mean", "bf16"))]
     quick = {("forward", 4096, "mean", None), ("fused", 4096, "none", None), ("backward", 4096, "mean", None)}
@@ -38,7 +39,8 @@ def shipped() -> list:
 
 def _name(s: CrossEntropySpec) -> str:
     options = [s.target, s.weight and f"w{s.weight}", s.smoothing and "smoothing", s.softcap and "softcap",
-               s.shifted and "shifted", s.part and "part", f"v{s.vector}"]
+               s.shifted and "shifted", s.part and "part", "alone" if not s.keep else "",
+               f"v{s.vector}"]
     return "-".join(["cross_entropy_" + s.kind, s.x, f"n{s.N}", s.reduction, *filter(None, options)])
 
 
@@ -55,13 +57,12 @@ def expectation(spec: CrossEntropySpec) -> Expectation:
     t, wide = row_plan.tile(spec, config), []
     if spec.vector * spec.width == 128:
         # no allocation in L1, evicted first
-        wide += ["LDG.E.NA.128" if config.load == "registers" else "LDGSTS.E.BYPASS.128"]
+        wide += ["LDG.E.NA.128" if config.load == "registers" else "LDGSTS.E.BYPASS"]
         if spec.kind != "forward":
             wide += ["STG.E.EF.128" if config.load == "registers" else "STG.E.128"]
     if spec.kind != "backward":
         wide += ["STAS", "UCGABAR_ARV"] if t.cluster > 1 else ["SHFL"]
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
     registers = min(128, 65536 // t.threads // 8 * 8)
-    smem = 0 if spec.kind == "backward" else row_plan.smem_bytes(spec, config, spec.exchanges)
     return Expectation(instructions=tuple(wide) or ("STG",), registers=registers,
-                       smem=smem + 2048)
+                       smem=smem_bytes(spec, config) + 2048)

@@ -20,6 +20,7 @@ class CrossEntropySpec:
 
     part: the rows are some of many, so that what belongs to all of them lies apart: see `rows.Kept`. What a fused one
     multiplies its gradients by lies there, too; without a part it is 1.
+    keep: False: a forward of losses alone, that leaves nothing for a backward.
 
     vector: elements of one access. shifted: rows begin anywhere in 16 bytes, logits and gradient alike; accesses are
     whole units of 16 bytes all the same. Where not, vector divides N and every row starts at a multiple of it.
@@ -36,8 +37,12 @@ class CrossEntropySpec:
     vector: int = 1
     shifted: bool = False
     part: bool = False
+    keep: bool = True
 
     def __post_init__(self):
+        if not self.keep and (self.kind, self.reduction, self.part) != ("forward", "none", False):
+            raise ValueError(f"keep: got False of {self.kind}, reduction {self.reduction}, part {self.part}; allowed "
+                             "of forward, none, no part")
         if self.part and self.kind == "forward" and self.reduction != "none":
             raise ValueError(f"reduction: got {self.reduction} of a part of the rows, allowed is none")
         allowed = {"kind": KINDS, "reduction": REDUCTIONS if self.kind != "fused" else ("none",)}

@@ -5,6 +5,9 @@ With g = dy * weight, the gradient that comes to the normalised row x_hat, and m
     rmsnorm     dx = rstd * (g - x_hat * mean(g * x_hat))                  x_hat = x * rstd
     layernorm   dx = rstd * (g - mean(g) - x_hat * mean(g * x_hat))        x_hat = (x - mean) * rstd
     both        dweight = sum over rows of dy * x_hat, dbias = sum over rows of dy
+
+Every element is seen twice, and the second time what a row has in common is one number for each term, so that dx is
+rstd * g - slope * (x - mean) - shift: two products and what centres x.
 """
 from ..row_kernel import RowKernel
 from ..rows.monoid import Exchange, add
@@ -18,8 +21,11 @@ class RMSNormBackward(RowKernel):
     vectors, scalars, columns = ("weight",), ("rstd",), ("dweight", "dbias")
     options = {"weight_offset": 0.0}  # noqa: RUF012
 
+    def centred(self, e, r):
+        return e.x
+
     def normalised(self, e, r):
-        return e.x * r.rstd
+        return self.centred(e, r) * r.rstd
 
     def gradient(self, e):
         if not self.has("weight"):
@@ -30,13 +36,13 @@ class RMSNormBackward(RowKernel):
         return (self.gradient(e) * self.normalised(e, r),)
 
     def row(self, sums, r):
-        return dict(slope=sums[0] * (1.0 / self.N))
+        return dict(slope=sums[0] * (1.0 / self.N) * r.rstd * r.rstd)
 
     def down(self, e, r):
         return dict(dweight=e.dy * self.normalised(e, r), dbias=e.dy)
 
     def write(self, e, r):
-        return self.both((self.gradient(e) - self.normalised(e, r) * r.slope) * r.rstd, e)
+        return self.both(self.gradient(e) * r.rstd - self.centred(e, r) * r.slope, e)
 
     def both(self, dx, e):
         dx = dx + e.dresidual_out if self.has("dresidual_out") else dx
@@ -48,15 +54,16 @@ class LayerNormBackward(RMSNormBackward):
 
     scalars, exchanges = ("rstd", "mean"), (Exchange(add(2)),)
 
-    def normalised(self, e, r):
-        return (e.x - r.mean) * r.rstd
+    def centred(self, e, r):
+        return e.x - r.mean
 
     def partial(self, e, r):
         g = self.gradient(e)
         return g, g * self.normalised(e, r)
 
     def row(self, sums, r):
-        return dict(shift=sums[0] * (1.0 / self.N), slope=sums[1] * (1.0 / self.N))
+        shift, slope = (s * (1.0 / self.N) * r.rstd for s in sums)
+        return dict(shift=shift, slope=slope * r.rstd)
 
     def write(self, e, r):
-        return self.both((self.gradient(e) - r.shift - self.normalised(e, r) * r.slope) * r.rstd, e)
+        return self.both(self.gradient(e) * r.rstd - (self.centred(e, r) * r.slope + r.shift), e)

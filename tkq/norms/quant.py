@@ -12,9 +12,8 @@ from .. import tile as tk
 from ..row_copies import both
 from ..utils import WARP, row_reduce, warp_reduce
 from .row import Options
-from .spec import GROUP
+from .spec import GROUP, LARGEST
 
-LARGEST = 448.0
 SMALLEST_SCALE = 2.0**-126  # the smallest normal float32: the scale of zeros
 
 
@@ -28,7 +27,7 @@ class Quantised(Options):
         amax = [[self._largest(y, mine.inside[j]) for j, y in enumerate(of_row)] for of_row in ys]
         amax = self._of_rows(amax, parts) if self.spec.scale == "row" else self._of_groups(amax, mine)
         for r, place in enumerate(mine.places):
-            scales = [_scale(m) for m in amax[r]]
+            scales = [scale_of(m, self.spec.out) for m in amax[r]]
             self._store_scales(g.scale, place, mine, scales)
             inverses = [cute.arch.rcp_approx(s) for s in scales]
             for j, y in enumerate(ys[r]):
@@ -70,7 +69,7 @@ class Quantised(Options):
     def _of_groups(self, amax, mine):
         """The amax of each 128 columns that a thread has a part of, for each row."""
         n, lanes = self._together(), min(self.tile.threads_per_row, GROUP // self.tile.vector)
-        found = [[warp_reduce(_max_of(ms[i:i + n]), _max, min(lanes, WARP)) for i in range(0, len(ms), n)]
+        found = [[warp_reduce(_max_of(ms[i:i + n]), nan_max, min(lanes, WARP)) for i in range(0, len(ms), n)]
                  for ms in amax]
         return found if lanes <= WARP else self._across_warps(found, mine, lanes // WARP)
 
@@ -95,11 +94,12 @@ def _write(met: cute.Tensor, coord, value: Float32):
         met[coord] = value
 
 
-def _scale(amax):
-    return _max(amax * (1.0 / LARGEST), Float32(SMALLEST_SCALE))
+def scale_of(amax, out):
+    """Of what is to become ``out``; NaN where amax is."""
+    return nan_max(amax * (1.0 / LARGEST[out]), Float32(SMALLEST_SCALE))
 
 
-def _max(a, b):
+def nan_max(a, b):
     """NaN where one of them is."""
     return cute.arch.fmax(a, b, nan=True)
 
@@ -107,5 +107,5 @@ def _max(a, b):
 def _max_of(values):
     found = values[0]
     for v in values[1:]:
-        found = _max(found, v)
+        found = nan_max(found, v)
     return found

@@ -6,7 +6,8 @@ from .. import reduction_plan as geometry
 
 KINDS = ("rmsnorm", "layernorm")
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}
-OUT_WIDTH = {**WIDTH, "e4m3": 8}
+OUT_WIDTH = {**WIDTH, "e4m3": 8, "e5m2": 8}
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}  # of the types that are scaled
 SCALES = ("row", "block")
 HEADS = ("rows", "weight")
 GROUP = 128  # columns that share a block scale
@@ -23,7 +24,7 @@ class NormSpec:
     Options, all off by default:
     residual: element type of what is added to x before the norm. total: type in which that sum is written (x itself
         where there is no residual). out: type of the result, where it is not x's.
-    scale: with out "e4m3": one scale for each "row", or for each "block" of 128 columns of a row.
+    scale: with out "e4m3" or "e5m2": one scale for each "row", or for each "block" of 128 columns of a row.
     offset: a number is added to the weight. stats: rstd is written, and layernorm's mean.
     heads: rows lie two strides apart, as (R, H, N): "rows", or "weight" where each head has a weight of its own too.
     """
@@ -58,9 +59,9 @@ class NormSpec:
         self._check_options()
 
     def _check_options(self):
-        if self.scale is not None and (self.scale not in SCALES or self.out != "e4m3"):
+        if self.scale is not None and (self.scale not in SCALES or self.out not in LARGEST):
             raise ValueError(f"scale: got {self.scale!r} with out {self.out!r}, allowed are "
-                             f"{', '.join(SCALES)} with out 'e4m3'")
+                             f"{', '.join(SCALES)} with out {' or '.join(map(repr, LARGEST))}")
         if self.heads is not None and self.heads not in HEADS:
             raise ValueError(f"heads: got {self.heads!r}, allowed are {', '.join(HEADS)}")
         if self.weight is None and (self.offset or self.heads == "weight"):

@@ -10,6 +10,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 from .. import tile as tk
 from ..reduction_base import ReductionBase
+from ..utils import widened
 from .columns import ColumnSums, sum_slabs
 from .exchange import Slots, across_lanes, of_vector
 from .plan import WARP, RowPlan, scratch_bytes
@@ -97,7 +98,8 @@ class RowEngine(ReductionBase):
         barrier = const_expr(columns is not None and p.finish == "grid")
         self.kernel(g).launch(
             grid=[units * p.cluster, 1, 1], block=[p.block, 1, 1],
-            cluster=[p.cluster, 1, 1] if const_expr(p.cluster > 1) else None, stream=stream, min_blocks_per_mp=1,
+            cluster=[p.cluster, 1, 1] if const_expr(p.cluster > 1) else None, stream=stream,
+            min_blocks_per_mp=p.resident, preferred_smem_carveout=100 if p.resident > 1 else None,
             cooperative=bool(barrier and p.cooperative), use_pdl=p.pdl)
         if const_expr(columns is not None and p.finish == "tail"):
             slabs = cute.ceil_div(p.pitch // 4, p.slab)
@@ -312,7 +314,7 @@ class RowEngine(ReductionBase):
         e = {stream.name: loaded(view[None, j], inside) for stream, view in zip(self.spec.loads, views, strict=True)}
         for name, held in c.vectors.items():
             late = self.plan.vectors == "late"
-            e[name] = loaded(held[None, j], inside) if late else held[None, j].load().to(Float32)
+            e[name] = loaded(held[None, j], inside) if late else widened(held[None, j])
         return SimpleNamespace(**e)
 
     def _element(self, c, k, views, row, r):

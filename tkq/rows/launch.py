@@ -26,19 +26,20 @@ class Launcher(NamedTuple):
     def __call__(self, loads, stores, vectors, scalars, results, columns, parameters=None):
         """Tuples of tensors in the spec's order; None for empty ones."""
         workspace = counter = None
+        units = self.units
         if columns is not None:
             p = self.plan
-            units = p.units(loads[0].shape[0], self.units)
+            units = p.units(loads[0].shape[0], units)
             workspace = torch.empty(len(columns), units, p.pitch, dtype=torch.float32, device=loads[0].device)
             counter = counters.counter(self.index)
-        self.run(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, self.units)
+        self.run(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, units)
 
 
 def launcher(spec: RowSpec, device, chosen: RowPlan | None = None) -> Launcher:
     """Compiled, or from the disk cache."""
     arch.require_hopper(device)
     p = chosen or plan(spec.shape)
-    units = clusters.resident(device, p.cluster, p.block)
+    units = p.resident * clusters.resident(device, p.cluster, p.block)
     return Launcher(runtime.function(recipe_of(spec, p)), p, units, arch._index(device))
 
 

@@ -10,13 +10,15 @@ from ..reduction_plan import MAX_CLUSTER, SMEM_BYTES
 
 DEPTH = 4  # exchange slots: a warp that publishes row i has collected row i - 2, so all warps have read row i - 4
 WARPGROUP, WARP = 128, 32
-REGISTER_FILE = 65536  # of a multiprocessor
+REGISTER_FILE, THREADS = 65536, 2048  # of a multiprocessor
+RESERVED = 1024  # bytes of shared memory that each block costs besides its own
 PRODUCER_REGISTERS = 24
 MOST_REGISTERS = 240  # of a consumer thread
 WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums and vectors
 LEAST_WORKING_REGISTERS = 48  # with which a variant is still tried
 SEVERAL_SUMS_REGISTERS = 128  # beside two column sums and more, for whole vectors of everything else
 MOST_STAGES = 8
+MANY_TILES = 24
 QUAD = 4  # columns of a 16-byte access to fp32: column sums are finished in these
 NOMINAL_BLOCKS = 132  # of an H100; the plan is right, if not as quick, for any other number
 FINISHES = ("grid", "tail")
@@ -72,6 +74,7 @@ class RowPlan:
         grids side by side could then wait for each other for ever.
     pdl: launch under the end of the kernel before, and wait for that kernel here.
     evict_first: loads leave L2 first. streaming: so do stores.
+    resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
     """
 
     N: int
@@ -85,9 +88,10 @@ class RowPlan:
     early: bool = True
     finish: str = "grid"
     cooperative: bool = True
-    pdl: bool = False
+    pdl: bool = True
     evict_first: bool = False
     streaming: bool = False
+    resident: int = 1
 
     @property
     def direct(self) -> bool:
@@ -149,7 +153,7 @@ class RowPlan:
     @property
     def launch_registers(self) -> int:
         """What a thread can have at launch: a scheduler's quarter of the registers, shared by its warps."""
-        warps_of_a_scheduler = -(-self.block // WARP // 4)
+        warps_of_a_scheduler = self.resident * -(-self.block // WARP // 4)
         most = 255 if self.direct else MOST_REGISTERS
         return min(most, REGISTER_FILE // 4 // (warps_of_a_scheduler * WARP) // 8 * 8)
 
@@ -165,8 +169,12 @@ class RowPlan:
         return self.launch_registers if self.direct else self.registers[1]
 
     def units(self, rows: int, most: int) -> int:
-        """Clusters of the grid: at most `most`, and a tile at least for each."""
-        return min(most, -(-rows // self.groups))
+        """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
+        own row of column sums, only where they have many."""
+        tiles = -(-rows // self.groups)
+        if tiles < MANY_TILES * most:
+            most = max(1, min(most, most * self.cluster // self.resident))
+        return min(most, tiles)
 
     def rows_of(self, unit: int, units: int, rows: int) -> list:
         """The rows that a unit works on, tile by tile: what the kernel's `Share` says, for the tests."""
@@ -177,12 +185,12 @@ class RowPlan:
     def slab(self) -> int:
         """How many quads of columns a block finishes at a time: a power of two."""
         quads = -(-self.N // QUAD)
-        return min(self.threads, _power_of_two(-(-quads // NOMINAL_BLOCKS)))
+        return min(self.threads, _power_of_two(-(-quads // (NOMINAL_BLOCKS * self.resident))))
 
     @property
     def slab_loads(self) -> int:
         """Rows of column sums that a thread reads for a slab, all at once: for the nominal number of blocks."""
-        return min(16, -(-(NOMINAL_BLOCKS // self.cluster) // (self.threads // self.slab)))
+        return min(16, -(-(NOMINAL_BLOCKS * self.resident // self.cluster) // (self.threads // self.slab)))
 
 
 def padded_sums(sums: int) -> int:
@@ -240,8 +248,11 @@ def check(shape: RowShape, p: RowPlan) -> None:
         raise ValueError("stages: rows that bulk copies cannot take need stages = 0")
     if not p.direct and p.stages < len(shape.sums) + 1:
         raise ValueError(f"stages: got {p.stages}, {len(shape.sums)} exchanges keep {len(shape.sums) + 1} rows at once")
-    if smem_bytes(shape, p) > SMEM_BYTES:
-        raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, a block has {SMEM_BYTES}")
+    if p.resident not in (1, 2, 3, 4) or p.resident * p.block > THREADS:
+        raise ValueError(f"resident: got {p.resident} of {p.block} threads, a multiprocessor has {THREADS}")
+    most = (SMEM_BYTES + RESERVED) // p.resident - RESERVED
+    if smem_bytes(shape, p) > most:
+        raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, one of {p.resident} blocks has {most}")
 
 
 # (blocks of a cluster, elements of a thread, warps, stages beyond those that the exchanges keep): the first that fits
@@ -252,17 +263,18 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
 
 # For two loads of 16 bits, as a norm's backward has them: (most columns, blocks of a cluster, elements of a thread,
 # warps, flags). Of torch.add's bytes a second on an H100, at 1024, 4096, 8192, .. 131072 columns (bench/tune_rows.py),
-# with in brackets what the ladder gives: one column sum 0.944 (0.892), 0.980 (0.929), 0.980 (0.944), 0.964 (0.943),
-# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.922 (0.899), 0.935 (0.918), 0.953 (0.935), 0.960, 0.936,
+# with in brackets what the ladder gives: one column sum 0.946 (0.892), 0.983 (0.929), 0.980 (0.944), 0.964 (0.943),
+# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.926 (0.899), 0.967 (0.918), 0.953 (0.935), 0.960, 0.984,
 # 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at a time,
-# and how many blocks share one, decides. We do not know why 16 blocks beat 8 at 65536 columns.
+# how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
+# 65536 columns.
 _TWO_LOADS = {
-    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
+    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 2, 8, 8, dict(stages=4, resident=2)),
         (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
         (131072, 16, 32, 8, {})),
-    2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4, vector=4)),
-        (8192, 2, 8, 16, dict(stages=4)), (16384, 2, 32, 8, {}), (32768, 4, 32, 8, dict(streaming=True)),
-        (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
+    2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)),
+        (4096, 1, 32, 4, dict(stages=3, resident=2)), (8192, 2, 8, 16, dict(stages=4)), (16384, 2, 32, 8, {}),
+        (32768, 8, 16, 8, dict(stages=4, resident=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
 }
 
 
@@ -363,20 +375,44 @@ def _power_of_two(n):
     return 1 << max(0, n - 1).bit_length()
 
 
+# Several choices at once that are worth timing, by name. A block that shares its multiprocessor with another one needs
+# a ring of few stages; "halves" and "quarters" of a row leave less undone when the last rows are dealt out.
+_ONCE = dict(evict_first=True, streaming=True)
+_COMBINED = {
+    "whole rows": dict(cluster=1, per_thread=16, warps=8, stages=4),
+    "whole rows streaming": dict(cluster=1, per_thread=16, warps=8, stages=4, streaming=True),
+    "two blocks of 4": dict(per_thread=32, warps=4, stages=3, resident=2),
+    "two blocks of 8": dict(per_thread=16, warps=8, stages=3, resident=2),
+    "halves two blocks": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2),
+    "halves two blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=4, resident=2),
+    "halves three blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=3, resident=3),
+    "halves two blocks streaming": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2, streaming=True),
+    "halves two blocks 6 stages": dict(cluster=2, per_thread=8, warps=8, stages=6, resident=2),
+    "quarters two blocks of 4": dict(cluster=4, per_thread=8, warps=4, stages=6, resident=2),
+    "quarters two blocks": dict(cluster=4, per_thread=16, warps=8, stages=4, resident=2),
+    "2 x 4096 two blocks": dict(cluster=2, per_thread=16, warps=8, stages=3, resident=2),
+    "2 x 4096 two blocks of 4": dict(cluster=2, per_thread=32, warps=4, stages=3, resident=2),
+    "4 x 4096 two blocks of 4": dict(cluster=4, per_thread=32, warps=4, stages=3, resident=2),
+    "eighths two blocks": dict(cluster=8, per_thread=16, warps=8, stages=4, resident=2),
+}
+
+
 def variants(shape: RowShape) -> dict:
     """Plans worth timing beside the planned one, by name."""
-    flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=True), dict(finish="tail"),
-             dict(finish="tail", pdl=True), dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
+    flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=False), dict(finish="tail"),
+             dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
              dict(warps=16), dict(vectors="packed"), dict(vectors="late"))
     geometries = [dict(cluster=c, per_thread=n) for c in (1, 2, 4, 8, 16) for n in (16, 32, 64)]
+    named = {" ".join(f"{key}={value}" for key, value in choices.items()): choices
+             for choices in (*flags, *geometries)}
     found = {"planned": plan(shape)}
-    for choices in (*flags, *geometries):
+    for name, choices in {**named, **_COMBINED}.items():
         try:
             candidate = plan(shape, **choices)
         except ValueError:
             continue
-        blocks_well_filled = candidate.cluster == 1 or candidate.cols >= 2048
+        blocks_well_filled = candidate.cluster == 1 or candidate.cols >= (1024 if name in _COMBINED else 2048)
         registers = candidate.per_thread * shape.columns <= candidate.consumer_registers - LEAST_WORKING_REGISTERS
         if candidate not in found.values() and blocks_well_filled and registers:
-            found[" ".join(f"{key}={value}" for key, value in choices.items())] = candidate
+            found[name] = candidate
     return found

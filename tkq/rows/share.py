@@ -4,8 +4,9 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64, const_expr
+from cutlass import Constexpr, Int32, Int64, const_expr
 
+from ..utils import widened
 from .plan import WARP, RowPlan
 
 
@@ -137,4 +138,4 @@ def loaded(src, inside) -> Any:
     """A vector in memory as fp32 values; 0 outside."""
     x = cute.make_rmem_tensor(cute.size(src), src.element_type)
     fetch(x, src, inside)
-    return x.load().to(Float32)
+    return widened(x)

@@ -15,9 +15,9 @@ OPTIONS = "--enable-tvm-ffi"
 _PACKAGE = pathlib.Path(__file__).resolve().parent.parent
 # The kernels and what they are made with. Not runtime/recipe.py and the like: they see no kernel.
 _KERNEL_SOURCES = ("reduction_*.py", "row_kernel.py", "rows/**/*.py", "utils.py", "tile/**/*.py", "norms/**/*.py",
-                   "attention/**/*.py", "gemm/**/*.py", "pointwise/**/*.py", "row_pass.py", "softmax/**/*.py",
-                   "losses/**/*.py", "row_*.py", "runtime/build.py", "runtime/fake.py", "runtime/link.py",
-                   "runtime/shim.c")
+                   "attention/**/*.py", "gemm/**/*.py", "pointwise/**/*.py", "quantize/**/*.py", "row_pass.py",
+                   "softmax/**/*.py", "losses/**/*.py", "row_*.py", "runtime/build.py", "runtime/fake.py",
+                   "runtime/link.py", "runtime/shim.c")
 # Switches of the DSL that say where files go, what is printed, or the default architecture (ours is always explicit).
 _HARMLESS = ("CUTE_DSL_ARCH", "CUTE_DSL_CACHE_DIR", "CUTE_DSL_DUMP_DIR", "CUTE_DSL_KEEP", "CUTE_DSL_LIBS",
              "CUTE_DSL_LOG_LEVEL", "CUTE_DSL_LOG_TO_CONSOLE", "CUTE_DSL_LOG_TO_FILE", "CUTE_DSL_SHOW_STACKTRACE")

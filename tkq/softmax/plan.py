@@ -71,6 +71,9 @@ def variants(spec: SoftmaxSpec) -> list[RowConfig]:
             for threads in (128, 256) if row_threads < 128 else (row_threads,):
                 found += [c for load in ("registers", "shared")
                           if _worth(spec, c := RowConfig(row_threads, threads, cluster, load))]
+    if not spec.backward and spec.N * spec.width // 8 > 262144:
+        found += [RowConfig(256, 256, 16, "shared", 5), RowConfig(256, 256, 16, "shared", 6),
+                  RowConfig(512, 512, 8, "shared", 3)]
     return list(dict.fromkeys(found))
 
 
@@ -81,4 +84,5 @@ def _worth(spec, config):
         return False
     t = row_plan.tile(spec, config)
     words = t.per_thread * spec.width // 32
-    return t.cluster == config.cluster and 4 <= words <= (24 if spec.backward else 32)
+    most = 24 if spec.backward else 32 if config.load == "registers" else 64
+    return t.cluster == config.cluster and 4 <= words <= most

@@ -126,7 +126,17 @@ from .sync import (
                     sync_block,
                     wait,
 )
-from .transfer import load, load_cols, load_rows, load_shared_cols, store, store_elements, store_rows, store_T
+from .transfer import (
+    load,
+    load_cols,
+    load_rows,
+    load_shared_cols,
+    store,
+    store_elements,
+    store_narrow,
+    store_rows,
+    store_T,
+)
 from .views import packed, ragged, ragged_store
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)

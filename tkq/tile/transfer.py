@@ -1,7 +1,7 @@
 """Between registers and memory: a warpgroup's tiles to and from shared tiles, rows and elements to global memory."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float32, const_expr
+from cutlass import BFloat16, Constexpr, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import CopyUniversalOp, OperandMajorMode, warp, warpgroup
 
 from .block import lane_id, thread_in_warpgroup
@@ -137,6 +137,43 @@ def store_rows(dst: cute.Tensor, src: RowVec, row0, limit):
         for r in cutlass.range_constexpr(2):
             if row + 8 * r < limit:
                 dst[row + 8 * r] = dst.element_type(src.tensor[r])
+
+
+@cute.jit
+def store_narrow(dst: cute.Tensor, src: RegTile, row0, limit):
+    """dst[row0 + i, j] = src[i, j] for the rows below ``limit`` and the columns of dst, converted to its bf16 or fp16,
+    16 bytes at a time: columns contiguous and a multiple of 8, dst and its rows aligned to 16 bytes. Whole warps.
+
+    Without a shared tile between: where none is free. A row's four threads first give each other 8 columns each."""
+    _matrix("store_narrow", dst)
+    if const_expr(dst.element_type not in HALF or src.cols % 32):
+        raise ValueError(f"store_narrow: src is {src}, dst is {dst.element_type}, allowed are multiples of 32 columns, "
+                         "and bf16 and fp16")
+    narrow = rt(src.cols, dst.element_type)
+    copy(narrow, src)
+    words, lane, cols = cute.recast_tensor(narrow.tensor, Int32), lane_id() % 4, cute.size(dst, mode=[1])
+    for r in cutlass.range_constexpr(2):
+        row = row0 + first_row() + 8 * r
+        for part in cutlass.range_constexpr(src.cols // 32):
+            four = _transposed([words[2 * (4 * part + j) + r] for j in range(4)], lane)
+            col = 32 * part + 8 * lane
+            if row < limit and col < cols:
+                at = cute.recast_ptr((dst.iterator + cute.crd2idx((row, col), dst.layout)).align(16), dtype=Int32)
+                cute.autovec_copy(four, cute.make_tensor(at, cute.make_layout(4)))
+
+
+def _transposed(words, lane):
+    """Word ``lane`` of each of a quad's four lanes, of four words that each has."""
+    w = cute.make_rmem_tensor((4,), Int32)
+    for j in range(4):
+        w[j] = words[j]
+    for step in (2, 1):
+        upper = lane & step != 0
+        for j in range(4):
+            if j & step == 0:
+                got = cute.arch.shuffle_sync_bfly(cutlass.select_(upper, w[j], w[j + step]), offset=step)
+                w[j], w[j + step] = cutlass.select_(upper, got, w[j]), cutlass.select_(upper, w[j + step], got)
+    return w
 
 
 @cute.jit

@@ -1,0 +1,120 @@
+"""fp8_gemm beside torch's own (cuBLASLt, CUTLASS) and QuACK: every granularity, a few rows, fused epilogues.
+
+    python -m bench.fp8_gemm [--sections tensor,row,block,line,few,epilogue,calls] [--shapes 8192x8192x8192] [--quick]
+
+Operands are randn, quantised before the clock runs; results bf16. Results go to OUT/fp8_gemm.json after every case; a
+table of all of them is printed last. Exit status 0 if every bound that could be decided holds and every result is
+accurate, 1 if not or if something did not run, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+
+import torch
+
+import tkq
+from bench import fp8_peers, harness, peers
+from bench.command import Bench, Job, main
+from bench.harness import Call
+from bench.results import Bound
+from tkq.reference_fp8 import fp8_gemm as reference
+from tkq.testing.timing import relative_error
+
+LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (8192, 28672, 8192), (8192, 8192, 28672))
+FEW = ((1, 8192, 8192), (16, 8192, 8192), (64, 8192, 8192), (128, 8192, 8192))
+QUICK = (LARGE[0], LARGE[1], FEW[1])
+AT_LEAST = {"tensor": (0.98, 1.01), "row": (0.98, 1.01), "block": (1.00, 1.04)}  # at each shape, in the mean
+FEW_GBS, FEW_ROWS, CALL_US = 2200, 64, 14.0
+SAMPLE_ROWS = 128
+
+peers.PEERS.update(fp8_peers.PEERS)
+
+
+def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=None, options=None) -> Job:
+    m, n, k = shape
+    options = options or {}
+
+    def inputs(i):
+        return fp8_peers.both_orders(kind, fp8_peers.operands(m, n, k, kind, i))
+
+    def ours(a, b, sa, sb, *_):
+        return tkq.fp8_gemm(a, b, sa, sb, **options)
+
+    def error(name, given, output):
+        a, b, sa, sb = given[:4]
+        rows = slice(max(0, m - SAMPLE_ROWS), m)
+        plain = {} if name == "plain" else options
+        wanted = reference(a[rows], b, sa if sa.dim() == 0 else sa[rows], sb, plain.get("bias"),
+                           plain.get("activation"), torch.float32)
+        return relative_error(output[rows], wanted)
+
+    work = 2 * m * n * k if unit == "TFLOP/s" else n * k + m * k + 2 * m * n
+    name = f"fp8_gemm {kind}" + "".join(f" {v}" for v in (options.get("activation"),) if v)
+    question = harness.Question(section, name, f"{m}x{n}x{k}", unit, work, bound)
+    op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", tuple(fp8_peers.PEERS["fp8_gemm"]))
+    return Job(question, ours, op, names, inputs, error, {"kind": kind})
+
+
+def large_jobs(kind: str, shapes) -> Iterator[Job]:
+    bound = Bound(("torch", "QuACK"), AT_LEAST[kind][0]) if kind in AT_LEAST else None
+    for shape in shapes:
+        yield product_job(kind, kind, shape, bound=bound)
+
+
+def few_jobs(shapes) -> Iterator[Job]:
+    for shape in shapes:
+        for kind in ("tensor", "row", "block"):
+            yield product_job("few", kind, shape, "GB/s")
+
+
+def epilogue_jobs(shapes) -> Iterator[Job]:
+    for shape in shapes:
+        bias = torch.randn(shape[1], device="cuda", dtype=torch.bfloat16)
+        for activation in (None, "relu", "silu", "gelu", "gelu_tanh"):
+            options = {"bias": bias, "activation": activation}
+            yield product_job("epilogue", "row", shape, bound=Bound(("plain",), 0.97), options=options)
+
+
+def calls() -> dict[str, Call]:
+    found = {}
+    for kind in ("tensor", "row", "block"):
+        given = fp8_peers.both_orders(kind, fp8_peers.operands(128, 128, 128, kind, 0))
+        found[f"fp8_gemm {kind} tkq"] = Call(lambda x=given: tkq.fp8_gemm(*x[:4]), False, CALL_US)
+        theirs = fp8_peers.torch_mm(kind)
+        found[f"fp8_gemm {kind} torch"] = Call(lambda x=given, f=theirs: f(*x[:2], *x[4:]))
+    return found
+
+
+def judge(cases) -> list[str]:
+    """What no single case decides: the mean over the large products, and the bytes a second of few rows."""
+    problems = []
+    for kind, (_, wanted) in AT_LEAST.items():
+        found = [best[1] for case in cases if case.section == kind and (best := case.against_best())]
+        if found and (mean := math.prod(found) ** (1 / len(found))) < wanted:
+            problems.append(f"{kind}: {mean:.3f} of the best peer in the mean, at least {wanted}")
+    for case in cases:
+        if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS and case.comparison["tkq"].ok:
+            if (rate := case.rate("tkq")) < FEW_GBS:
+                problems.append(f"few: {case.op} {case.shape}: {rate:.0f} GB/s, at least {FEW_GBS}")
+    return problems
+
+
+def _large(kind):
+    return lambda shapes: large_jobs(kind, shapes)
+
+
+KINDS = ("tensor", "row", "block", "line")
+BENCH = Bench(
+    "fp8_gemm", __doc__,
+    {**{kind: _large(kind) for kind in KINDS}, "few": few_jobs, "epilogue": epilogue_jobs},
+    shapes={**dict.fromkeys(KINDS, LARGE), "few": FEW, "epilogue": LARGE[:2]},
+    quick=QUICK,
+    calls=calls,
+    judge=judge,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

@@ -1,0 +1,103 @@
+"""quantize_fp8 beside torch.compile and a copy of as many bytes.
+
+    python -m bench.quantize [--sections row,block,tile,tensor,transpose,calls] [--shapes 8192x8192] [--quick]
+
+bf16 to e4m3. Bytes: 3 an element, 4 with the transpose; "tensor" reads twice and is counted so: 5. Results go to
+OUT/quantize.json after every case. Exit status as the other benches'.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+import tkq
+from bench import harness, peers
+from bench.command import Bench, Job, main
+from bench.harness import Call
+from bench.peers import _compiled, copied
+from bench.results import Bound
+from tkq.quantize.spec import BLOCKS
+from tkq.reference_fp8 import dequantise, quantize_fp8
+from tkq.testing.timing import relative_error
+
+SHAPES = ((8192, 8192), (16384, 4096), (4096, 14336), (32768, 1024), (8192, 28672))
+QUICK = SHAPES[:2]
+BOUND, CALL_US = 0.9, 14.0
+
+
+def _row(x):
+    scale = (x.abs().amax(1, keepdim=True).float() / 448).clamp_min(2.0**-126)
+    return (x.float() / scale).to(torch.float8_e4m3fn), scale
+
+
+def _blocks(down, right):
+    def f(x):
+        y = x.view(x.shape[0] // down, down, x.shape[1] // right, right).float()
+        scale = (y.abs().amax((1, 3), keepdim=True) / 448).clamp_min(2.0**-126)
+        return (y / scale).to(torch.float8_e4m3fn).view(x.shape), scale[:, 0, :, 0]
+    return f
+
+
+def _torch(granularity):
+    f = {"row": _row, "block": _blocks(1, 128), "tile": _blocks(128, 128)}[granularity]
+    compiled = _compiled(f)
+    return lambda x, bytes: compiled(x)
+
+
+peers.PEERS["quantize"] = {
+    "copy": lambda granularity: lambda x, bytes: copied(bytes),
+    "torch.compile": _torch,
+}
+
+
+def jobs(granularity: str, transpose: bool, shapes) -> Iterator[Job]:
+    per_element = 4 if transpose else 5 if granularity == "tensor" else 3
+    for m, n in shapes:
+        def inputs(i, m=m, n=n):
+            g = torch.Generator("cuda").manual_seed(i)
+            x = torch.randn(m, n, device="cuda", dtype=torch.bfloat16, generator=g)
+            return x, torch.zeros(m * n * per_element // 2, dtype=torch.uint8, device="cuda")
+
+        def ours(x, bytes):
+            return tkq.quantize_fp8(x, granularity, transpose=transpose)
+
+        def error(name, given, output):
+            if name == "copy":
+                return None
+            rows = slice(0, 256)
+            wanted = dequantise(*quantize_fp8(given[0][rows], BLOCKS[granularity])) if granularity != "tensor" else (
+                given[0][rows].float())
+            of = {"tensor": slice(None), "tile": slice(2)}.get(granularity, rows)
+            scale = output[1][of]
+            return relative_error(dequantise(output[0][rows], scale), wanted)
+
+        op = f"quantize {granularity}" + " transpose" * transpose
+        names = ("copy", "torch.compile") if granularity != "tensor" and not transpose else ("copy",)
+        question = harness.Question("transpose" if transpose else granularity, op, f"{m}x{n}", "GB/s",
+                                    per_element * m * n, roof=Bound(("copy",), BOUND))
+        yield Job(question, ours, "quantize", names, inputs, error, {"granularity": granularity})
+
+
+def transposes(shapes) -> Iterator[Job]:
+    for granularity in ("block", "tile"):
+        yield from jobs(granularity, True, shapes)
+
+
+def calls() -> dict[str, Call]:
+    x = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
+    return {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US)
+            for g in ("row", "block", "tile")}
+
+
+def _section(granularity):
+    return lambda shapes: jobs(granularity, False, shapes)
+
+
+SECTIONS = {g: _section(g) for g in ("row", "block", "tile", "tensor")} | {"transpose": transposes}
+BENCH = Bench("quantize", __doc__, SECTIONS, shapes=dict.fromkeys(SECTIONS, SHAPES), quick=QUICK, calls=calls)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

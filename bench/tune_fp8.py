@@ -1,0 +1,254 @@
+"""Time configurations of the float8 GEMM beside torch: `python -m bench.tune_fp8 [--kinds block] [--out FILE]`.
+
+As bench/tune_gemm.py: every round lets each variant work once, in an order that changes; what counts is the median over
+the rounds of torch's time / the variant's time in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
+from tkq.gemm.fp8_spec import Fp8Spec
+from tkq.runtime import ensure
+
+TALL = Fp8Config(m=256, n=128, across=True, lag=0)
+FAST = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
+    "128x256": Fp8Config(),
+    "lag 0": Fp8Config(lag=0),
+    "lead 1": Fp8Config(lead=1),
+    "lead 1 lag 0": Fp8Config(lead=1, lag=0),
+    "lead 3": Fp8Config(lead=3),
+    "lead 0": Fp8Config(lead=0),
+    "group 4": Fp8Config(group=4),
+    "group 16": Fp8Config(group=16),
+    "across": Fp8Config(across=True),
+    "cluster 4": Fp8Config(cluster=4),
+    "alone": Fp8Config(cluster=1),
+    "256x128 across": Fp8Config(m=256, n=128, across=True),
+    "256x128 across lag 0": Fp8Config(m=256, n=128, across=True, lag=0),
+    "256x128": Fp8Config(m=256, n=128),
+    "256x192 across": Fp8Config(m=256, n=192, across=True, stages=3, lead=1),
+    "128x192": Fp8Config(n=192, stages=4),
+    "128x128": Fp8Config(n=128, stages=6),
+    "tall": TALL,
+    "tall pdl": replace(TALL, pdl=True),
+    "tall lead 1 pdl": replace(TALL, lead=1, pdl=True),
+    "tall lead 3 pdl": replace(TALL, lead=3, pdl=True),
+    "tall group 4 pdl": replace(TALL, group=4, pdl=True),
+    "tall group 16 pdl": replace(TALL, group=16, pdl=True),
+    "tall alone pdl": replace(TALL, cluster=1, pdl=True),
+    "tall half panels pdl": replace(TALL, panel_bytes=64, panels=4, pdl=True),
+    "128x256 lag 0 pdl": Fp8Config(lag=0, pdl=True),
+}
+PROMOTED = {
+    "256x128 across": Fp8Config(m=256, n=128, stages=3, across=True),
+    "256x128 across lead 1": Fp8Config(m=256, n=128, stages=3, across=True, lead=1),
+    "256x128 across panels 1": Fp8Config(m=256, n=128, stages=4, across=True, panels=1),
+    "256x128 across group 4": Fp8Config(m=256, n=128, stages=3, across=True, group=4),
+    "256x128 alone": Fp8Config(m=256, n=128, stages=3, cluster=1),
+    "128x192 panels 1": Fp8Config(n=192, stages=5, panels=1),
+    "128x192 panels 1 lead 1": Fp8Config(n=192, stages=5, panels=1, lead=1),
+    "128x192 panels 1 lead 3": Fp8Config(n=192, stages=5, panels=1, lead=3),
+    "128x192 across": Fp8Config(n=192, stages=5, panels=1, across=True),
+    "128x192 4 stages": Fp8Config(n=192, stages=4),
+    "128x256 split 2": Fp8Config(split=2, stages=4, panels=1),
+    "128x256 split 2 hold": Fp8Config(split=2, stages=4, panels=1, hold=True),
+    "128x256 split 4 hold ahead": Fp8Config(split=4, stages=4, panels=1, hold=True, ahead=True),
+    "128x256 split 4 ahead": Fp8Config(split=4, stages=4, panels=1, ahead=True),
+    "128x160": Fp8Config(n=160, stages=5),
+    "128x128": Fp8Config(n=128, stages=5),
+    "tall": Fp8Config(m=256, n=128, stages=4, across=True, panel_bytes=64),
+    "tall pdl": Fp8Config(m=256, n=128, stages=4, across=True, panel_bytes=64, pdl=True),
+    "tall alone pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, panel_bytes=64, pdl=True),
+    "tall alone lead 1 pdl": Fp8Config(m=256, n=128, stages=4, cluster=1, panel_bytes=64, lead=1, pdl=True),
+    "tall cluster pdl": Fp8Config(m=256, n=128, stages=4, panel_bytes=64, pdl=True),
+    "split 2": Fp8Config(split=2, stages=4, panel_bytes=64),
+    "split 2 pdl": Fp8Config(split=2, stages=4, panel_bytes=64, pdl=True),
+    "split 2 lead 1 pdl": Fp8Config(split=2, stages=4, panel_bytes=64, lead=1, pdl=True),
+    "split 2 alone pdl": Fp8Config(split=2, stages=4, cluster=1, panel_bytes=64, pdl=True),
+    "split 2 across pdl": Fp8Config(split=2, stages=4, across=True, panel_bytes=64, pdl=True),
+    "split 4 ahead pdl": Fp8Config(split=4, stages=4, panel_bytes=64, ahead=True, pdl=True),
+    "192 pdl": Fp8Config(n=192, stages=4, pdl=True),
+    "192 5 stages pdl": Fp8Config(n=192, stages=5, panel_bytes=64, pdl=True),
+    "192 alone pdl": Fp8Config(n=192, stages=4, cluster=1, pdl=True),
+    "192 lead 1 pdl": Fp8Config(n=192, stages=4, lead=1, pdl=True),
+    "192 lead 0 pdl": Fp8Config(n=192, stages=4, lead=0, pdl=True),
+}
+SMALL = {
+    "64x64 across": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0),
+    "64x64 alone": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0),
+    "64x64 across 4": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=4, across=True, lead=0),
+    "64x64 lag 0": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, lag=0),
+    "64x32 alone": Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
+    "64x128 alone": Fp8Config(m=64, n=128, stages=8, consumers=1, cluster=1, lead=0),
+    "64x64 alone pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
+    "64x64 across pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0, pdl=True),
+}
+SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
+EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
+
+
+def variants(kind: str, small: bool) -> dict[str, Fp8Config]:
+    return SMALL if small else PROMOTED if kind in ("block", "line") else FAST
+
+
+def spec(kind: str) -> Fp8Spec:
+    return Fp8Spec(scales=kind, promote=kind in ("block", "line"))
+
+
+def config(kind: str, small: bool, name: str) -> Fp8Config:
+    return fitted(variants(kind, small)[name.removesuffix(" all")], spec(kind))
+
+
+def arguments(argv=None):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--kinds", default="tensor,row,block")
+    p.add_argument("--sizes", help=f"MxNxK, or one number for all three; {SIZES} or, with --small, {EMPTY}")
+    p.add_argument("--small", action="store_true", help="the variants for M up to 64")
+    p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME all": a block on each '
+                   "processor")
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--seconds", type=float, default=0.01, help="of a variant's turn, after a lead-in as long")
+    p.add_argument("--pause", type=float, default=0.05, help="seconds before each turn")
+    p.add_argument("--list", action="store_true", help="check and print what would be compiled, no more")
+    p.add_argument("--out", type=Path)
+    return p.parse_args(argv)
+
+
+def chosen(args, kind) -> list[str]:
+    names = list(variants(kind, args.small))
+    if args.variants == "every":
+        return names
+    wanted = [n.strip() for n in args.variants.split(",")]
+    return [n for n in wanted if n.removesuffix(" all") in names]
+
+
+def size(text: str) -> tuple[int, int, int]:
+    numbers = [int(x) for x in text.split("x")]
+    return tuple(numbers * 3 if len(numbers) == 1 else numbers)
+
+
+def main(argv=None) -> None:
+    args = arguments(argv)
+    kinds, sizes = args.kinds.split(","), [size(s) for s in (args.sizes or (EMPTY if args.small else SIZES)).split(",")]
+    recipes = [launch(spec(k), *sizes[0], 132, config(k, args.small, n))[0] for k in kinds for n in chosen(args, k)]
+    if args.list:
+        print(*(r.args for r in recipes), sep="\n")
+        return
+    precompile(recipes)
+    run(kinds, sizes, args)
+
+
+def precompile(recipes) -> None:
+    """Fill the disk cache, many at a time. One that does not compile must not lose the others."""
+    begin, spawn = time.perf_counter(), multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
+        for recipe, done in [(r, pool.submit(ensure, r)) for r in dict.fromkeys(recipes)]:
+            if done.exception():
+                print(f"{recipe.args}: {str(done.exception())[:300]}", flush=True)
+    print(f"compiled {len(recipes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+def run(kinds, sizes, args) -> dict:
+    import torch
+
+    from bench.harness import Monitor
+    from tkq.testing import timing
+
+    gpu, monitor = timing.Gpu(), Monitor()
+    report = {"device": torch.cuda.get_device_name(), "driver": monitor.driver, "torch": torch.__version__, "cases": []}
+    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}; ratio: torch's time / ours")
+    for kind in kinds:
+        for shape in sizes:
+            report["cases"].append(measure(kind, shape, args, gpu, monitor))
+            show(report["cases"][-1])
+            if args.out:  # what is measured stays, whatever comes
+                args.out.write_text(json.dumps(report, indent=1))
+    return report
+
+
+def measure(kind, shape, args, gpu, monitor) -> dict:
+    """One problem: milliseconds of every variant and round, errors, clocks."""
+    import torch
+
+    from bench import fp8_peers
+    from tkq.testing import timing
+
+    m, n, k = shape
+    with torch.no_grad():
+        count = timing.input_sets(k * (m + n), gpu.l2_bytes(), gpu.free_bytes())
+        sets = [fp8_peers.operands(m, n, k, kind, i) for i in range(min(count, 8))]
+        mixed = [fp8_peers.both_orders(kind, given) for given in sets]
+        calls = {"torch": (fp8_peers.torch_mm(kind), [(x[0], x[1], *x[4:]) for x in mixed])}
+        calls |= {name: (call(kind, args.small, name), sets) for name in chosen(args, kind)}
+        want, batches, notes = None, {}, {}
+        for name, (f, given) in calls.items():
+            try:
+                got, seconds = gpu.first_calls(f, given)
+                want = got.float() if want is None else want
+                error = (got.float() - want).abs().max().item() / want.abs().max().item()
+                notes[name] = "" if error < 0.02 else f"WRONG by {error:.2g}"
+                batches[name] = gpu.batch(f, given, timing.calls_per_batch(seconds, len(given)))
+            except Exception as problem:  # one bad variant must not lose the others
+                notes[name] = f"{type(problem).__name__}: {str(problem)[:120]}"
+        times, readings = {n: [] for n in batches}, {n: [] for n in batches}
+        for i in range(-1, args.rounds):  # the first round warms up
+            for name in timing.turn_order(list(batches), i % max(1, args.rounds)):
+                time.sleep(args.pause)
+                hook = (lambda name=name: readings[name].append(monitor.read())) if monitor.live else None
+                ms = batches[name].run(args.seconds, hook)
+                if i >= 0:
+                    times[name].append(ms)
+        batches.clear()
+        gpu.release()
+    clocks = {n: [[r.sm_mhz, r.watts] for r in readings[n]] for n in readings}
+    return {"kind": kind, "shape": shape, "ms": times, "notes": notes, "clocks": clocks}
+
+
+def call(kind, small, name):
+    import torch
+
+    from tkq.gemm import fp8_ops
+    from tkq.runtime import arch
+
+    wanted, processors = config(kind, small, name), arch.processors("cuda")
+
+    def f(a, b, sa, sb):
+        c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
+        fp8_ops.run(spec(kind), a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None)
+        return c
+
+    return f
+
+
+def show(case) -> None:
+    m, n, k = case["shape"]
+    print(f"\n{case['kind']} {m}x{n}x{k}")
+    peer, rows = case["ms"].get("torch") or next(iter(case["ms"].values())), []
+    for name, ms in case["ms"].items():
+        ratios = sorted(p / t for p, t in zip(peer, ms, strict=True))
+        rows.append((statistics.median(ratios), name, ms, ratios))
+    for ratio, name, ms, ratios in sorted(rows, reverse=True):
+        middle = statistics.median(ms)
+        rate = f"{2e-9 * m * n * k / middle:6.0f} TFLOP/s {1e-6 * (k * (m + n) + 2 * m * n) / middle:5.0f} GB/s"
+        known = [r for r in case["clocks"][name] if None not in r]
+        mhz, watts = map(statistics.median, zip(*known, strict=True)) if known else (0, 0)
+        clock = f"{mhz:5.0f} MHz {watts:4.0f} W" if known else ""
+        spread = f"{ratios[0]:.3f}..{ratios[-1]:.3f}"
+        print(f"  {name:28s} {ratio:6.3f}  ({spread})  {rate}  {clock}  {case['notes'][name]}", flush=True)
+    for name, note in case["notes"].items():
+        if name not in case["ms"]:
+            print(f"  {name:28s} {note}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""tkq.nn.Fp8Linear on a CPU: shapes, gradients beside torch's, what it refuses."""
+import copy
+import pickle
+
+import pytest
+import torch
+
+import tkq
+from tests.fp8_cases import E4M3, E5M2
+from tkq import reference_fp8
+
+
+def layers(k=48, n=32, dtype=torch.bfloat16, **kw):
+    ours = tkq.nn.Fp8Linear(k, n, dtype=dtype, **kw)
+    theirs = torch.nn.Linear(k, n, bias=kw.get("bias", True), dtype=dtype)
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+def off(got, want):
+    """Relative error in the mean square."""
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("gradient", (E4M3, E5M2))
+@pytest.mark.parametrize("shape", ((16, 272), (5, 272), (2, 3, 272)))
+def test_beside_torch(granularity, gradient, shape):
+    ours, theirs = layers(272, 144, granularity=granularity, gradient=gradient)
+    x = torch.randn(shape, dtype=torch.bfloat16)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y = ours(a), theirs(b)
+    assert y[0].shape == y[1].shape and y[0].dtype == x.dtype
+    d = torch.randn_like(y[0])
+    for out in y:
+        out.backward(d)
+    step = 0.04 if gradient == E4M3 else 0.07
+    assert off(y[0], y[1]) < 0.04 and off(a.grad, b.grad) < step
+    assert off(ours.weight.grad, theirs.weight.grad) < step and off(ours.bias.grad, theirs.bias.grad) < 1e-2
+    assert ours.weight.grad.dtype == ours.weight.dtype and a.grad.dtype == x.dtype
+
+
+@pytest.mark.parametrize("granularity", ("row", "block"))
+def test_only_what_is_asked_for(granularity):
+    ours, _ = layers(granularity=granularity)
+    x = torch.randn(7, 48, dtype=torch.bfloat16)
+    ours(x).sum().backward()
+    assert ours.weight.grad is not None
+    ours.requires_grad_(False)
+    x.requires_grad_()
+    ours(x).sum().backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        assert not ours(x).requires_grad
+    assert ours(x[:0]).shape == (0, 32)
+
+
+def test_the_products_are_those_of_what_was_quantised():
+    ours, _ = layers(bias=False)
+    x = torch.randn(16, 48, dtype=torch.bfloat16)
+    (q, s), (w, sw) = (reference_fp8.quantize_fp8(t, (1, 0)) for t in (x, ours.weight.detach()))
+    assert torch.equal(ours(x), reference_fp8.fp8_gemm(q, w.t(), s, sw.t()))
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="in_features is 40"):
+        tkq.nn.Fp8Linear(40, 32)
+    with pytest.raises(ValueError, match="granularity: got 'tile'"):
+        tkq.nn.Fp8Linear(32, 32, granularity="tile")
+    with pytest.raises(TypeError, match="gradient: got torch.bfloat16"):
+        tkq.nn.Fp8Linear(32, 32, gradient=torch.bfloat16)
+
+
+def test_is_a_module_like_any():
+    ours, theirs = layers(granularity="block")
+    assert isinstance(ours, torch.nn.Linear) and ours.state_dict().keys() == theirs.state_dict().keys()
+    assert "granularity='block'" in repr(ours)
+    x = torch.randn(16, 48, dtype=torch.bfloat16)
+    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert torch.equal(copied(x), ours(x))

@@ -1,0 +1,103 @@
+"""The float8 GEMM's plan: every tile once, shared memory within bounds, a choice for every shape."""
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tkq.gemm.fp8_plan import (
+                               FAST,
+                               PROMOTED,
+                               SHARED_BYTES,
+                               SMALL,
+                               Fp8Config,
+                               cycles,
+                               fitted,
+                               launch,
+                               plan,
+                               shipped,
+                               tiles,
+)
+from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
+from tkq.gemm.plan import raster
+
+SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
+         for p in ((True,) if s in ("block", "line") else (False, True)) for store in ("tma", "elements")]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(SPECS), st.integers(1, 20000), st.integers(1, 40000), st.integers(1, 2000),
+       st.sampled_from((1, 2, 78, 132)))
+def test_a_plan_fits(spec, m, n, k, processors):
+    config = plan(spec, m, n, 16 * k, processors)
+    assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
+    recipe, blocks = launch(spec, m, n, 16 * k, processors)
+    rows, cols = tiles(config, m, n)
+    assert blocks % config.cluster == 0 and 0 < blocks <= max(processors, config.cluster)
+    assert rows * cols * config.cluster >= blocks and recipe.args == (spec, config)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(FAST + PROMOTED + SMALL), st.integers(1, 3000), st.integers(1, 3000))
+def test_every_tile_once(config, m, n):
+    rows, cols = tiles(config, m, n)
+    seen = [raster(i, rows, cols, config.group) for i in range(rows * cols)]
+    assert sorted(seen) == [(r, c) for r in range(rows) for c in range(cols)]
+    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+    assert rows * down * config.m >= m and cols * right * config.n >= n
+
+
+@pytest.mark.parametrize("config", FAST + PROMOTED + SMALL, ids=lambda x: x.name)
+def test_panels_cover_a_part(config):
+    for out in OUT:
+        panel = config.panel(out)
+        assert panel == 0 or (config.part % panel == 0 and 32 <= panel * BYTES[out] <= 128)
+
+
+def test_what_it_chooses():
+    row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
+    assert plan(row, 8192, 8192, 8192, 132).name == "256x128_across2"
+    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_split2"
+    assert plan(row, 1, 8192, 8192, 132).m == plan(block, 64, 8192, 8192, 132).m == 64
+    assert plan(row, 1, 16, 16, 132).cluster == 1
+
+
+def test_the_model_grows_with_the_problem():
+    for config in FAST:
+        assert cycles(config, 4096, 4096, 4096, 132, False) < cycles(config, 4096, 4096, 8192, 132, False)
+        assert cycles(config, 4096, 4096, 4096, 132, False) < cycles(config, 8192, 8192, 4096, 132, False)
+
+
+@pytest.mark.parametrize("change, field", (
+    (dict(m=96), "m"), (dict(n=24), "n"), (dict(stages=1), "stages"), (dict(cluster=3), "cluster"),
+    (dict(consumers=3), "consumers"), (dict(lead=4), "lead"), (dict(lag=2), "lag"), (dict(split=2), "split"),
+    (dict(hold=True), "hold"), (dict(panels=0), "panels"), (dict(panel_bytes=16), "panel_bytes")))
+def test_what_does_not_fit_is_named(change, field):
+    with pytest.raises(ValueError, match=f"fp8_gemm: {field} does not fit"):
+        Fp8Config(**change).check(Fp8Spec())
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        Fp8Config(stages=6).check(Fp8Spec())
+
+
+def test_fitted_keeps_within_shared_memory():
+    for spec in SPECS:
+        for config in (*(PROMOTED if spec.promote else FAST), *SMALL):
+            assert fitted(config, spec).shared_bytes(spec) <= SHARED_BYTES
+
+
+def test_specs():
+    with pytest.raises(NotImplementedError, match="out is 'int8'"):
+        Fp8Spec(out="int8")
+    with pytest.raises(NotImplementedError, match="promote is False"):
+        Fp8Spec(scales="block")
+
+
+@given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 40))
+def test_granularities_that_share_shapes_mean_the_same(m, n, k):
+    steps = -(-16 * k // 128)
+    assert granularity(m, n, 16 * k, (m, 1), (1, n)) in ("row", "tensor")
+    assert granularity(m, n, 16 * k, (m, steps), (steps, n)) in ("line", "block", "row", "tensor")
+    assert granularity(m, n, 16 * k, (m + 1, 1), (1, n)) is None
+
+
+def test_names_are_unique():
+    names = [kernel.name for kernel in shipped()]
+    assert len(set(names)) == len(names)

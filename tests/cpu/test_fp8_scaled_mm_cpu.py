@@ -1,0 +1,71 @@
+"""tkq.integrations.scaled_mm beside torch's own, on a CPU as far as torch has it there."""
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.fp8_cases import E4M3, exact, operands
+from tkq.integrations import scaled_mm
+
+if not hasattr(F, "scaled_mm"):
+    pytest.skip("this torch has no torch.nn.functional.scaled_mm", allow_module_level=True)
+S = F.ScalingType
+M, N, K = 32, 144, 272
+
+
+def test_the_signature_is_torchs():
+    ours, theirs = (inspect.signature(f).parameters for f in (scaled_mm, F.scaled_mm))
+    ours, theirs = ([(p.name, p.default, p.kind) for p in found.values()] for found in (ours, theirs))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("kind, recipe", (("tensor", S.TensorWise), ("row", S.RowWise)))
+@pytest.mark.parametrize("output_dtype", (torch.bfloat16, torch.float32, None))
+@pytest.mark.parametrize("listed", (False, True))
+def test_means_what_torchs_does(kind, recipe, output_dtype, listed):
+    a, b, sa, sb = operands(M, N, K, kind)
+    if output_dtype is None:
+        sa = sa * 0.1
+    sa, sb = sa.reshape(sa.shape or (1,)), sb.reshape(sb.shape or (1,))
+    scales = ([sa], [recipe], [sb], [recipe]) if listed else (sa, recipe, sb, recipe)
+    got = scaled_mm(a, b, *scales, output_dtype=output_dtype)
+    try:
+        want = F.scaled_mm(a, b, *scales, output_dtype=output_dtype)
+    except (RuntimeError, NotImplementedError, ValueError):
+        pytest.skip("torch has not this one on a CPU")
+    assert got.dtype == want.dtype
+    rtol = {torch.float32: 1e-4, torch.bfloat16: 8e-3, E4M3: 0.13}[got.dtype]
+    torch.testing.assert_close(got.float(), want.float(), rtol=rtol, atol=1e-3)
+
+
+def test_blocks():
+    args = a, b, sa, sb = operands(M, N, K, "block", whole=True, powers=True)
+    want = exact(args).bfloat16()
+    assert torch.equal(scaled_mm(a, b, sa, S.BlockWise1x128, sb, S.BlockWise128x128), want)
+    padded = torch.nn.functional.pad(sb, (0, 0, 0, 1))  # ceil(K / 128) to a multiple of 4
+    assert torch.equal(scaled_mm(a, b, sa, S.BlockWise1x128, padded, S.BlockWise128x128), want)
+    args = a, b, sa, sb = operands(M, N, K, "line", whole=True, powers=True)
+    assert torch.equal(scaled_mm(a, b, sa, S.BlockWise1x128, sb, S.BlockWise1x128), exact(args).bfloat16())
+    square = torch.tensor([[0.5, 2.0, 4.0]])
+    got = scaled_mm(a, b, square, S.BlockWise128x128, sb, S.BlockWise1x128)
+    assert torch.equal(got, exact((a, b, square.expand(M, 3), sb)).bfloat16())
+
+
+BAD = (
+    (dict(scale_recipe_b=S.RowWise), NotImplementedError, ("TensorWise and RowWise",)),
+    (dict(scale_recipe_a=S.BlockWise128x128, scale_recipe_b=S.BlockWise128x128), NotImplementedError, ("BlockWise",)),
+    (dict(swizzle_a=F.SwizzleType.SWIZZLE_32_4_4), NotImplementedError, ("swizzle_a",)),
+    (dict(contraction_dim=(0, 1)), NotImplementedError, ("contraction_dim",)),
+    (dict(scale_a=torch.ones(3)), ValueError, ("scale_a", "(3,)", "(1, 1)")),
+    (dict(scale_a=[torch.ones(1)] * 2), NotImplementedError, ("scale_a", "2 of them")),
+)
+
+
+@pytest.mark.parametrize("change, error, words", BAD)
+def test_what_is_not_supported_is_named(change, error, words):
+    a, b, sa, sb = operands(M, N, K)
+    args = dict(mat_a=a, mat_b=b, scale_a=sa, scale_recipe_a=S.TensorWise, scale_b=sb, scale_recipe_b=S.TensorWise)
+    with pytest.raises(error) as caught:
+        scaled_mm(**{**args, **change})
+    assert all(w in str(caught.value) for w in words), str(caught.value)

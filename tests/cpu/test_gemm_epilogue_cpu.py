@@ -1,0 +1,257 @@
+"""gemm's epilogues without a GPU: what they mean, what is refused, out."""
+import collections
+import inspect
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tkq
+from tkq import reference
+from tkq.gemm import call
+from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue, is_located, name_of, sources
+from tkq.gemm.plan import Config, can_hold, fitted, launch, plan, with_epilogue
+from tkq.gemm.spec import GemmSpec
+
+BF16 = torch.bfloat16
+
+
+def operands(m=5, n=8, k=16, batch=(), dtype=BF16):
+    return torch.randn(*batch, m, k).to(dtype), torch.randn(*batch, k, n).to(dtype)
+
+
+def double(x):  # a function of one's own, as the kernels would take it
+    return x + x
+
+
+def masked(x, row, column):
+    return x * (column <= row)
+
+
+MEANINGS = {
+    "relu": F.relu, "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "swiglu": lambda x: F.silu(x[..., :4]) * x[..., 4:], "geglu": lambda x: F.gelu(x[..., :4]) * x[..., 4:],
+    "geglu_tanh": lambda x: F.gelu(x[..., :4], approximate="tanh") * x[..., 4:],
+    "swiglu_interleaved": lambda x: F.silu(x[..., ::2]) * x[..., 1::2],
+    "geglu_interleaved": lambda x: F.gelu(x[..., ::2]) * x[..., 1::2],
+    "geglu_tanh_interleaved": lambda x: F.gelu(x[..., ::2], approximate="tanh") * x[..., 1::2],
+}
+
+
+def test_every_activation_has_a_meaning_here():
+    assert set(MEANINGS) == {*ACTIVATIONS, *GATED}
+
+
+@pytest.mark.parametrize("activation", MEANINGS)
+@pytest.mark.parametrize("batch", ((), (3,)))
+def test_meaning(activation, batch):
+    a, b = operands(batch=batch)
+    bias = torch.randn(8)
+    want = MEANINGS[activation](0.5 * (a.double() @ b.double()) + bias.double())
+    got = tkq.gemm(a, b, bias=bias, activation=activation, alpha=0.5, out_dtype=torch.float32)
+    assert got.shape == want.shape and torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_c_is_added_before_the_activation():
+    a, b = operands()
+    c = torch.randn(5, 8).to(BF16)
+    want = F.relu(2 * (a.double() @ b.double()) - 3 * c.double())
+    assert torch.equal(tkq.gemm(a, b, c=c, alpha=2, beta=-3, activation="relu"), want.to(BF16))
+
+
+@pytest.mark.parametrize("first", (0, 1))
+def test_a_matrix_for_a_whole_batch(first):
+    a, b = operands(batch=(3,))
+    shared = [a, b]
+    shared[first] = shared[first][:1].expand(3, -1, -1)
+    assert torch.equal(tkq.gemm(*shared), torch.stack([tkq.gemm(x, y) for x, y in zip(*shared)]))
+
+
+# ---- out -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (BF16, torch.float32))
+def test_out(dtype):
+    a, b = operands()
+    buffer = torch.full((7, 12), -7.0, dtype=dtype)
+    out = buffer[1:-1, 2:10]
+    assert tkq.gemm(a, b, out=out) is out and torch.equal(out, tkq.gemm(a, b, out_dtype=dtype))
+    assert (buffer[0] == -7).all() and (buffer[-1] == -7).all() and (buffer[:, :2] == -7).all()
+
+
+def test_out_may_be_c():
+    a, b = operands()
+    c = torch.randn(5, 8).to(BF16)
+    want = tkq.gemm(a, b, c=c, beta=1.0)
+    tkq.gemm(a, b, c=c, beta=1.0, out=c)
+    assert torch.equal(c, want)
+
+
+def test_out_beside_an_operand_in_one_matrix():
+    both = torch.randn(5, 24).to(BF16)
+    a, out, b = both[:, :16], both[:, 16:], operands()[1]
+    want = tkq.gemm(a, b)
+    assert torch.equal(tkq.gemm(a, b, out=out), want)
+
+
+def test_out_under_compile():
+    a, b = operands()
+    f = torch.compile(lambda a, b, out: tkq.gemm(a, b, out=out) + 1, fullgraph=True, backend="eager")
+    out = torch.empty(5, 8, dtype=BF16)
+    assert torch.equal(f(a, b, out), tkq.gemm(a, b) + 1) and torch.equal(out, tkq.gemm(a, b))
+
+
+def _square(a, b):
+    return a.new_zeros(16, 16), b.new_zeros(16, 16)
+
+
+BAD = (
+    (lambda a, b: dict(bias=torch.zeros(7)), ValueError, ("bias", "(7,)", "(8)")),
+    (lambda a, b: dict(bias=torch.zeros(8, dtype=torch.int32)), TypeError, ("bias", "int32")),
+    (lambda a, b: dict(bias=torch.zeros(16)[::2]), ValueError, ("bias", "contiguous")),
+    (lambda a, b: dict(bias=torch.zeros(8, device="meta")), ValueError, ("bias", "meta")),
+    (lambda a, b: dict(activation="tanh"), ValueError, ("activation", "'tanh'", "silu")),
+    (lambda a, b: dict(activation=3), TypeError, ("activation", "int")),
+    (lambda a, b: dict(activation=lambda x: x), ValueError, ("activation", "lambda")),
+    (lambda a, b: dict(activation="tkq.gemm.plan:nothing"), ValueError, ("activation", "nothing")),
+    (lambda a, b: dict(activation=double), NotImplementedError, ("double", "CUDA")),
+    (lambda a, b: dict(c=torch.zeros(5, 8).to(BF16)), ValueError, ("c is given", "beta is 0.0")),
+    (lambda a, b: dict(beta=1.0), ValueError, ("c is not given", "beta is 1.0")),
+    (lambda a, b: dict(c=torch.zeros(5, 7).to(BF16), beta=1.0), ValueError, ("c", "(5, 7)", "(5, 8)")),
+    (lambda a, b: dict(c=torch.zeros(5, 8), beta=1.0), TypeError, ("c", "float32", "bfloat16")),
+    (lambda a, b: dict(c=torch.zeros(8, 5).t().to(BF16), beta=1.0), ValueError, ("c", "contiguous")),
+    (lambda a, b: dict(c=torch.zeros(5, 4).to(BF16), beta=1.0, activation="swiglu"), NotImplementedError,
+     ("c", "swiglu")),
+    (lambda a, b: dict(alpha="2"), TypeError, ("alpha", "str")),
+    (lambda a, b: dict(out=torch.zeros(5, 7).to(BF16)), ValueError, ("out", "(5, 7)")),
+    (lambda a, b: dict(out=torch.zeros(5, 8, dtype=torch.int32)), TypeError, ("out", "int32")),
+    (lambda a, b: dict(out=torch.zeros(5, 8), out_dtype=BF16), TypeError, ("out", "out_dtype")),
+    (lambda a, b: dict(out=torch.zeros(8, 5).to(BF16).t()), ValueError, ("out", "contiguous")),
+    (lambda a, b: dict(out=torch.zeros(1, 8).to(BF16).expand(5, 8)), ValueError, ("out", "share memory")),
+    (lambda a, b: dict(out=a[:, :8]), ValueError, ("out", "shares memory with a")),
+    (lambda a, b: dict(out=torch.zeros(5, 8, device="meta").to(BF16)), ValueError, ("out", "meta")),
+    (lambda a, b: dict(out=[1]), TypeError, ("out", "list")),
+    (lambda a, b: dict(out=torch.zeros(5, 8).to(BF16).requires_grad_()), RuntimeError, ("out", "gradient")),
+    (lambda a, b: dict(out=torch.zeros(5, 8).to(BF16), bias=torch.zeros(8).requires_grad_()), RuntimeError,
+     ("out", "gradient")),
+)
+
+
+@pytest.mark.parametrize("change, error, words", BAD)
+def test_bad_input_is_named(change, error, words):
+    a, b = operands()
+    with pytest.raises(error) as caught:
+        tkq.gemm(a, b, **change(a, b))
+    assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+def test_an_odd_number_of_columns_has_no_halves():
+    with pytest.raises(ValueError, match="N must be even"):
+        tkq.gemm(*operands(n=7), activation="swiglu")
+
+
+def test_a_function_of_ones_own_has_no_gradient():
+    a, b = operands()
+    with pytest.raises(NotImplementedError, match="double"):
+        tkq.gemm(a.requires_grad_(), b, activation=double)
+
+
+# ---- names, specs, plans ----------------------------------------------------------------------------------
+
+
+def test_names():
+    assert name_of(None) == "" and name_of("silu") == "silu" and name_of(double) == f"{__name__}:double"
+    assert not is_located("silu") and not is_located(name_of(double)) and is_located(name_of(masked))
+    assert sources(Epilogue(name_of(double))) == (__name__,) and sources(Epilogue("silu")) == ()
+    assert len(inspect.signature(double).parameters) == 1
+
+
+@pytest.mark.parametrize("field, value", (("bias", "e4m3"), ("activation", "tanh")))
+def test_an_epilogue_that_no_kernel_takes_is_named(field, value):
+    with pytest.raises(NotImplementedError, match=f"{field} is '{value}'"):
+        Epilogue(**{field: value})
+
+
+def test_combinations_that_no_kernel_takes_are_named():
+    with pytest.raises(NotImplementedError, match="swiglu"):
+        Epilogue("swiglu", residual=True)
+    with pytest.raises(NotImplementedError, match="accumulate"):
+        GemmSpec(accumulate=True, epilogue=Epilogue("silu"))
+    with pytest.raises(NotImplementedError, match="interleaved"):
+        GemmSpec(epilogue=Epilogue("swiglu_interleaved"))
+    with pytest.raises(NotImplementedError, match="batch is 'c'"):
+        GemmSpec(batch="c")
+
+
+@pytest.mark.parametrize("activation, late", (("", False), ("relu", False), ("silu", True), ("swiglu", True)))
+def test_an_activation_is_computed_under_the_next_tile(activation, late):
+    spec = GemmSpec(b_major="k", epilogue=Epilogue(activation, bias="bf16"))
+    config = plan(spec, 4096, 4096, 4096, 132)
+    assert config.hold and config.late is late and (config.spread or not late)
+    assert not plan(GemmSpec(out="fp32", b_major="k", epilogue=spec.epilogue), 4096, 4096, 4096, 132).late
+    assert with_epilogue(Config(hold=False), spec).late is False
+
+
+def test_what_is_held():
+    assert can_hold(GemmSpec(epilogue=Epilogue(residual=True, residual_pairs=True)))
+    odd = GemmSpec(epilogue=Epilogue(residual=True))
+    assert not can_hold(odd) and not fitted(Config(spread=1), odd).spread
+    with pytest.raises(ValueError, match="late"):
+        Config(late=True).check(GemmSpec())
+
+
+def test_a_batch_fills_the_processors():
+    spec = GemmSpec(batch="ab")
+    assert plan(spec, 512, 512, 4096, 132, batches=1).m == 64
+    assert plan(spec, 512, 512, 4096, 132, batches=64).m == 128
+    assert launch(spec, 512, 512, 4096, 132, batches=64)[1] <= 132
+
+
+def test_the_paths_of_a_call(monkeypatch):
+    """Which kernel a call gets, from the strides: seen at the door of the launcher."""
+    Key = collections.namedtuple("Key", "dtype out ways size epilogue")
+
+    def launcher(*key):
+        seen.append(Key(*key[:5]))
+        return lambda *args: None, 1
+
+    seen = []
+    monkeypatch.setattr(call, "_launcher", launcher)
+
+    def path(a, b, out=None, **extra):
+        out = torch.empty(call.shape_of(a, b, extra.get("activation", "")), dtype=BF16) if out is None else out
+        call.run(a, b, out, extra=call.Extra(**extra) if extra else call.PLAIN)
+        return seen[-1]
+
+    def by_tma(*args, **extra):
+        return path(*args, **extra).ways[2:4]
+
+    a, b = torch.empty(64, 128, dtype=BF16), torch.empty(128, 256, dtype=BF16)
+    assert path(a, b) == (BF16, BF16, (True, False, True, True, False), (64, 256, 128), ())
+    assert by_tma(a, b[:, 1:]) == (False, False) and by_tma(a, b[:, :7]) == (True, False)
+    assert by_tma(a, b, activation="swiglu") == (True, True)
+    assert by_tma(a, b, activation="swiglu_interleaved") == (False, False)
+    assert by_tma(a, b.t().contiguous().t(), activation="swiglu_interleaved") == (True, True)
+    assert by_tma(a, b[:, :24], activation="swiglu") == (False, False)  # halves of 12 columns
+    c = torch.empty(64, 256, dtype=BF16)
+    assert path(a, b, c=c, beta=1.0).epilogue == ("", None, True, True, False, False)
+    assert path(a, b, c=c, beta=0.5, alpha=2.0, bias=c[0]).epilogue == ("", BF16, True, True, True, True)
+    odd = torch.empty(64, 257, dtype=BF16)[:, 1:]
+    assert path(a, b, c=odd, beta=1.0).epilogue[3] is False
+    a3, b3 = a.expand(3, 64, 128), torch.empty(3, 128, 256, dtype=BF16)
+    whole = a3.contiguous()
+    assert path(a3, b3).size == (64, 256, 128, 3, "b") and path(whole, b3).size == (64, 256, 128, 3, "ab")
+    assert path(whole, b.expand(3, 128, 256)).size == (64, 256, 128, 3, "a") and by_tma(whole, b3) == (True, True)
+    apart = torch.empty(3, 64 * 128 + 4, dtype=BF16)[:, :-4].view(3, 64, 128)
+    assert by_tma(apart, b3) == (False, False)
+
+
+def test_a_cheaper_erf_is_good_enough():
+    """The device's gelu, in float64 here: within 1e-7 |x|."""
+    x = torch.linspace(-12, 12, 100001, dtype=torch.float64)
+    t = 1 / (1 + 0.3275911 * math.sqrt(0.5) * x.abs())
+    series = 0.5 * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    ours = x.clamp(min=0) - x.abs() * series * t * torch.exp(-0.5 * x * x)
+    assert ((ours - F.gelu(x)).abs() <= 1e-7 * x.abs()).all()
+    assert reference.gemm(torch.eye(2), torch.eye(2), activation="gelu").dtype == torch.float32

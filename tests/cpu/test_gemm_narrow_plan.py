@@ -1,0 +1,93 @@
+"""The plan for few rows: pure Python, checked over all sizes."""
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tkq.gemm import narrow_plan
+from tkq.gemm.epilogue import Epilogue
+from tkq.gemm.narrow_plan import MOST_ROWS, SLOT_BYTES, WIDTHS, NarrowConfig, fill, fitted, parts_of_k, plan, takes
+from tkq.gemm.plan import Config, launch
+from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec
+
+rows, sizes, processors = st.integers(1, MOST_ROWS), st.integers(1, 60000), st.integers(1, 264)
+steps, splits = st.integers(1, 5000), st.sampled_from((1, 2, 4, 8))
+
+
+@given(steps, st.integers(0, 7), splits)
+def test_parts_of_k_are_every_step_once_and_even(count, less, split):
+    parts = parts_of_k(64 * count - less * 8, split)
+    assert [i for first, end in parts for i in range(first, end)] == list(range(count))
+    lengths = [end - first for first, end in parts]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(st.sampled_from(DTYPES), st.sampled_from(OUT_DTYPES), rows, sizes, steps, processors)
+def test_plan_fits(dtype, out, M, N, k, processors):
+    spec = GemmSpec(dtype, out, b_major="k")
+    config = plan(spec, M, N, 8 * k, processors)
+    assert config.m >= M and (config.m == WIDTHS[0] or config.m // 2 < M)
+    assert config.shared_bytes(spec) <= SLOT_BYTES and config.stages >= 2
+    assert all(end > first for first, end in parts_of_k(8 * k, config.split))
+    assert config.threads <= 1024 and config.m // config.reducers % 8 == 0
+    for split in (1, 2, 4, 8):
+        other = fitted(dataclasses.replace(config, split=split), spec)
+        enough = split == 1 or -(-8 * k // 64) // split >= narrow_plan.FEWEST_STEPS
+        if enough and other.shared_bytes(spec) <= SLOT_BYTES:
+            assert fill(config, N, processors) >= fill(other, N, processors) - 0.01
+
+
+@given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits)
+def test_every_number_is_exchanged_once(m, rows, split):
+    """Each of the reducers' parts is some of the accumulator's columns; together they are all of them, once."""
+    config = NarrowConfig(m, rows, split)
+    cols = m // config.reducers
+    seen = [part * cols // 2 + 4 * i + e for part in range(config.reducers) for i in range(cols // 8) for e in range(4)]
+    assert sorted(seen) == list(range(m // 2))  # the numbers of a thread
+    assert config.exchange_bytes == (split - 1) * 128 * config.consumers * cols // 8 * 16
+    for part in range(config.reducers):
+        slots = [(rank - part + split - 1) % split for rank in range(split) if rank != part]
+        assert sorted(slots) == list(range(split - 1))
+
+
+@given(rows, sizes, steps)
+def test_few_rows_take_the_narrow_kernel(M, N, k):
+    recipe, blocks = launch(GemmSpec(b_major="k"), M, N, 8 * k, 132)
+    assert recipe.builder == "tkq.gemm.narrow:build" and blocks == 0
+    assert recipe.args[0].store == "elements"
+    assert launch(GemmSpec(b_major="k"), M, N, 8 * k, 132, Config())[0].builder == "tkq.gemm.dense:build"
+    assert launch(GemmSpec(b_major="k"), MOST_ROWS + 1, N, 8 * k, 132)[0].builder == "tkq.gemm.dense:build"
+
+
+@pytest.mark.parametrize("spec", (
+    GemmSpec(a_major="m"), GemmSpec(batch="ab"), GemmSpec(accumulate=True),
+    GemmSpec(load="elements", store="elements")))
+def test_what_it_does_not_take(spec):
+    assert not takes(spec)
+    assert launch(spec, 16, 8192, 8192, 132)[0].builder != "tkq.gemm.narrow:build"
+    with pytest.raises(ValueError, match="spec does not fit"):
+        NarrowConfig().check(spec)
+
+
+@given(rows, sizes, steps)
+def test_gated_has_two_accumulators(M, N, k):
+    spec = GemmSpec(b_major="k", epilogue=Epilogue("swiglu"))
+    config = plan(spec, M, 2 * N, 8 * k, 132)
+    assert config.parts == 2 and config.rows == 128 and config.consumers == 1
+    assert config.shared_bytes(spec) <= SLOT_BYTES
+    with pytest.raises(ValueError, match="parts does not fit"):
+        dataclasses.replace(config, parts=1).check(spec)
+    with pytest.raises(ValueError, match="rows does not fit"):
+        dataclasses.replace(config, rows=64).check(spec)
+
+
+@pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1)))
+def test_a_config_that_does_not_fit_is_named(change):
+    with pytest.raises(ValueError, match=f"gemm: {next(iter(change))} does not fit"):
+        dataclasses.replace(NarrowConfig(), **change).check(GemmSpec())
+
+
+def test_shared_memory_is_checked():
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        NarrowConfig(stages=30).check(GemmSpec())

@@ -1,0 +1,108 @@
+"""quantize_fp8 without a GPU: what it means, what it refuses."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.fp8_cases import E4M3, E5M2
+from tkq.reference_fp8 import LARGEST, dequantise
+
+GRANULARITIES = ("tensor", "row", "block", "tile")
+
+
+def shares(x, granularity):
+    """amax of all that share a scale with an element, element by element."""
+    (m, n), out = x.shape, torch.empty(x.shape)
+    down, right = {"tensor": (m, n), "row": (1, n), "block": (1, 128), "tile": (128, 128)}[granularity]
+    for i in range(0, m, down):
+        for j in range(0, n, right):
+            out[i:i + down, j:j + right] = x[i:i + down, j:j + right].abs().max()
+    return out
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("dtype", (E4M3, E5M2))
+def test_means_what_it_says(granularity, dtype):
+    x = torch.randn(133, 261)
+    q, scale = tkq.quantize_fp8(x, granularity, dtype)
+    want = (shares(x, granularity) / LARGEST[dtype]).clamp_min(2**-126)
+    torch.testing.assert_close(dequantise(torch.ones_like(x), scale), want, rtol=1e-6, atol=0)
+    assert q.dtype == dtype and q.is_contiguous() and scale.dtype == torch.float32
+    step = torch.finfo(dtype).eps / 2  # relative, above the smallest normal number
+    error = (dequantise(q, scale) - x).abs()
+    assert (error <= x.abs() * step * 1.01 + want * torch.finfo(dtype).tiny).all()
+
+
+@pytest.mark.parametrize("granularity", ("tensor", "block", "tile"))
+def test_the_transpose_is_that_of_x(granularity):
+    x = torch.randn(133, 261)
+    q, scale, qt, scale_t = tkq.quantize_fp8(x, granularity, transpose=True)
+    one, other = tkq.quantize_fp8(x, granularity), tkq.quantize_fp8(x.t().contiguous(), granularity)
+    for got, want in ((q, one[0]), (scale, one[1]), (qt, other[0]), (scale_t, other[1])):
+        assert got.shape == want.shape and torch.equal(got.float(), want.float())
+    assert qt.is_contiguous()
+
+
+def test_shapes_are_what_the_gemm_takes():
+    x, w = torch.randn(37, 272), torch.randn(136, 272)
+    for kind_x, kind_w in (("tensor", "tensor"), ("row", "row"), ("block", "tile"), ("block", "block")):
+        (a, sa), (b, sb) = tkq.quantize_fp8(x, kind_x), tkq.quantize_fp8(w, kind_w)
+        got = tkq.fp8_gemm(a, b.t(), sa, sb.t() if sb.dim() == 2 else sb, out_dtype=torch.float32)
+        assert (got - x @ w.t()).norm() < 0.05 * (x @ w.t()).norm()
+
+
+def test_block_scales_lie_down_the_rows():
+    _, scale = tkq.quantize_fp8(torch.randn(37, 272), "block")
+    assert scale.shape == (37, 3) and scale.stride() == (1, 40)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_zeros_nan_and_infinity(granularity):
+    x = torch.zeros(130, 260)
+    q, scale = tkq.quantize_fp8(x, granularity)
+    assert (scale == 2**-126).all() and not q.float().any()
+    x = torch.randn(130, 260)
+    x[3, 7] = math.nan
+    q, scale = tkq.quantize_fp8(x, granularity)
+    hit = torch.zeros_like(x, dtype=torch.bool)
+    hit[{"tensor": slice(None), "row": 3, "block": 3, "tile": slice(128)}[granularity],
+        slice(128) if granularity in ("block", "tile") else slice(None)] = True
+    hit |= torch.tensor(granularity == "tensor")
+    assert torch.equal(q.float().isnan(), hit) and torch.equal(dequantise(q, scale).isnan(), hit)
+    x[3, 7] = math.inf
+    q, scale = tkq.quantize_fp8(x, granularity)
+    assert q.float().isnan().sum() == 1 and q[3, 7].isnan() and torch.equal(dequantise(q, scale).isnan(), hit)
+
+
+@pytest.mark.parametrize("shape", ((0, 16), (16, 0), (0, 0)))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_empty(shape, granularity):
+    q, scale = tkq.quantize_fp8(torch.zeros(shape), granularity)
+    assert q.shape == shape and (scale == 2**-126).all()
+
+
+BAD = (
+    (lambda x: ((x.int(),), {}), TypeError, ("x", "int32")),
+    (lambda x: (([1],), {}), TypeError, ("x", "list")),
+    (lambda x: ((x[0],), {}), ValueError, ("x", "1 dimensions")),
+    (lambda x: ((x.t(),), {}), ValueError, ("x", "contiguous")),
+    (lambda x: ((x, "column"), {}), ValueError, ("granularity", "column", "tile")),
+    (lambda x: ((x, "row", torch.bfloat16), {}), TypeError, ("dtype", "bfloat16", "float8_e5m2")),
+    (lambda x: ((x, "row"), {"transpose": True}), NotImplementedError, ("transpose", "'row'")),
+    (lambda x: ((x.requires_grad_(),), {}), NotImplementedError, ("x", "grad")),
+)
+
+
+@pytest.mark.parametrize("make, error, words", BAD)
+def test_bad_input_is_named(make, error, words):
+    args, kw = make(torch.randn(16, 32))
+    with pytest.raises(error) as caught:
+        tkq.quantize_fp8(*args, **kw)
+    assert all(w in str(caught.value) for w in words), str(caught.value)
+
+
+def test_traces():
+    x = torch.randn(37, 272)
+    f = torch.compile(lambda x: tkq.quantize_fp8(x, "block", transpose=True), fullgraph=True, backend="eager")
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(f(x), tkq.quantize_fp8(x, "block", transpose=True)))

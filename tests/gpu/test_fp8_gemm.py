@@ -1,0 +1,217 @@
+"""fp8_gemm on a GPU: exact where sums are, otherwise against float64; guards around the result untouched."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.fp8_cases import E4M3, E5M2, KINDS, blocks, exact, operands, scale_shapes
+from tests.rule import assert_2x
+from tkq.gemm import fp8_ops
+from tkq.gemm.fp8_plan import FAST, PROMOTED, SMALL, fitted
+from tkq.gemm.fp8_spec import Fp8Spec
+
+SIZES = ((1, 16, 16), (7, 63, 64), (63, 129, 128), (64, 1000, 144), (129, 136, 272), (257, 528, 1040), (1000, 7, 400))
+POISON = -77.0
+
+
+def spec_of(kind, out="bf16", promote=False, n=16):
+    tma = n * {"bf16": 2, "fp16": 2, "fp32": 4}[out] % 16 == 0
+    promote = promote or kind in ("block", "line")
+    return Fp8Spec(out=out, scales=kind, promote=promote, store="tma" if tma else "elements")
+
+
+def check_exact(kind, size, config=None, promote=False, blocks=None, out="bf16", first=8):
+    """Whole numbers and scales that are powers of two: every sum is exact. Guard rows and columns stay."""
+    m, n, k = size
+    args = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
+    spec = spec_of(kind, out, promote, n if first % 8 == 0 else 1)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[out]
+    buffer = torch.full((m + 2, first + -(-n // 8) * 8 + 8), POISON, dtype=dtype, device="cuda")
+    fp8_ops.run(spec, *args, buffer[1:-1, first:first + n], fitted(config, spec) if config else None, blocks)
+    want = torch.full_like(buffer, POISON)
+    want[1:-1, first:first + n] = exact(args, dtype)
+    wrong = buffer != want
+    if wrong.any():
+        at = (wrong.nonzero()[0] - torch.tensor([1, first], device="cuda")).tolist()
+        pytest.fail(f"{kind} {size} {config}: {int(wrong.sum())} of {m * n} wrong, one at {at}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes(kind):
+    for size in SIZES:
+        check_exact(kind, size)
+
+
+@pytest.mark.parametrize("config", FAST + SMALL, ids=lambda x: x.name)
+def test_every_tile(config):
+    for size in SIZES:
+        check_exact("row", (size[0], -(-size[1] // 8) * 8, size[2]), config)
+    check_exact("row", (700, 1048, 1168), config, blocks=6)
+
+
+@pytest.mark.parametrize("config", PROMOTED + SMALL, ids=lambda x: x.name)
+@pytest.mark.parametrize("kind", ("row", "block", "line"))
+def test_every_promoted_tile(config, kind):
+    for size in ((1, 16, 16), (129, 136, 272), (257, 528, 1040)):
+        check_exact(kind, size, config, promote=True)
+    check_exact(kind, (700, 1048, 1168), config, promote=True, blocks=6)
+
+
+@pytest.mark.parametrize("out", ("bf16", "fp16", "fp32"))
+def test_results(out):
+    for size in ((129, 136, 272), (300, 1000, 144)):
+        check_exact("row", size, out=out)
+    for size in ((129, 137, 272), (3, 1, 16)):
+        check_exact("row", size, out=out, first=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("accumulate", ("fast", "fp32"))
+def test_errors(kind, accumulate):
+    """Beside the same product by torch at the same precision: float32 sums of exact float8 values, rounded once. Fast
+    sums keep about 14 bits: 2^-13 of the largest partial sum."""
+    if kind in ("block", "line") and accumulate == "fast":
+        pytest.skip("refused")
+    for m, n, k in ((129, 256, 1040), (64, 512, 4096)):
+        args = operands(m, n, k, kind, device="cuda")
+        got = tkq.fp8_gemm(*args, out_dtype=torch.float32, accumulate=accumulate)
+        truth = exact(args)
+        bound = 2.0**-12 if accumulate == "fast" else 2.0**-13 * 1.5
+        worst = ((got - truth).abs().max() / truth.abs().max()).item()
+        assert worst < bound, f"{kind} {accumulate} {(m, n, k)}: {worst:.2e}, allowed {bound:.2e}"
+        low = tkq.fp8_gemm(*args, accumulate=accumulate)
+        assert_2x(low, truth, truth.bfloat16(), ulps=0.6 if accumulate == "fp32" else 1, what=f"{kind} {(m, n, k)}",
+                  bias_ulps=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ("fast", "fp32"))
+def test_bias_of_long_sums(accumulate):
+    """The mean signed error at K = 16384, of positive numbers: the tensor cores cut off, they do not round."""
+    a, b = (torch.rand(n, 16384, device="cuda").to(E4M3) for n in (128, 256))
+    one = torch.ones((), device="cuda")
+    got = tkq.fp8_gemm(a, b.t(), one, one, out_dtype=torch.float32, accumulate=accumulate)
+    truth = exact((a, b.t(), one, one))
+    bias = ((got - truth) / truth).mean().item()
+    print(f"mean signed error at K = 16384, accumulate={accumulate!r}: {bias:.2e}")
+    assert -3e-2 < bias < 1e-3 if accumulate == "fast" else abs(bias) < 3e-4
+
+
+@pytest.mark.parametrize("types", ((E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)))
+def test_types(types):
+    args = operands(300, 528, 272, "tensor", *types, device="cuda", whole=True, powers=True)
+    assert torch.equal(tkq.fp8_gemm(*args), exact(args, torch.bfloat16))
+
+
+@pytest.mark.parametrize("activation", (None, "relu", "silu", "gelu", "gelu_tanh"))
+def test_epilogue(activation):
+    for n, bias_dtype in ((528, torch.bfloat16), (333, torch.float32)):
+        args = operands(300, n, 272, "row", device="cuda", whole=True, powers=True)
+        bias = torch.randn(n, device="cuda").to(bias_dtype)
+        got = tkq.fp8_gemm(*args, bias=bias, activation=activation)
+        truth = exact(args, bias=bias, activation=activation)
+        assert_2x(got, truth, truth.bfloat16(), ulps=0.05, what=f"{activation} {n}")
+
+
+@pytest.mark.parametrize("n", (528, 333))
+def test_float8_results(n):
+    args = operands(300, n, 272, "row", device="cuda", whole=True, powers=True)
+    for s in (0.25, 1000.0):
+        scale = torch.tensor([s], device="cuda")
+        got = tkq.fp8_gemm(*args, out_dtype=E4M3, out_scale=scale)
+        want = (exact(args) / s).clamp(-448, 448)
+        assert ((got.double() - want).abs() <= want.abs() * 2.0**-4 + 2.0**-10).all()
+        differ = got.float() != want.float().to(E4M3).float()  # where 1 / scale is not exact and a tie is near
+        assert differ.float().mean() < (1e-9 if s == 0.25 else 1e-2)
+
+
+def test_hard_scales():
+    """Zeros, infinities and huge ratios come out as they do from float64."""
+    m, n, k = 200, 264, 400
+    for kind in KINDS:
+        a, b, sa, sb = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
+        if kind != "tensor":
+            sa[3] = 0
+            sa[5] = math.inf
+            sb[0, 1] = math.nan
+            sa[7] = 2.0**60
+            sa[8] = 2.0**-60
+        truth, got = exact((a, b, sa, sb)), tkq.fp8_gemm(a, b, sa, sb, out_dtype=torch.float32)
+        finite = truth.isfinite()
+        assert torch.equal(got[finite].double(), truth[finite].float().double()), kind
+        assert not got[~finite].isfinite().any(), kind
+
+
+def test_views_and_orders_of_scales():
+    """Rows of a wider matrix, scales in any order of memory."""
+    m, n, k = 130, 264, 272
+    for kind in ("row", "block", "line"):
+        a, b, sa, sb = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
+        want = exact((a, b, sa, sb), torch.bfloat16)
+        wide = torch.zeros(m, k + 48, device="cuda", dtype=torch.uint8).view(E4M3)
+        wide.view(torch.uint8)[:, 16:16 + k] = a.view(torch.uint8)
+        for x in (sa, sa.t().contiguous().t(), sa.repeat_interleave(3, 1)[:, ::3]):
+            for y in (sb, sb.t().contiguous().t(), sb.repeat_interleave(2, 0)[::2]):
+                assert torch.equal(tkq.fp8_gemm(wide[:, 16:16 + k], b, x, y), want), kind
+
+
+def test_empty():
+    for m, n, k in ((0, 16, 32), (16, 0, 32), (3, 4, 0)):
+        args = operands(m, n, k, "row", device="cuda")
+        got = tkq.fp8_gemm(*args, bias=torch.ones(n, device="cuda"))
+        assert got.shape == (m, n) and (got == 1).all()
+
+
+def test_what_is_wrong_is_named():
+    a, b, sa, sb = operands(16, 32, 64, "row", device="cuda")
+    with pytest.raises(ValueError, match="scale_a"):
+        tkq.fp8_gemm(a, b, sa[:3], sb)
+    with pytest.raises(ValueError, match="bias: is on cpu"):
+        tkq.fp8_gemm(a, b, sa, sb, bias=torch.ones(32))
+    with pytest.raises(ValueError, match="scale_b: is on cpu"):
+        tkq.fp8_gemm(a, b, sa, sb.cpu())
+    off = torch.zeros(16 * 64 + 16, device="cuda", dtype=torch.uint8)[8:8 + 1024].view(E4M3).view(16, 64)
+    with pytest.raises(ValueError, match="a: begins at an address"):
+        tkq.fp8_gemm(off, b, sa, sb)
+
+
+def test_graph_and_repeats():
+    args = operands(300, 528, 1040, "block", device="cuda")
+    want = tkq.fp8_gemm(*args)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = tkq.fp8_gemm(*args)
+    for _ in range(5):
+        c.fill_(math.nan)
+        graph.replay()
+        assert torch.equal(c, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_repeats_are_bitwise_equal(kind):
+    args = operands(1000, 1048, 4112, kind, device="cuda")
+    want = tkq.fp8_gemm(*args)
+    assert all(torch.equal(tkq.fp8_gemm(*args), want) for _ in range(300))
+
+
+@pytest.mark.slow
+def test_more_than_2_31_results():
+    m, n, k = 65536 + 3, 32768 + 16, 16
+    args = operands(m, n, k, "row", device="cuda", whole=True, powers=True)
+    got = tkq.fp8_gemm(*args)
+    a, b, sa, sb = args
+    for rows in (slice(0, 128), slice(m - 130, m)):
+        assert torch.equal(got[rows], exact((a[rows], b, sa[rows], sb), torch.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_k(kind):
+    check_exact(kind, (130, 264, 28672))
+
+
+def test_shapes_of_scales():
+    for kind in KINDS:
+        assert scale_shapes(kind, 5, 6, 300)[0] in ((), (5, 1), (5, blocks(300)))

@@ -1,0 +1,98 @@
+"""Fp8Linear on a GPU: beside torch, and training a small transformer."""
+import pytest
+import torch
+from torch import nn
+
+import tkq
+from tests.fp8_cases import E4M3, E5M2
+
+
+def off(got, want):
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("gradient", (E4M3, E5M2))
+@pytest.mark.parametrize("tokens", (256, 77))
+def test_beside_torch(granularity, gradient, tokens):
+    ours = tkq.nn.Fp8Linear(528, 784, device="cuda", dtype=torch.bfloat16, granularity=granularity, gradient=gradient)
+    theirs = nn.Linear(528, 784, device="cuda", dtype=torch.bfloat16)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(tokens, 528, device="cuda", dtype=torch.bfloat16)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, z = ours(a), theirs(b)
+    d = torch.randn_like(y)
+    y.backward(d)
+    z.backward(d)
+    step = 0.045 if gradient == E4M3 else 0.075
+    assert off(y, z) < 0.045 and off(a.grad, b.grad) < step and off(ours.weight.grad, theirs.weight.grad) < step
+    assert off(ours.bias.grad, theirs.bias.grad) < 1e-2
+    with torch.no_grad():
+        assert ours(x[:0]).shape == (0, 784)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, linear):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.qkv, self.out = linear(width, 3 * width), linear(width, width)
+        self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
+
+    def forward(self, x):
+        b, s, w = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, w))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+class Model(nn.Module):
+    def __init__(self, vocabulary, width, layers, linear):
+        super().__init__()
+        self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(128, width)
+        self.blocks = nn.ModuleList(Block(width, 4, linear) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary)
+
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.position.weight[:tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def trained(linear, steps=300):
+    """Mean loss of the last 50 steps: the next token of a noisy linear recurrence, with which one learns something."""
+    torch.manual_seed(0)
+    model = Model(64, 256, 3, linear).cuda().bfloat16()
+    masters = [p.detach().float() for p in model.parameters()]  # bf16 weights alone would swallow small updates
+    optimizer = torch.optim.AdamW(masters, lr=1e-3)
+    g, losses = torch.Generator("cuda").manual_seed(1), []
+    for _ in range(steps):
+        first, step = (torch.randint(64, (32, 1), device="cuda", generator=g) for _ in range(2))
+        tokens = (first + step * torch.arange(65, device="cuda")) % 64
+        noise = torch.rand(tokens.shape, device="cuda", generator=g) < 0.05
+        tokens = torch.where(noise, torch.randint(64, tokens.shape, device="cuda", generator=g), tokens)
+        logits = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        model.zero_grad()
+        loss.backward()
+        for master, p in zip(masters, model.parameters(), strict=True):
+            master.grad = p.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, p in zip(masters, model.parameters(), strict=True):
+                p.copy_(master)
+        losses.append(loss.detach())
+    return torch.stack(losses)[-50:].mean().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("gradient", (E4M3, E5M2))
+def test_trains_as_bf16_does(granularity, gradient):
+    want = trained(nn.Linear)
+    got = trained(lambda i, o: tkq.nn.Fp8Linear(i, o, granularity=granularity, gradient=gradient))
+    print(f"{granularity} {gradient}: loss {got:.4f}, bf16 {want:.4f}")
+    assert want < 3.5, "nothing was learned"
+    assert got < want * 1.01

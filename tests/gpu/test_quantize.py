@@ -1,0 +1,110 @@
+"""quantize_fp8 on a GPU beside its reference, on random and hard data."""
+import math
+
+import pytest
+import torch
+
+import tkq
+from tests.fp8_cases import E4M3, E5M2
+from tests.poison import poisoned
+from tkq.quantize.spec import BLOCKS
+from tkq.reference_fp8 import dequantise, quantize_fp8
+
+SHAPES = ((1, 8), (128, 128), (130, 264), (37, 1000), (257, 4096), (5, 333), (129, 7))
+GRANULARITIES = ("tensor", "row", "block", "tile")
+
+
+def check(q, scale, x, granularity, dtype):
+    """The reference's scales to the last bit but one; q off by a rounding where 1 / scale is not exact, and seldom."""
+    want, scales = quantize_fp8(x, BLOCKS[granularity], dtype)
+    scales = scales.view(scale.shape)
+    assert torch.equal(scale.isnan(), scales.isnan()) and torch.equal(scale.isinf(), scales.isinf())
+    good = scales.isfinite()
+    torch.testing.assert_close(scale[good], scales[good], rtol=3e-7, atol=0)
+    assert torch.equal(q.float().isnan(), want.float().isnan())
+    a, b = q.float().nan_to_num(), want.float().nan_to_num()
+    differ = a != b
+    assert differ.float().mean() < 2e-3 + 2 / differ.numel()
+    step = torch.finfo(dtype).eps
+    assert ((a - b).abs() <= b.abs() * step * 1.01 + torch.finfo(dtype).smallest_normal * step).all()
+
+
+def run(x, granularity, dtype=E4M3, transpose=False):
+    with poisoned():
+        found = tkq.quantize_fp8(x, granularity, dtype, transpose=transpose)
+    check(found[0], found[1], x, granularity, dtype)
+    if transpose:
+        check(found[2], found[3], x.t(), granularity, dtype)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("transpose", (False, True))
+@pytest.mark.parametrize("x_dtype", (torch.bfloat16, torch.float32))
+def test_random(granularity, transpose, x_dtype):
+    if granularity == "row" and transpose:
+        pytest.skip("refused")
+    for shape in SHAPES:
+        run(torch.randn(shape, device="cuda").to(x_dtype), granularity, transpose=transpose)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_hard_data(granularity):
+    shape = (257, 528)
+    for scale in (1e4, 1e-4, 1e-30):
+        run(torch.randn(shape, device="cuda").bfloat16() * scale, granularity, transpose=granularity != "row")
+    x = torch.randn(shape, device="cuda").bfloat16()
+    x[:, 3] = 3e4
+    run(x, granularity, transpose=granularity != "row")
+    run(torch.zeros(shape, device="cuda").bfloat16(), granularity, transpose=granularity != "row")
+    run(torch.full(shape, -3.0, device="cuda").bfloat16(), granularity, transpose=granularity != "row")
+    for bad in (math.nan, math.inf, -math.inf):
+        x = torch.randn(shape, device="cuda").bfloat16()
+        x[130, 257] = bad
+        run(x, granularity, transpose=granularity != "row")
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_e5m2_and_fp16(granularity):
+    run(torch.randn(257, 528, device="cuda").half(), granularity, E5M2, transpose=granularity != "row")
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_views(granularity):
+    x = torch.randn(300, 1100, device="cuda").bfloat16()
+    for view in (x[3:260, 8:536], x[::2, :528], x[:257, 5:533], x[:1, :528]):
+        run(view, granularity, transpose=granularity != "row")
+
+
+def test_what_comes_out_is_what_the_gemm_takes():
+    x, w = (torch.randn(n, 1024, device="cuda").bfloat16() for n in (200, 384))
+    want = x.double() @ w.double().t()
+    for kind_x, kind_w in (("tensor", "tensor"), ("row", "row"), ("block", "tile"), ("block", "block")):
+        (a, sa), (b, sb) = tkq.quantize_fp8(x, kind_x), tkq.quantize_fp8(w, kind_w)
+        got = tkq.fp8_gemm(a, b.t(), sa, sb.t() if sb.dim() == 2 else sb, out_dtype=torch.float32)
+        assert (got - want).norm() < 0.05 * want.norm()
+        exact = dequantise(a, sa, torch.float64) @ dequantise(b, sb, torch.float64).t()
+        assert (got - exact).abs().max() < 1e-3 * exact.abs().max()
+
+
+def test_graph():
+    x = torch.randn(257, 528, device="cuda").bfloat16()
+    for granularity in GRANULARITIES:
+        tkq.quantize_fp8(x, granularity)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            q, scale = tkq.quantize_fp8(x, granularity)
+        for factor in (2, 0.01):
+            x.mul_(factor)
+            graph.replay()
+            check(q, scale, x, granularity, E4M3)
+
+
+@pytest.mark.slow
+def test_more_than_2_31_elements():
+    x = torch.randn(65537, 32768 + 8, device="cuda", dtype=torch.bfloat16)
+    for granularity in GRANULARITIES:
+        q, scale = tkq.quantize_fp8(x, granularity)
+        if granularity != "tensor":
+            last = -(-65537 // 128) - 1
+            part = scale[65408:] if granularity != "tile" else scale[last - 1:]
+            check(q[65408:], part, x[65408:], granularity, E4M3)

@@ -1,0 +1,167 @@
+"""One small call of each kind of kernel that reduces or turns rows, beside the same call on the CPU; for a sanitizer.
+
+    python -m tests.sanitized [FAMILY ...] [--list]
+
+`tests/gpu/test_sanitizer.py` runs it under compute-sanitizer. Inputs are made on the CPU, so that hardly a kernel but
+ours is launched. A line a case, "ok" or "BAD"; exit status 1 if one was bad.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+from torch.autograd import grad
+
+BF16 = torch.bfloat16
+LIMIT = 0.02  # of the largest value of a result: bf16 on both sides
+LIMITS = {"quant": 0.08}  # one step of e4m3
+
+
+def randn(seed: int, *shape, dtype=BF16, grad=False):
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return made.requires_grad_(grad)
+
+
+def on(device, *tensors):
+    """Copies there, which require a gradient where the originals do."""
+    return [t.detach().to(device).requires_grad_(t.requires_grad) for t in tensors]
+
+
+def norms(device):
+    """Forward and backward, rows of a warp, of a block and of a cluster, and rows that bulk copies cannot take."""
+    import tkq
+
+    for M, N in ((37, 1024), (150, 4096), (5, 32768), (9, 1001)):
+        for op in (tkq.rmsnorm, tkq.layernorm):
+            x, weight, bias, dy = on(device, randn(0, M, N, grad=True), randn(1, N, dtype=torch.float32, grad=True),
+                                     randn(2, N, dtype=torch.float32, grad=True), randn(3, M, N))
+            y = op(x, weight, bias=bias)
+            yield f"{op.__name__} {M} x {N}", (y, *grad(y, (x, weight, bias), dy))
+
+
+def residents(device):
+    """layernorm's backward with two blocks on a multiprocessor, whose rows are whole or halves."""
+    from tkq.norms.backward import LayerNormBackward
+    from tkq.norms.backward_ops import norm_backward
+    from tkq.norms.backward_shipped import spec
+    from tkq.rows.plan import variants
+
+    M, N = 600, 4096
+    dy, x, weight = on(device, randn(0, M, N), randn(1, M, N), randn(2, N))
+    mean = x.cpu().float().mean(-1)
+    rstd, mean = on(device, torch.rsqrt((x.cpu().float() - mean[:, None]).square().mean(-1) + 1e-5), mean)
+    plans = variants(spec("layernorm", N).shape)
+    for name in ("two blocks of 8", "halves two blocks of 4"):
+        if device == "cpu":
+            yield name, norm_backward("layernorm", dy, x, weight, rstd, mean, needs=(True, True, True))[:3]
+            continue
+        found = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+        LayerNormBackward.launch(plan=plans[name], dy=dy, x=x, weight=weight, rstd=rstd, mean=mean,
+                                 **dict(zip(("dx", "dweight", "dbias"), found)))
+        yield name, found
+
+
+def softmax(device):
+    import tkq
+
+    for M, N in ((37, 1000), (5, 8192), (3, 50257), (3, 131072), (2, 262144)):
+        x, dy = on(device, randn(0, M, N, grad=True), randn(1, M, N))
+        y = tkq.softmax(x)
+        yield f"softmax {M} x {N}", (y, *grad(y, x, dy))
+
+
+def cross_entropy(device):
+    """Rows that are held, rows that are walked along, and rows of a cluster."""
+    import tkq
+    from tkq.losses.ops import cross_entropy_and_gradient
+
+    for M, V, options in ((37, 1000, {}), (5, 8192, {}), (3, 50257, {}), (3, 131072, {}),
+                          (3, 131072, dict(label_smoothing=0.1))):
+        target = torch.arange(M) * 7
+        x, t, dloss = on(device, randn(0, M, V, grad=True), target, torch.ones(()))
+        loss = tkq.cross_entropy(x, t, **options)
+        yield f"cross_entropy {M} x {V} {options}", (loss, *grad(loss, x, dloss))
+    x, t = on(device, randn(0, 5, 32000), torch.arange(5))
+    yield "both in one pass", cross_entropy_and_gradient(x, t)
+
+
+def linear(device):
+    import tkq
+
+    x, weight, t, dloss = on(device, randn(0, 128, 64, grad=True), randn(1, 512, 64, grad=True), torch.arange(128),
+                             torch.ones(()))
+    loss = tkq.linear_cross_entropy(x, weight, t)
+    yield "linear_cross_entropy", (loss, *grad(loss, (x, weight), dloss))
+
+
+def quant(device):
+    import tkq
+
+    for N in (1024, 4160):
+        for granularity in ("row", "block"):
+            x, weight = on(device, randn(0, 9, N), randn(1, N))
+            q, scale = tkq.rmsnorm_quant(x, weight, granularity=granularity)
+            yield f"rmsnorm_quant {N} {granularity}", (q.cpu().float(), scale)
+
+
+def rope(device):
+    import tkq
+
+    for interleaved in (False, True):
+        x, cos, sin, dy = on(device, randn(0, 2, 33, 3, 64, grad=True), *tkq.rope_cos_sin(40, 64, device="cpu"),
+                             randn(1, 2, 33, 3, 64))
+        y = tkq.rope(x, cos, sin, interleaved=interleaved)
+        yield f"rope {interleaved}", (y, *grad(y, x, dy))
+
+
+def gated(device):
+    import tkq
+
+    for op in (tkq.swiglu, tkq.geglu):
+        for N in (1000, 4096):
+            gate, up, dy = on(device, randn(0, 9, N, grad=True), randn(1, 9, N, grad=True), randn(2, 9, N))
+            y = op(gate, up)
+            yield f"{op.__name__} {N}", (y, *grad(y, (gate, up), dy))
+
+
+FAMILIES = {f.__name__: f for f in (norms, residents, softmax, cross_entropy, linear, quant, rope, gated)}
+
+
+def apart(a, b) -> float:
+    """The largest difference, of the largest value."""
+    a, b = (t.detach().cpu().double() for t in (a, b))
+    return ((a - b).abs().max() / b.abs().max().clamp_min(1e-30)).item()
+
+
+def run(names) -> int:
+    """How many cases were bad."""
+    bad = 0
+    for name in names:
+        cases = FAMILIES[name]("cuda")
+        for right_name, right in FAMILIES[name]("cpu"):
+            try:
+                _, found = next(cases)
+                torch.cuda.synchronize()
+                worst = max(apart(a, b) for a, b in zip(found, right, strict=True))
+                fine, says = worst <= LIMITS.get(name, LIMIT), f"{worst:.1e} apart"
+            except Exception as problem:  # the other families are still worth a run
+                fine, says = False, f"{type(problem).__name__}: {str(problem)[:200]}"
+            bad += not fine
+            print(f"{'ok ' if fine else 'BAD'} {name}: {right_name}: {says}", flush=True)
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("families", nargs="*", help=f"of {', '.join(FAMILIES)}; all unless named")
+    parser.add_argument("--list", action="store_true", help="print their names")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(FAMILIES))
+        return 0
+    return 1 if run(options.families or FAMILIES) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""From torch tensors to a launch of a GEMM: which kernel, by way of a short key; and what can be wrong with a call."""
+from functools import lru_cache
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from ..runtime import arch, check, dtypes, function
+from .epilogue import GATED, Epilogue, is_located
+from .epilogue import PLAIN as PLAIN_EPILOGUE
+from .plan import launch
+from .spec import DTYPES, OUT_DTYPES, TMA_BYTES, GemmSpec, fits_tma, fits_tma_store, is_k_major
+
+OUT = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Extra(NamedTuple):
+    """A product's epilogue: activation(alpha * a @ b + beta * c + bias). activation: a name of ``epilogue``."""
+
+    bias: Optional[Tensor] = None
+    activation: str = ""
+    c: Optional[Tensor] = None
+    alpha: float = 1.0
+    beta: float = 0.0
+
+
+PLAIN = Extra()
+
+
+def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, extra=PLAIN):
+    """out = a @ b and its epilogue, with no more checks than the compiled function makes. out: its rows are contiguous,
+    their pitch is free. All matrices, or all with a batch in front. K is any number from 8 on (from 1 on where it is
+    contiguous in neither a nor b); where it is not a multiple of 8, what follows a row of K numbers, up to 16 bytes, is
+    zero.
+
+    accumulate: out += a @ b, see GemmSpec. room: what follows a row of out, up to 16 bytes, may be overwritten: with
+    zeros, or added to.
+    For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
+    batch, whole, epilogue = (), True, ()
+    if a.dim() == 3:
+        a, b, batch, whole = _batched(a, b, out)
+    *_, m, k = a.shape
+    *_, a_m, a_k = a.stride()
+    *_, b_k, b_n = b.stride()
+    n, size, pitch = b.shape[-1], out.element_size(), out.stride(-2)
+    a_is_k, b_is_k = is_k_major(m, a_m, a_k), is_k_major(n, b_n, b_k)
+    if a_is_k is None or b_is_k is None or a.device != b.device:
+        raise ValueError("gemm: a and b must be contiguous in one dimension, and on one device")
+    load = (whole and fits_tma(a.data_ptr(), *((a_m, m) if a_is_k else (a_k, k)), 2)
+            and fits_tma(b.data_ptr(), *((b_n, n) if b_is_k else (b_k, k)), 2))
+    if extra is not PLAIN:
+        epilogue = _epilogue(extra, size)
+        if load and extra.activation in GATED and not b_is_k:  # TMA takes neither every other column nor an odd half
+            load = n % 16 == 0 and GATED[extra.activation][1] == "split"
+    # A row that ends anywhere ends with a unit of 16 bytes, its room included.
+    store = load and fits_tma_store(out.data_ptr(), pitch, m, 16 if room else out.shape[-1], size)
+    kernel, planned = _launcher(a.dtype, out.dtype, (a_is_k, b_is_k, load, store, accumulate), (m, n, k, *batch),
+                                epilogue, a.device, config)
+    kernel(a, b, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
+
+
+def _batched(a, b, out):
+    """(a, b, (batches, which of a and b have them), does TMA take the batches' strides?): an operand that all of a
+    batch share becomes a matrix."""
+    batches, which = a.shape[0], "ab"
+    if batches > 1 and a.stride(0) == 0 and b.stride(0):
+        which, a = "b", a[0]
+    elif batches > 1 and b.stride(0) == 0:
+        which, b = "a", b[0]
+    strides = [x.stride(0) * x.element_size() for x in (a, b, out) if x.dim() == 3]
+    return a, b, (batches, which), batches == 1 or not any(s % TMA_BYTES for s in strides)
+
+
+def _epilogue(extra, size) -> tuple:
+    """What of it decides on the kernel: the arguments of ``Epilogue``, its bias's dtype as torch has it."""
+    bias, activation, c, alpha, beta = extra
+    if c is None:
+        return activation, bias if bias is None else bias.dtype, False, False, alpha != 1.0, False
+    even = not (c.shape[-1] % 2 or c.stride(-2) % 2 or (c.dim() == 3 and c.stride(0) % 2))
+    pairs = even and c.data_ptr() % (2 * size) == 0
+    return activation, bias if bias is None else bias.dtype, True, pairs, alpha != 1.0, beta != 1.0
+
+
+@lru_cache(4096)
+def _launcher(dtype, out, ways, size, epilogue, device, config):
+    """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels.
+
+    ways: is K contiguous in a, in b; do the operands come, does the result go by TMA; accumulate. size: M, N, K and,
+    with a batch, how many and which operands have it. epilogue: see ``_epilogue``, () for a plain one."""
+    arch.require_hopper(device)
+    e = PLAIN_EPILOGUE
+    if epilogue:
+        activation, bias, *rest = epilogue
+        e = Epilogue(activation, dtypes.name_of(bias) if bias else "", *rest, located=is_located(activation))
+    a_is_k, b_is_k, load, store, accumulate = ways
+    m, n, k, batches, which = size if len(size) == 5 else (*size, 1, "")
+    spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
+                    "tma" if load else "elements", "tma" if store else "elements", accumulate, e, which)
+    recipe, blocks = launch(spec, m, n, k, arch.processors(device), config, batches)
+    return function(recipe), blocks
+
+
+# ---- what can be wrong with a call -----------------------------------------------------------------------
+
+
+def shape_of(a, b, activation) -> tuple:
+    """The result's."""
+    n = b.shape[-1] // 2 if activation in GATED else b.shape[-1]
+    return (*a.shape[:-1], n)
+
+
+def check_call(a, b, out_dtype, extra=PLAIN) -> None:
+    """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
+    for name, x in (("a", a), ("b", b)):
+        check.dtype(name, x, DTYPES)
+        check.rank(name, x, 2, 3)
+    check.same_device(a=a, b=b, bias=extra.bias, c=extra.c)
+    if b.dtype != a.dtype:
+        raise TypeError(f"gemm: b is {b.dtype}, a is {a.dtype}; both must have one dtype")
+    if out_dtype is not None and out_dtype not in OUT:
+        raise TypeError(f"gemm: out_dtype is {out_dtype}, allowed are {', '.join(OUT_DTYPES)}")
+    if a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; allowed are (M, K) and (K, N), or "
+                         "(B, M, K) and (B, K, N): expand() shares one matrix among a batch")
+    for name, x in (("a", a), ("b", b)):
+        if 1 not in x.stride()[-2:] and 1 not in x.shape[-2:] and x.numel():
+            raise ValueError(f"gemm: {name} has strides {x.stride()}, allowed are those with a 1: "
+                             "call .contiguous()")
+    if not inner_fits(a, b):
+        raise ValueError(f"gemm: a is {tuple(a.shape)} and b {tuple(b.shape)}: K is {a.shape[-1]}, "
+                         "allowed are multiples of 8: pad with zeros")
+    _check_epilogue(a, b, out_dtype or a.dtype, extra)
+
+
+def inner_fits(a, b) -> bool:
+    """K is a multiple of 8, or contiguous in neither a nor b."""
+    k = a.shape[-1]
+    return k % 8 == 0 or not (is_k_major(a.shape[-2], *a.stride()[-2:]) or is_k_major(b.shape[-1], *b.stride()[:-3:-1]))
+
+
+def _check_epilogue(a, b, out_dtype, extra) -> None:
+    bias, activation, c, alpha, beta = extra
+    n = b.shape[-1]
+    if activation in GATED and n % 2:
+        raise ValueError(f"gemm: b is {tuple(b.shape)}, and with activation {activation!r} N must be even")
+    if bias is not None:
+        check.dtype("bias", bias, OUT_DTYPES)
+        check.shape("bias", bias, (n,))
+        check.last_dim_contiguous("bias", bias)
+    if c is not None:
+        if activation in GATED:
+            raise NotImplementedError(f"gemm: c with activation {activation!r}; a gated activation has only alpha and "
+                                      "bias")
+        check.tensor("c", c)
+        if c.dtype != out_dtype:
+            raise TypeError(f"gemm: c is {c.dtype}, the result {out_dtype}; both must have one dtype")
+        check.shape("c", c, shape_of(a, b, activation))
+        check.last_dim_contiguous("c", c)
+    for name, x in (("alpha", alpha), ("beta", beta)):
+        check.number(name, x)
+    if (c is None) != (beta == 0.0):
+        raise ValueError(f"gemm: c is {'not given' if c is None else 'given'} and beta is {beta}; allowed are both, "
+                         "beta not 0, or neither")
+
+
+def check_out(out, a, b, out_dtype, extra) -> None:
+    """Everything that can be wrong with a tensor to write to."""
+    check.dtype("out", out, OUT_DTYPES)
+    check.same_device(a=a, out=out)
+    if out_dtype is not None and out_dtype != out.dtype:
+        raise TypeError(f"gemm: out is {out.dtype}, out_dtype {out_dtype}; give one of them, or the same")
+    check.shape("out", out, shape_of(a, b, extra.activation))
+    check.last_dim_contiguous("out", out)
+    if any(s == 0 and n > 1 for s, n in zip(out.stride(), out.shape)):
+        raise ValueError(f"gemm: out has strides {out.stride()}: its elements share memory")
+
+
+def check_apart(out, a, b, extra) -> None:
+    """ValueError where the tensor to write to shares memory with an input, but for c itself."""
+    for name, x in (("a", a), ("b", b), ("bias", extra.bias), ("c", extra.c)):
+        same = name == "c" and x is not None and x.data_ptr() == out.data_ptr() and x.stride() == out.stride()
+        if x is not None and not same and _overlap(x, out):
+            raise ValueError(f"gemm: out shares memory with {name}" + ("; allowed is c itself" * (name == "c")))
+
+
+def _overlap(x, y) -> bool:
+    """Do two tensors share memory? Yes, where that is not plain to see."""
+    if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+        return False
+    (x0, x1), (y0, y1) = _span(x), _span(y)
+    if x1 <= y0 or y1 <= x0:
+        return False
+    pitch = x.stride(-2) * x.element_size() if x.dim() > 1 else 0
+    if x.dim() != 2 or y.dim() != 2 or y.stride(-2) * y.element_size() != pitch or pitch <= 0:
+        return True
+    windows = [(t.data_ptr() % pitch, t.shape[-1] * t.element_size()) for t in (x, y)]  # columns of one matrix
+    (a, wide_a), (b, wide_b) = sorted(windows)
+    return not (x.stride(-1) == y.stride(-1) == 1 and a + wide_a <= b and b + wide_b <= a + pitch)
+
+
+def _span(x):
+    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()

@@ -1,0 +1,76 @@
+"""What happens to a float8 GEMM's sums on their way out: scales, bias, activation, e4m3. Device code."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int16, Uint8
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+from .. import tile as tk
+from ..pointwise.activations import gelu, gelu_tanh, silu
+
+
+def relu(x):
+    """max(x, 0); NaN stays NaN."""
+    return cute.arch.fmax(x, Float32(0), nan=True)
+
+
+ACTIVATION = {"relu": relu, "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def fma_line(d: tk.RegTile, a: tk.RegTile, row: tk.RowVec, scales: cute.Tensor):
+    """d[i, j] += a[i, j] * row[i] * scales[j]; scales: as many fp32 in shared memory, aligned to 8 bytes."""
+    pairs = cute.make_tensor(scales.iterator, cute.make_layout((2, a.cols // 2)))
+    to, of = d.rows_view, a.rows_view
+    two = cute.make_rmem_tensor((2,), Float32)
+    for j in range(a.cols // 8):
+        cute.autovec_copy(pairs[None, tk.lane_id() % 4 + 4 * j], two)
+        for r in range(2):
+            for e in range(2):
+                at = r, 2 * j + e
+                to[at] = cute.math.fma(of[at], row.tensor[r] * two[e], to[at])
+
+
+@dsl_user_op
+def e4m3_pair(low, high, *, loc=None, ip=None):
+    """Two fp32 as e4m3, ``low`` in the lower byte: to nearest even, beyond 448 to 448, NaN to NaN."""
+    return Int16(llvm.inline_asm(
+        T.i16(), [Float32(low).ir_value(loc=loc, ip=ip), Float32(high).ir_value(loc=loc, ip=ip)],
+        "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;", "=h,f,f", has_side_effects=False, is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
+
+
+def pairs_of(panels: tk.SharedTile) -> tk.SharedTile:
+    """A ring of 8-bit tiles as one of 16 bits, half as wide."""
+    x = panels.type
+    return panels.scratch(tk.st(x.rows, x.cols // 2, Int16, x.swizzle))
+
+
+def store_e4m3(dst: tk.SharedTile, src: tk.RegTile):
+    """dst = src in e4m3; dst: one tile of ``pairs_of``. 2-byte stores: 8 rows of a 128-byte swizzle meet in no bank."""
+    view, tile = src.rows_view, dst.tensor
+    for r in range(2):
+        for j in range(src.cols // 8):
+            tile[tk.first_row() + 8 * r, tk.lane_id() % 4 + 4 * j] = e4m3_pair(view[r, 2 * j], view[r, 2 * j + 1])
+
+
+@cute.jit
+def store_e4m3_elements(dst: cute.Tensor, src: tk.RegTile, row0, col0):
+    """dst[row0 + i, col0 + j] = src[i, j] in e4m3, inside dst, byte by byte: any stride, any alignment."""
+    rows, cols = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    bytes, view = cute.recast_tensor(dst, Uint8), src.rows_view
+    for r in cutlass.range_constexpr(2):
+        row = row0 + tk.first_row() + 8 * r
+        if row < rows:
+            for j in cutlass.range_constexpr(src.cols // 8):
+                col = col0 + tk.first_col() + 8 * j
+                both = e4m3_pair(view[r, 2 * j], view[r, 2 * j + 1])
+                if col < cols:
+                    bytes[row, col] = Uint8(both & Int16(255))
+                if col + 1 < cols:
+                    bytes[row, col + 1] = Uint8((both >> Int16(8)) & Int16(255))
+
+
+def activate(part: tk.RegTile, activation: Constexpr):
+    """part = activation(part), where there is one."""
+    if activation is not None:
+        tk.apply(part, ACTIVATION[activation], part)

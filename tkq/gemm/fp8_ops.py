@@ -1,0 +1,239 @@
+"""tkq.fp8_gemm: what PyTorch sees of the float8 matrix product."""
+from functools import lru_cache
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq import reference_fp8
+from tkq.gemm.fp8_plan import launch
+from tkq.gemm.fp8_spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
+from tkq.gemm.spec import TMA_BYTES, fits_tma_store
+from tkq.runtime import arch, check, dtypes, function, ops
+
+ACCUMULATE = ("fast", "fp32")
+
+
+def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Optional[Tensor] = None,
+             activation: Optional[str] = None, out_dtype: torch.dtype = torch.bfloat16,
+             out_scale: Optional[Tensor] = None, accumulate: Optional[str] = None) -> Tensor:
+    """activation((a * scale_a) @ (b * scale_b) + bias) on float8 tensor cores.
+
+    Args:
+        a: (M, K), float8_e4m3fn or float8_e5m2, K contiguous. K is a multiple of 16; base and row pitch are, in bytes.
+        b: (K, N), either float8 type, K contiguous too (column-major): the ``.t()`` of a row-major (N, K).
+        scale_a, scale_b: float32, which multiply to dequantise. One of these pairs of shapes:
+            one element each: for all of a and all of b;
+            (M, 1) with (1, N): for each row of a and each column of b;
+            (M, ceil(K / 128)) with (ceil(K / 128), ceil(N / 128)): for each 128 of K of a row of a, and each 128 x 128
+            of b;
+            (M, ceil(K / 128)) with (ceil(K / 128), N): for each 128 of K of a row of a and of a column of b (weight
+            gradients).
+            Any strides. Fast are scale_a's whose M is contiguous, as ``tkq.quantize_fp8`` makes them, and scale_b's
+            whose N is.
+        bias: (N,), bfloat16, float16 or float32, contiguous.
+        activation: "relu", "silu", "gelu" (by erf) or "gelu_tanh".
+        out_dtype: bfloat16, float16, float32 or float8_e4m3fn.
+        out_scale: for float8 results, and only for them: float32, one element; the result is y / out_scale, and what is
+            beyond 448 becomes 448.
+        accumulate: "fast": the tensor cores' own sum, of about 14 bits, over all of K. "fp32": their sums of 128 of K
+            are added up in float32. Not given: "fast", and "fp32" where scales change along K, which allows no other.
+
+    Returns:
+        (M, N), contiguous.
+
+    Raises:
+        TypeError: something is not a tensor, or of another dtype than allowed.
+        ValueError: not 2-D, sizes or scales that do not go together, K not a multiple of 16, an operand that is not
+            K-contiguous, several devices, another activation or accumulate.
+        NotImplementedError: a gradient asked for.
+        RuntimeError: a GPU other than Hopper.
+
+    CPU tensors take ``tkq.reference_fp8.fp8_gemm``.
+    """
+    if ops.direct(a, b, scale_a, scale_b, bias, out_scale):
+        run = _cuda if a.is_cuda else _cpu
+        return run(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+    check.refuse_gradient("fp8_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
+    _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+    return _op(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+
+
+def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
+          out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
+    try:
+        extras = None
+        if bias is not None or activation is not None or out_scale is not None:
+            extras = bias is not None and _facts(bias), activation, out_scale is not None and _facts(out_scale)
+        kernel, blocks, m, n, strided = _launcher(
+            a.dtype, b.dtype, a.shape, b.shape, scale_a.dtype, scale_b.dtype, scale_a.shape, scale_b.shape, extras,
+            out_dtype, accumulate, a.get_device(), scale_a.get_device(), scale_b.get_device())
+        c = torch.empty(m, n, dtype=out_dtype, device=a.device)
+        if strided:
+            (rows, steps), (steps_b, cols) = scale_a.stride(), scale_b.stride()
+            of_a, of_b = (scale_a.data_ptr(), rows, steps), (scale_b.data_ptr(), cols, steps_b)
+        else:
+            of_a, of_b = (scale_a.data_ptr(), 1, 1), (scale_b.data_ptr(), 1, 1)
+        # it checks what is not in the key: strides, addresses and devices of a, b and c
+        kernel(a, b, c, of_a, of_b, 0 if bias is None else bias.data_ptr(),
+               0 if out_scale is None else out_scale.data_ptr(), blocks)
+        return c
+    except Exception:
+        # What a launch stumbles over; the words for a user are found only when something is wrong.
+        _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+        _aligned(a=a, b=b)
+        if not (a.shape[0] and a.shape[1] and b.shape[1]):  # nothing to multiply, and nothing wrong
+            return reference_fp8.fp8_gemm(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale)
+        raise
+
+
+def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None):
+    """The kernel of a spec without bias and float8 result, with no more checks than its own: for tests and tuning, with
+    a config and a number of blocks (at most; at least a cluster) instead of the plan's."""
+    recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
+    function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0, 0, blocks or planned)
+
+
+def _facts(x):
+    return x.dtype, x.shape, x.is_contiguous(), x.get_device()
+
+
+def _place(scale, columns=False):
+    """(address, stride of rows or columns, stride of steps of K) of scales: (M, steps), or (steps, N)."""
+    if scale.dim() != 2:
+        return scale.data_ptr(), 1, 1
+    first, second = scale.stride()
+    return (scale.data_ptr(), second, first) if columns else (scale.data_ptr(), first, second)
+
+
+@lru_cache(4096)
+def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, shape_sb, extras, out_dtype, accumulate,
+              *devices):
+    """(kernel, blocks, M, N, whether scales have strides) for a kind of call: the cache in front of the checks, of
+    planning and of the table of kernels. Raises where there is nothing to multiply, too."""
+    bias, activation, out_scale = extras or (False, None, False)
+    (m, k), n = shape_a, shape_b[1]
+    spec = _spec(a_dtype, b_dtype, shape_a, shape_b, (k, 1), (1, k), (dtype_sa, shape_sa, dtype_sb, shape_sb),
+                 (bias, activation, out_dtype, out_scale), accumulate)
+    if not (m and n and k):
+        raise ValueError("fp8_gemm: nothing to multiply")
+    if len({*devices, *(facts[3] for facts in (bias, out_scale) if facts)}) != 1:
+        raise ValueError("fp8_gemm: several devices")
+    device = torch.device("cuda", devices[0]) if devices[0] >= 0 else torch.device("cpu")
+    arch.require_hopper(device)
+    recipe, blocks = launch(spec, m, n, k, arch.processors(device))
+    return function(recipe), blocks, m, n, spec.scales != "tensor"
+
+
+def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate) -> Fp8Spec:
+    """Everything that can be wrong with shapes, strides, dtypes and words of a call, and what it asks for."""
+    for name, dtype in (("a", a_dtype), ("b", b_dtype)):
+        _dtype(name, dtype, FP8)
+    for name, shape in (("a", shape_a), ("b", shape_b)):
+        if len(shape) != 2:
+            raise ValueError(f"{name}: has {len(shape)} dimensions, shape {tuple(shape)}; allowed: 2")
+    (m, k), n = shape_a, shape_b[1]
+    if shape_b[0] != k:
+        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)}, b is {tuple(shape_b)}; allowed are (M, K) and (K, N)")
+    if k % K_UNIT:
+        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)} and b {tuple(shape_b)}: K is {k}, allowed are multiples of "
+                         f"{K_UNIT}: pad with zeros")
+    _contiguous_in_k("a", "(M, K)", shape_a, stride_a, k, m)
+    _contiguous_in_k("b", "(K, N)", shape_b, stride_b[::-1], k, n)
+    kind = _scales(m, n, k, *scales)
+    bias, activation, out_dtype, out_scale = ways
+    _dtype("out_dtype", out_dtype, OUT)
+    if bias:
+        _dtype("bias", bias[0], BIASES)
+        if tuple(bias[1]) != (n,) or not bias[2]:
+            raise ValueError(f"bias: shape is {tuple(bias[1])}, allowed is ({n},), contiguous")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise NotImplementedError(f"activation: got {activation!r}, allowed are None, {', '.join(ACTIVATIONS)}")
+    _out_scale(out_dtype, out_scale)
+    row = n * out_dtype.itemsize
+    return Fp8Spec(dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out_dtype), kind,
+                   _promote(kind, accumulate), dtypes.name_of(bias[0]) if bias else None, activation,
+                   "tma" if fits_tma_store(0, n, m, n, out_dtype.itemsize) and row else "elements")
+
+
+def _dtype(name, dtype, allowed):
+    if not isinstance(dtype, torch.dtype) or dtypes.name_of(dtype) not in allowed:
+        names = ", ".join(f"{dtypes.torch_type(x)} ({x})" for x in allowed)
+        raise TypeError(f"{name}: dtype is {dtype}, allowed are {names}")
+
+
+def _contiguous_in_k(name, what, shape, strides, k, lines):
+    """strides: of the lines, and of K."""
+    pitch, step = strides
+    if k > 1 and lines and step != 1:
+        help = f"pass {name}.t().contiguous().t()" if name == "b" else f"pass {name}.contiguous()"
+        raise ValueError(f"{name}: {what} of shape {tuple(shape)} has stride {step} along K, allowed is 1 "
+                         f"({'row' if name == 'a' else 'column'}-major): {help}")
+    if k and lines > 1 and pitch % TMA_BYTES:
+        raise ValueError(f"{name}: its {'rows' if name == 'a' else 'columns'} lie {pitch} bytes apart, allowed are "
+                         f"multiples of {TMA_BYTES}: copy it")
+
+
+def _scales(m, n, k, dtype_a, shape_a, dtype_b, shape_b):
+    for name, dtype in (("scale_a", dtype_a), ("scale_b", dtype_b)):
+        _dtype(name, dtype, ("fp32",))
+    kind = granularity(m, n, k, shape_a, shape_b)
+    if kind is None:
+        raise ValueError(f"scale_a, scale_b: shapes are {tuple(shape_a)} and {tuple(shape_b)}; allowed for a product "
+                         f"of ({m}, {k}) and ({k}, {n}) are {shapes_allowed(m, n, k)}")
+    return kind
+
+
+def _out_scale(out_dtype, facts):
+    wanted = out_dtype.itemsize == 1
+    if wanted and not facts:
+        raise ValueError(f"out_scale: got None, a result of {out_dtype} needs one: float32, one element")
+    if facts and not wanted:
+        raise ValueError(f"out_scale: given with a result of {out_dtype}, allowed with float8_e4m3fn")
+    if facts:
+        _dtype("out_scale", facts[0], ("fp32",))
+        if facts[1].numel() != 1:
+            raise ValueError(f"out_scale: shape is {tuple(facts[1])}, allowed is one element")
+
+
+def _promote(kind, accumulate):
+    if accumulate is not None and accumulate not in ACCUMULATE:
+        raise ValueError(f"accumulate: got {accumulate!r}, allowed are {', '.join(map(repr, ACCUMULATE))}")
+    per_step = kind in ("block", "line")
+    if per_step and accumulate == "fast":
+        raise ValueError("accumulate: got 'fast' with scales that change along K, allowed is 'fp32'")
+    return per_step or accumulate == "fp32"
+
+
+def _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate):
+    """The same for tensors, by name: what they are, where they are, and how they are aligned."""
+    given = dict(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    given |= {name: x for name, x in (("bias", bias), ("out_scale", out_scale)) if x is not None}
+    for name, x in given.items():
+        check.tensor(name, x)
+    words = bias is not None and _facts(bias), activation, out_dtype, out_scale is not None and _facts(out_scale)
+    spec = _spec(a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(),
+                 (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape),
+                 words, accumulate)
+    check.same_device(**given)
+    return spec
+
+
+def _aligned(**operands):
+    for name, x in operands.items():
+        if x.numel() and x.data_ptr() % TMA_BYTES:
+            raise ValueError(f"{name}: begins at an address that is not a multiple of {TMA_BYTES} bytes: copy it")
+
+
+def _cpu(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
+         out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
+    _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+    return reference_fp8.fp8_gemm(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale)
+
+
+def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
+          out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+
+
+_op = ops.torch_op("fp8_gemm", cuda=_cuda, cpu=_cpu, fake=_fake)

@@ -1,0 +1,71 @@
+"""What a caller of the float8 GEMM asked for: the part that decides which code is compiled. Pure Python."""
+from dataclasses import dataclass
+from typing import Optional
+
+FP8 = ("e4m3", "e5m2")
+OUT = ("bf16", "fp16", "fp32", "e4m3")
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "e4m3": 1, "e5m2": 1}
+SCALES = ("tensor", "row", "block", "line")
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
+BIASES = ("bf16", "fp16", "fp32")
+GROUP = 128  # of K (and, for "block", of N) share a scale; so many of K are summed before a promotion
+K_UNIT = 16  # K is a multiple: TMA's 16 bytes
+
+
+@dataclass(frozen=True)
+class Fp8Spec:
+    """c = activation((a * scale_a) @ (b * scale_b) + bias) with a (M, K) and b (K, N), both K-contiguous.
+
+    a, b: their types. out: c's; e4m3 is c / out_scale, saturated. scales: "tensor", one for each operand; "row", one
+    for each row of a and each column of b; "block", one for each row of a and 128 of K, and for each 128 of K by 128 of
+    N; "line", one for each row of a, each column of b, and 128 of K. promote: sums of 128 of K are added up in fp32
+    registers; block and line always are. bias: its type, a number for each column. store: how c goes out, "tma", or
+    "elements" where a row of c is not a multiple of 16 bytes.
+
+    Raises:
+        NotImplementedError: a value that no kernel takes, by name.
+    """
+
+    a: str = "e4m3"
+    b: str = "e4m3"
+    out: str = "bf16"
+    scales: str = "tensor"
+    promote: bool = False
+    bias: Optional[str] = None
+    activation: Optional[str] = None
+    store: str = "tma"
+
+    def __post_init__(self):
+        allowed = {"a": FP8, "b": FP8, "out": OUT, "scales": SCALES, "bias": (None, *BIASES),
+                   "activation": (None, *ACTIVATIONS), "store": ("tma", "elements")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                names = ", ".join(str(v) for v in values)
+                raise NotImplementedError(f"fp8_gemm: {name} is {getattr(self, name)!r}, supported are {names}")
+        if self.per_step and not self.promote:
+            raise NotImplementedError(f"fp8_gemm: promote is False, scales {self.scales!r} allow True")
+
+    @property
+    def per_step(self) -> bool:
+        """Do scales change along K?"""
+        return self.scales in ("block", "line")
+
+
+def granularity(m: int, n: int, k: int, scale_a: tuple, scale_b: tuple) -> Optional[str]:
+    """Which of SCALES two shapes mean; None where they mean none of them. Where two fit, they mean the same."""
+    if all(x == 1 for x in (*scale_a, *scale_b)):
+        return "tensor"
+    blocks, scale_a, scale_b = -(-k // GROUP), tuple(scale_a), tuple(scale_b)
+    if scale_a == (m, 1) and scale_b == (1, n):
+        return "row"
+    if scale_a == (m, blocks):
+        return {(blocks, -(-n // GROUP)): "block", (blocks, n): "line"}.get(scale_b)
+    return None
+
+
+def shapes_allowed(m: int, n: int, k: int) -> str:
+    """For an error's text: what the scales of a product may be."""
+    blocks = -(-k // GROUP)
+    pairs = ((f"({m}, 1)", f"(1, {n})"), (f"({m}, {blocks})", f"({blocks}, {-(-n // GROUP)})"),
+             (f"({m}, {blocks})", f"({blocks}, {n})"))
+    return "one element each, " + ", ".join(f"{a} with {b}" for a, b in pairs)

@@ -1,0 +1,242 @@
+"""tkq.grouped_gemm: what PyTorch sees of the products of groups."""
+from functools import lru_cache
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from tkq import reference_grouped
+from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe
+from tkq.gemm.spec import TMA_BYTES
+from tkq.runtime import arch, check, dtypes, function, ops
+
+FP8 = ("e4m3", "e5m2")
+_OUT = (torch.bfloat16, torch.float16, torch.float32)
+_NO_SCALES = (0, 0, 0, 0)
+
+
+def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Tensor] = None,
+                 scale_b: Optional[Tensor] = None, out_dtype: Optional[torch.dtype] = None) -> Tensor:
+    """Products of groups in one launch (mixture of experts), whose sizes are read on the device: no synchronisation,
+    and a CUDA graph may be replayed with other sizes.
+
+    With b (G, K, N): c[i] = a[i] @ b[g] for the rows i of each group g. With b (K, N), the gradient of such weights:
+    c[g] = a[:, g] @ b[g, :] for the columns of a and rows of b that are group g's.
+
+    Args:
+        a: (M, K). bfloat16, float16, or float8 with scales. Row-major; with b (K, N) column-major: the ``.t()`` of a
+            row-major (K, M).
+        b: (G, K, N), as a; float8 in any mix. K- or N-contiguous; K-contiguous (the ``.transpose(1, 2)`` of a row-major
+            (G, N, K)) in float8. Or (K, N), row-major, 16 bits.
+        offsets: (G,) int32: where each group ends, in rows (in K, with b (K, N)). It begins where the one before ends,
+            the first at 0. Groups may be empty. Rows from the last offset on belong to none: they are not written.
+            Offsets below the one before or past the end are as if they were not.
+        scale_a, scale_b: for float8, float32: (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
+            (G, ceil(K / 128), ceil(N / 128)), any strides.
+        out_dtype: bfloat16, float16 or float32. Not given: a's, for float8 bfloat16.
+
+    K and N are multiples of 8, with float8 K of 16; with float32 results N of 4 is enough; all bases and pitches are
+    multiples of 16 bytes. With b (K, N) M is a multiple of 8, and K may be anything.
+
+    Returns:
+        (M, N), or (G, M, N): contiguous. Groups of no K give zeros.
+
+    Raises:
+        TypeError, ValueError: naming the argument. NotImplementedError: sizes that are not such multiples, more than
+        1024 groups, float8 with b (K, N), a gradient of float8. RuntimeError: a GPU other than Hopper.
+
+    Differentiable in a and b where b is (G, K, N) of 16 bits. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
+    """
+    if ops.direct(a, b, offsets, scale_a, scale_b):
+        return (_cuda if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
+    check.refuse_tangent("grouped_gemm", a=a, b=b)
+    _check(a, b, offsets, scale_a, scale_b, out_dtype)
+    if b.dim() == 2 or scale_a is not None:
+        check.refuse_gradient("grouped_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    if ops.recording(a, b, offsets, scale_a, scale_b):
+        return _Function.apply(a, b, offsets, scale_a, scale_b, out_dtype)
+    return _op(a, b, offsets, scale_a, scale_b, out_dtype)
+
+
+def _cuda(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scale_b: Optional[Tensor],
+          out_dtype: Optional[torch.dtype]) -> Tensor:
+    try:
+        return _product(a, b, offsets, scale_a, scale_b, out_dtype)
+    except Exception:
+        # What a launch stumbles over; the words for a user are found only when something is wrong.
+        _check(a, b, offsets, scale_a, scale_b, out_dtype)
+        _aligned(a=a, b=b)
+        raise
+
+
+def _product(a, b, offsets, scale_a, scale_b, out_dtype):
+    scales = scale_a is not None and (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape, scale_a.device,
+                                      scale_b.device)
+    kernel, blocks, shape, out = _launcher(_facts(a), _facts(b), _facts(offsets), scales, out_dtype)
+    c = torch.empty(shape, dtype=out, device=a.device)
+    if kernel is None:  # nothing to multiply
+        return c.zero_()
+    kernel(a, b, c, offsets, _NO_SCALES if scale_a is None else (scale_a.data_ptr(), 0, *scale_a.stride()),
+           _NO_SCALES if scale_b is None else _of_groups(scale_b), blocks)
+    return c
+
+
+def _of_groups(scale):
+    """(address, stride of groups, of columns, of steps)"""
+    group, step, column = scale.stride()
+    return scale.data_ptr(), group, column, step
+
+
+def _facts(x):
+    return x.dtype, x.shape, x.stride(), x.device
+
+
+@lru_cache(4096)
+def _launcher(a, b, offsets, scales, out_dtype):
+    """(kernel, blocks, the result's shape and type) for a kind of call: the cache in front of the checks and planning.
+
+    kernel is None where there is nothing to multiply."""
+    spec, shape, out = _spec(a, b, offsets, scales, out_dtype)
+    device, (m, k), groups = a[3], a[1], offsets[1][0]
+    others = (b[3], offsets[3], *(scales[4:] if scales else ()))
+    if any(other != device for other in others):
+        raise ValueError("grouped_gemm: several devices")
+    if not (m and k and shape[-1] and groups):
+        return None, 0, shape, out
+    arch.require_hopper(device)
+    processors = arch.processors(device)
+    config = plan(spec, m, shape[-1], groups, processors)
+    return function(recipe(spec, config)), processors // config.cluster * config.cluster, shape, out
+
+
+def _spec(a, b, offsets, scales, out_dtype):
+    """Everything that can be wrong with shapes, strides and dtypes; (what it asks for, the result's shape and type)."""
+    (a_dtype, shape_a, stride_a, _), (b_dtype, shape_b, stride_b, _) = a, b
+    narrow = dtypes.name_of(a_dtype) in FP8
+    _dtype("a", a_dtype, (*HALF, *FP8))
+    _dtype("b", b_dtype, FP8 if narrow else (dtypes.name_of(a_dtype),))
+    if len(shape_a) != 2:
+        raise ValueError(f"a: has {len(shape_a)} dimensions, shape {tuple(shape_a)}; allowed: 2")
+    if len(shape_b) not in (2, 3):
+        raise ValueError(f"b: has {len(shape_b)} dimensions, shape {tuple(shape_b)}; allowed: 3 or 2")
+    _dtype("offsets", offsets[0], ("int32",))
+    along_k, (m, k), n, groups = len(shape_b) == 2, shape_a, shape_b[-1], offsets[1][0] if offsets[1] else 0
+    wanted = (groups, k, n)[along_k:]
+    if len(offsets[1]) != 1 or tuple(shape_b) != wanted:
+        raise ValueError(f"grouped_gemm: a is {tuple(shape_a)}, b {tuple(shape_b)}, offsets {tuple(offsets[1])}; "
+                         "allowed are (M, K), (G, K, N) and (G,), or (M, K), (K, N) and (G,)")
+    if groups > MOST_GROUPS:
+        raise NotImplementedError(f"offsets: {groups} groups, supported are up to {MOST_GROUPS}")
+    if groups > 1 and offsets[2][0] != 1:
+        raise ValueError(f"offsets: strides are {offsets[2]}, allowed is contiguous")
+    if narrow and along_k:
+        raise NotImplementedError("b: float8 with b (K, N) is not supported; with (G, K, N) it is")
+    out = out_dtype or (torch.bfloat16 if narrow else a_dtype)
+    if out not in _OUT:
+        raise TypeError(f"out_dtype: got {out}, allowed are bf16, fp16, fp32")
+    unit = TMA_BYTES // a_dtype.itemsize
+    for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, unit if along_k else 1)),
+                             ("M", m, unit if along_k else 1), ("K", k, 1 if along_k else unit)):
+        if size % step:
+            raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}")
+    kind = _scales(narrow, groups, m, n, k, scales)
+    b_major = _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)
+    spec = GroupedSpec("k" if along_k else "m", dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out),
+                       kind, b_major)
+    return spec, (groups, m, n) if along_k else (m, n), out
+
+
+def _dtype(name, dtype, allowed):
+    if dtypes.name_of(dtype) not in allowed:
+        raise TypeError(f"{name}: dtype is {dtype}, allowed are {', '.join(allowed)}")
+
+
+def _scales(narrow, groups, m, n, k, scales):
+    if not narrow:
+        if scales:
+            raise ValueError("scale_a, scale_b: given with operands of 16 bits, allowed with float8")
+        return "none"
+    if not scales:
+        raise ValueError("scale_a, scale_b: got None, float8 needs both")
+    for name, dtype in (("scale_a", scales[0]), ("scale_b", scales[2])):
+        _dtype(name, dtype, ("fp32",))
+    kind, steps = granularity(groups, m, n, k, scales[1], scales[3]), -(-k // 128)
+    if kind is None:
+        blocks = f"({m}, {steps}) with ({groups}, {steps}, {-(-n // 128)})"
+        raise ValueError(f"scale_a, scale_b: shapes are {tuple(scales[1])} and {tuple(scales[3])}; allowed are "
+                         f"({m}, 1) with ({groups}, 1, {n}) and {blocks}")
+    return kind
+
+
+def _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, size):
+    """b's contiguous dimension, "k" or "n", where strides are such that TMA takes them."""
+    a_lines, a_run = (stride_a[1], stride_a[0]) if along_k else stride_a
+    if a_run != 1 or a_lines * size % TMA_BYTES:
+        what = "column" if along_k else "row"
+        raise ValueError(f"a: strides are {stride_a}, allowed is {what}-major with a pitch of a multiple of 16 bytes")
+    *group, k, n = stride_b
+    b_major = "n" if n == 1 and (along_k or not narrow) else "k" if k == 1 and not along_k else None
+    if b_major is None:
+        allowed = "row-major" if along_k else "K-contiguous: pass .transpose(1, 2).contiguous().transpose(1, 2)"
+        raise ValueError(f"b: strides are {stride_b}, allowed is {allowed}")
+    if any(step * size % TMA_BYTES for step in (*group, k if b_major == "n" else n)):
+        raise ValueError(f"b: strides are {stride_b}, allowed are multiples of 16 bytes")
+    return b_major
+
+
+def _check(a, b, offsets, scale_a, scale_b, out_dtype):
+    """The same for tensors, by name: what they are and where."""
+    given = {name: x for name, x in dict(a=a, b=b, offsets=offsets, scale_a=scale_a, scale_b=scale_b).items()
+             if x is not None or not name.startswith("scale")}
+    for name, x in given.items():
+        check.tensor(name, x)
+    if (scale_a is None) != (scale_b is None):
+        raise ValueError("scale_a, scale_b: one is None, allowed are both or neither")
+    scales = scale_a is not None and (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape)
+    found = _spec(_facts(a), _facts(b), _facts(offsets), scales, out_dtype)
+    check.same_device(**given)
+    return found
+
+
+def _aligned(**operands):
+    for name, x in operands.items():
+        if x.numel() and x.data_ptr() % TMA_BYTES:
+            raise ValueError(f"{name}: begins at an address that is not a multiple of {TMA_BYTES} bytes: copy it")
+
+
+def _cpu(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scale_b: Optional[Tensor],
+         out_dtype: Optional[torch.dtype]) -> Tensor:
+    _, shape, out = _check(a, b, offsets, scale_a, scale_b, out_dtype)
+    if not offsets.numel():
+        return a.new_zeros(shape, dtype=out)
+    return reference_grouped.grouped_gemm(a, b, offsets, scale_a, scale_b, out)
+
+
+def _fake(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scale_b: Optional[Tensor],
+          out_dtype: Optional[torch.dtype]) -> Tensor:
+    shape = (a.shape[0], b.shape[2]) if b.dim() == 3 else (offsets.shape[0], a.shape[0], b.shape[1])
+    return a.new_empty(shape, dtype=out_dtype or (torch.bfloat16 if scale_a is not None else a.dtype))
+
+
+def _setup(ctx, inputs, output):
+    a, b, offsets, *_ = inputs
+    ctx.save_for_backward(a, b, offsets)
+
+
+def _backward(ctx, dc):
+    """da[i] = dc[i] @ b[g].t(), db[g] = a[g].t() @ dc[g]. Rows of no group get zeros."""
+    a, b, offsets = ctx.saved_tensors
+    dc = dc.to(a.dtype).contiguous()
+    da = db = None
+    if ctx.needs_input_grad[0]:
+        da = grouped_gemm(dc, b.transpose(1, 2), offsets)
+        rows = torch.arange(da.shape[0], device=da.device)
+        da = torch.where((rows < offsets[-1])[:, None], da, 0) if offsets.numel() else da
+    if ctx.needs_input_grad[1]:
+        db = grouped_gemm(a.t(), dc, offsets)
+    return da, db, None, None, None, None
+
+
+_op = ops.torch_op("grouped_gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
+_Function = ops.eager_function("GroupedGemm", forward=lambda *args: (_cuda if args[0].is_cuda else _cpu)(*args),
+                               setup=_setup, backward=_backward)

@@ -1,0 +1,140 @@
+"""What a caller of the grouped GEMM asked for, and the shape of its kernel. Pure Python, no torch, no DSL."""
+from dataclasses import dataclass
+from typing import Optional
+
+from ..runtime.recipe import Recipe, Shipped
+from ..testing.expectation import REGISTER_FILE, Expectation
+from .fp8_plan import SHARED_BYTES, Fp8Config
+from .fp8_spec import BYTES, FP8
+
+HALF = ("bf16", "fp16")
+OUT = ("bf16", "fp16", "fp32")
+MOST_GROUPS = 1024
+
+
+@dataclass(frozen=True)
+class GroupedSpec:
+    """along "m": c[i] = a[i] @ b[g], g being row i's group: a (M, K), b (G, K, N), c (M, N). along "k":
+    c[g] = a[:, g] @ b[g], the columns of a and rows of b that are g's: a (M, K), b (K, N), c (G, M, N).
+
+    a, b: their types, both 16-bit and the same, or float8. out: c's. scales: "none" for 16 bits; "row" or "block" for
+    float8, see Fp8Spec. b_major: b's contiguous dimension, "k" or, for 16 bits, "n". along "k" a is M- and b
+    N-contiguous.
+
+    Raises:
+        NotImplementedError: a value that no kernel takes, by name.
+    """
+
+    along: str = "m"
+    a: str = "bf16"
+    b: str = "bf16"
+    out: str = "bf16"
+    scales: str = "none"
+    b_major: str = "k"
+
+    # what Fp8Gemm asks a spec, and is always so here
+    bias = None
+    activation = None
+    store = "tma"
+
+    def __post_init__(self):
+        narrow = self.a in FP8
+        allowed = {"along": ("m",) if narrow else ("m", "k"), "a": (*HALF, *FP8), "b": FP8 if narrow else (self.a,),
+                   "out": OUT, "scales": ("row", "block") if narrow else ("none",),
+                   "b_major": ("k",) if narrow else ("k", "n") if self.along == "m" else ("n",)}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise NotImplementedError(f"grouped_gemm: {name} is {getattr(self, name)!r}, supported with a in "
+                                          f"{self.a} along {self.along} are {', '.join(values)}")
+
+    @property
+    def per_step(self) -> bool:
+        return self.scales == "block"
+
+    @property
+    def promote(self) -> bool:
+        return self.scales == "block"
+
+    @property
+    def step(self) -> int:
+        """Of K in a stage: a swizzle of 128 bytes."""
+        return 128 // BYTES.get(self.a, 2)
+
+
+FAST = (
+    Fp8Config(across=True, group=16),
+    Fp8Config(cluster=1, group=16),
+    Fp8Config(n=128, stages=6, cluster=1),
+    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, lead=0),
+)
+PROMOTED = (
+    Fp8Config(n=192, stages=4, panels=1, across=True, group=16),
+    Fp8Config(n=128, stages=5, cluster=1),
+    Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, lead=0),
+)
+
+
+def plan(spec: GroupedSpec, M: int, N: int, G: int, processors: int) -> Fp8Config:
+    """The configuration for groups of M / G rows in the mean: what they will be is known on the device alone.
+
+    Tiles of 128 rows waste 64 of a group in the mean. Small ones where few tiles would leave processors idle."""
+    table = PROMOTED if spec.promote else FAST
+    if spec.along == "m" and M <= 64 * G:
+        return fitted(table[-1], spec)
+    rows = -(-M // 128) + G // 2 if spec.along == "m" else -(-M // 128) * G
+    for config in table[:-2]:
+        wide = config.n * (config.cluster if config.across else 1)
+        if wide - config.n < N and rows * -(-N // wide) * config.cluster >= processors:
+            return fitted(config, spec)
+    return fitted(table[-2], spec)
+
+
+def shared_bytes(config: Fp8Config, spec: GroupedSpec) -> int:
+    """The dense kernel's, and the table of groups."""
+    return config.shared_bytes(spec) + 4 * (2 * MOST_GROUPS + 4)
+
+
+def fitted(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
+    """With as many stages as there is room for; as the dense kernel's rules have it."""
+    from dataclasses import replace
+    while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
+        config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
+    return replace(config, pdl=False).check(spec)  # offsets are read before the roles part
+
+
+def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
+    return Recipe("tkq.gemm.grouped:build", (spec, config))
+
+
+def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:
+    """As the dense kernel's."""
+    parts = config.waves * config.split
+    wanted = ["UTMALDG", "USETMAXREG", "UTMASTG"] + ["LDGSTS"] * spec.per_step
+    return Expectation(tensor=4 * parts * (1 if spec.promote else 2), waits_per_mma=0.5, instructions=tuple(wanted),
+                       registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
+                       smem=shared_bytes(config, spec) + 2048)
+
+
+def shipped() -> list[Shipped]:
+    """Every tile with every kind of operands."""
+    specs = [GroupedSpec(), GroupedSpec(b_major="n"), GroupedSpec("k", b_major="n"), GroupedSpec(out="fp32"),
+             GroupedSpec("k", out="fp32", b_major="n"), GroupedSpec("m", "fp16", "fp16", "fp16"),
+             GroupedSpec("m", "e4m3", "e4m3", "bf16", "row"), GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")]
+    found = []
+    for spec in specs:
+        for i, tile in enumerate(PROMOTED if spec.promote else FAST):
+            config = fitted(tile, spec)
+            name = f"grouped_gemm_{spec.along}_{spec.a}_{spec.out}_{spec.scales}_{spec.b_major}_{config.name}"
+            quick = i == 0 and spec.out == "bf16"
+            found.append(Shipped(name, recipe(spec, config), expectation(spec, config), quick))
+    return found
+
+
+def granularity(groups: int, m: int, n: int, k: int, scale_a: tuple, scale_b: tuple) -> Optional[str]:
+    """"row" or "block", from the scales' shapes; None for others."""
+    steps = -(-k // 128)
+    if tuple(scale_a) == (m, 1) and tuple(scale_b) == (groups, 1, n):
+        return "row"
+    if tuple(scale_a) == (m, steps) and tuple(scale_b) == (groups, steps, -(-n // 128)):
+        return "block"
+    return None

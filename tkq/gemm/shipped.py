@@ -1,0 +1,114 @@
+"""Every GEMM kernel that the tests of machine code cover, and what its machine code must show. Pure Python."""
+import itertools
+
+from ..runtime.recipe import Recipe, Shipped
+from ..testing.expectation import REGISTER_FILE, Expectation
+from . import narrow_plan
+from .epilogue import Epilogue
+from .narrow_plan import NarrowConfig
+from .plan import PANEL_BYTES, STEP, TILES, Config, fitted, wide_residual, with_epilogue
+from .spec import BYTES, GemmSpec
+
+EPILOGUES = {  # beside the plain one, in the largest tile and a small one
+    "bias": Epilogue(bias="bf16"),
+    "bias_relu": Epilogue("relu", bias="bf16"),
+    "bias_silu": Epilogue("silu", bias="bf16"),
+    "bias_gelu": Epilogue("gelu", bias="bf16"),
+    "bias_gelu_tanh": Epilogue("gelu_tanh", bias="fp32"),
+    "swiglu": Epilogue("swiglu"),
+    "bias_geglu": Epilogue("geglu", bias="bf16"),
+    "c": Epilogue(residual=True, residual_pairs=True),
+    "all_silu": Epilogue("silu", bias="fp32", residual=True, residual_pairs=True, alpha=True, beta=True),
+}
+QUICK = ("bias_gelu", "swiglu", "c")
+
+
+def expectation(spec: GemmSpec, config: Config) -> Expectation:
+    """What the dense kernel's machine code must show: the wgmma of a tile's first step of K and of the loop, waited for
+    once each."""
+    products = STEP // 16
+    panels = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // PANEL_BYTES
+    by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
+    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else by_tma]
+    dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
+    wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
+    return Expectation(tensor=(2 + panels * config.spread) * products, waits_per_mma=1 / products,
+                       instructions=tuple(wanted), absent=() if spec.store == "elements" else ("STG",),
+                       registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
+                       smem=config.shared_bytes(spec) + 1024)
+
+
+def narrow_expectation(spec: GemmSpec, config: NarrowConfig) -> Expectation:
+    """As ``expectation``, of the narrow kernel: so few registers and so little shared memory that two blocks fit."""
+    return Expectation(tensor=STEP // 16, waits_per_mma=0.5, instructions=("UTMALDG", "STG"),
+                       registers=REGISTER_FILE // 2 // config.threads // 8 * 8, smem=narrow_plan.SLOT_BYTES + 1024)
+
+
+def shipped() -> list[Shipped]:
+    """Every tile with every order of the operands and every way out; fp16 where torch's usual layouts take it; the
+    epilogues, batches; few rows; the kernel for what TMA does not take."""
+    return [*_plain(), *_epilogues(), *_narrow(), *_elements()]
+
+
+def _plain():
+    majors = list(itertools.product("km", "kn"))
+    ways_out = (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))
+    specs = [GemmSpec("bf16", out, a, b, store=store) for out, store in ways_out for a, b in majors]
+    specs += [GemmSpec("fp16", out, "k", b) for out in ("fp16", "fp32") for b in "kn"]
+    specs += [GemmSpec("bf16", out, "m", "n", store=way, accumulate=True)
+              for out, way in (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))]
+    specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
+    for spec, tile in itertools.product(specs, TILES):
+        quick = spec.dtype == spec.out == "bf16" and not spec.batch and tile is TILES[0]
+        yield _dense(spec, fitted(tile, spec), "batch" + spec.batch if spec.batch else "", quick)
+
+
+def _epilogues():
+    for (name, epilogue), out, tile in itertools.product(EPILOGUES.items(), ("bf16", "fp32"), (TILES[0], TILES[3])):
+        spec = GemmSpec(out=out, b_major="k", epilogue=epilogue)
+        if wide_residual(spec) and tile.n == 256:
+            continue
+        quick = name in QUICK and out == "bf16" and tile is TILES[0]
+        yield _dense(spec, fitted(with_epilogue(tile, spec), spec), name, quick)
+
+
+    for name in ("bias_silu", "swiglu"):
+        spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
+        yield _dense(spec, Config(spread=2, late=True), f"{name}_spread2")
+
+
+def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
+    words = ["add"] * spec.accumulate + [epilogue] * bool(epilogue) + [spec.store, config.name]
+    name = f"gemm_{spec.dtype}_{spec.a_major}{spec.b_major}_{spec.out}_{'_'.join(words)}"
+    return Shipped(name, Recipe("tkq.gemm.dense:build", (spec, config)), expectation(spec, config), quick)
+
+
+def _narrow():
+    for b_major, m in itertools.product("kn", narrow_plan.WIDTHS):
+        spec = GemmSpec(b_major=b_major)
+        yield _few_rows(spec, narrow_plan.plan(spec, m, 8192, 8192, 132), quick=m in (16, 128))
+    spec = GemmSpec(b_major="n", epilogue=EPILOGUES["bias_geglu"])
+    yield _few_rows(spec, narrow_plan.plan(spec, 128, 8192, 8192, 132), "bias_geglu", quick=True)
+    for split, rows in ((1, 64), (4, 128), (8, 64)):
+        config = narrow_plan.fitted(NarrowConfig(64, rows, split), GemmSpec(b_major="k"))
+        yield _few_rows(GemmSpec(b_major="k"), config, "other")
+    for name in ("bias", "bias_gelu", "all_silu", "swiglu", "bias_geglu"):
+        spec = GemmSpec(out="fp32", b_major="k", epilogue=EPILOGUES[name])
+        yield _few_rows(spec, narrow_plan.plan(spec, 16, 8192, 8192, 132), name)
+
+
+def _few_rows(spec, config, what="", quick=False):
+    name = "_".join(filter(None, (f"gemm_{spec.dtype}_k{spec.b_major}_{spec.out}", what, config.name)))
+    return Shipped(name, narrow_plan.recipe(spec, config), narrow_expectation(spec, config), quick)
+
+
+def _elements():
+    wanted = Expectation(tensor=4, waits_per_mma=0.25, instructions=("LDG", "STG"), absent=("UTMALDG",))
+    cases = [(f"{a}{b}_bf16", GemmSpec("bf16", "bf16", a, b, "elements", "elements"))
+             for a, b in itertools.product("km", "kn")]
+    for name in ("swiglu_interleaved", "silu"):
+        epilogue = Epilogue(name, bias="bf16", residual=name == "silu")
+        cases.append((f"kn_{name}", GemmSpec(load="elements", store="elements", epilogue=epilogue, batch="ab")))
+    for name, spec in cases:
+        yield Shipped(f"gemm_bf16_{name}_elements", Recipe("tkq.gemm.elements:build", (spec,)), wanted,
+                      name == "kn_bf16")

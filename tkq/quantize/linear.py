@@ -1,0 +1,141 @@
+"""A linear layer in float8: all three products of a training step, quantised as they come."""
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from ..gemm.fp8_ops import fp8_gemm
+from .ops import quantize_fp8
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+RECIPES = ("row", "block")
+_UNIT = 16  # of every dimension that a product sums over
+
+
+class Recipe(NamedTuple):
+    """granularity: "row", a scale for each row of what a product sums over; or "block", one for each 128 of it, and for
+    each 128 x 128 of the weight. gradient: dy's float8 type."""
+
+    granularity: str
+    gradient: torch.dtype
+
+
+class Fp8Linear(nn.Linear):
+    """`torch.nn.Linear` whose three products (y, and the gradients of x and of the weight) run in float8.
+
+    x, the weight and dy are quantised when they come, by `tkq.quantize_fp8`; parameters keep their type, and so do
+    results and gradients: products are added up and rounded once. The bias and its gradient are not quantised.
+
+    Args:
+        in_features, out_features: multiples of 16.
+        bias, device, dtype: as `torch.nn.Linear`; dtype and x's: bfloat16, float16 or float32.
+        granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
+            of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
+            (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
+            added up in float32. It is the more accurate, and quantises x and dy for both their products in one pass.
+        gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
+
+    Any number of tokens; one that is no multiple of 16 is padded with zeros for the weight's gradient.
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
+                 granularity: str = "row", gradient: torch.dtype = E4M3):
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if size % _UNIT:
+                raise ValueError(f"Fp8Linear: {name} is {size}, allowed are multiples of {_UNIT}")
+        if granularity not in RECIPES:
+            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(RECIPES)}")
+        if gradient not in (E4M3, E5M2):
+            raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.recipe = Recipe(granularity, gradient)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in_features) -> (..., out_features), of x's type."""
+        rows = x.reshape(-1, x.shape[-1])
+        y = _Linear.apply(rows, self.weight, self.bias, self.recipe)
+        return y.view(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, granularity={self.recipe.granularity!r}, gradient={self.recipe.gradient}"
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, recipe):
+        products = _PRODUCTS[recipe.granularity]
+        keep = ctx.needs_input_grad[1]
+        y, kept = products.forward(_padded(x) if keep else x, weight, bias, x.dtype, keep)
+        ctx.save_for_backward(weight, *kept)
+        ctx.recipe, ctx.biased, ctx.dtype = recipe, None if bias is None else bias.dtype, x.dtype
+        return y[:x.shape[0]]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        weight, *kept = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        dx, dweight = _PRODUCTS[ctx.recipe.granularity].backward(
+            dy.contiguous(), weight, kept, ctx.recipe.gradient, (ctx.dtype if wants_x else None, wants_weight))
+        dbias = dy.sum(0, dtype=torch.float32).to(ctx.biased) if wants_bias else None
+        return dx, dweight, dbias, None
+
+
+def _padded(x):
+    """Rows to a multiple of 16: zeros, which add nothing to the weight's gradient."""
+    missing = -x.shape[0] % _UNIT
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
+
+
+class _Rows:
+    """A scale for each row of both operands. What is summed over is another dimension in each product, so each
+    quantises for itself."""
+
+    @staticmethod
+    def forward(x, weight, bias, dtype, keep):
+        (q, scale), (w, scale_w) = quantize_fp8(x), quantize_fp8(weight)
+        y = fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype)
+        return y, (x,) if keep else ()
+
+    @staticmethod
+    def backward(dy, weight, kept, gradient, wants):
+        dtype, wants_weight = wants
+        dx = dweight = None
+        if dtype is not None:
+            (q, scale), (w, scale_w) = quantize_fp8(dy, dtype=gradient), quantize_fp8(weight.t().contiguous())
+            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)
+        if wants_weight:
+            q, scale = quantize_fp8(_padded(dy).t().contiguous(), dtype=gradient)
+            x, scale_x = quantize_fp8(kept[0].t().contiguous())
+            dweight = fp8_gemm(q, x.t(), scale, scale_x.t(), out_dtype=weight.dtype)
+        return dx, dweight
+
+
+class _Blocks:
+    """A scale for each 128 of what is summed over. x and dy are quantised along both dimensions in one pass; of x the
+    half that the backward wants is kept in place of x itself."""
+
+    @staticmethod
+    def forward(x, weight, bias, dtype, keep):
+        q, scale, *kept = quantize_fp8(x, "block", transpose=keep)
+        w, scale_w = quantize_fp8(weight, "tile")
+        return fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype), kept
+
+    @staticmethod
+    def backward(dy, weight, kept, gradient, wants):
+        dtype, wants_weight = wants
+        rows, dx, dweight = dy.shape[0], None, None
+        q, scale, *turned = quantize_fp8(_padded(dy) if wants_weight else dy, "block", gradient, transpose=wants_weight)
+        if dtype is not None:
+            _, _, w, scale_w = quantize_fp8(weight, "tile", transpose=True)
+            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)[:rows]
+        if wants_weight:
+            x, scale_x = kept
+            dweight = fp8_gemm(turned[0], x.t(), turned[1], scale_x.t(), out_dtype=weight.dtype)
+        return dx, dweight
+
+
+_PRODUCTS = {"row": _Rows, "block": _Blocks}

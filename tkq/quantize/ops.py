@@ -1,0 +1,161 @@
+"""tkq.quantize_fp8: what PyTorch sees of the quantiser."""
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from tkq import reference_fp8
+from tkq.norms.spec import MAX_N, NormSpec
+from tkq.quantize.shipped import rows_recipe, tiles_recipe
+from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
+from tkq.runtime import arch, check, dtypes, function, ops
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch.float8_e4m3fn, *,
+                 transpose: bool = False):
+    """x in float8 with scales: x ~ q * scale, as ``tkq.fp8_gemm`` takes them.
+
+    Args:
+        x: (M, N), bfloat16, float16 or float32; a row's elements are contiguous, rows any distance apart.
+        granularity: what shares a scale:
+            "tensor"  everything. x is read twice: once for its largest element.
+            "row"     a row.
+            "block"   128 columns of a row.
+            "tile"    128 rows by 128 columns.
+        dtype: float8_e4m3fn (largest 448) or float8_e5m2 (57344).
+        transpose: the float8 of x.t() too, with scales of its own: "block"'s are of 128 rows of a column of x. Not for
+            "row".
+
+    Returns:
+        (q, scale), with transpose (q, scale, qt, scale_t). q: (M, N), contiguous. qt: (N, M), contiguous. scale,
+        float32: (1,); (M, 1); (M, ceil(N / 128)), a column of M one after the other: strides (1, M rounded up to 4);
+        (ceil(M / 128), ceil(N / 128)). scale_t: the same for x.t(); for "tensor" and "tile" it is scale, or its t().
+
+        As a of ``fp8_gemm``: q and scale. As b: q.t() and scale.t().
+
+        scale = max(amax / largest, 2^-126), amax being the largest |x| of those that share it. So zeros have the scale
+        2^-126 and q = 0. Where an x is NaN, so are its scale and all q that share it. Where one is infinite, so is the
+        scale: q is NaN there and 0 elsewhere, and q * scale NaN throughout.
+
+    Raises:
+        TypeError: x is not a tensor, or of another dtype; another dtype. ValueError: not 2-D, a row that is not
+        contiguous, another granularity. NotImplementedError: a gradient asked for; a transpose with "row"; rows of more
+        than 262144 elements with "row". RuntimeError: a GPU other than Hopper.
+
+    CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
+    """
+    if ops.direct(x):
+        q, scale, qt, scale_t = (_launched if x.is_cuda else _cpu)(x, granularity, dtype, transpose)
+    else:
+        check.refuse_gradient("quantize_fp8", x=x)
+        _check(x, granularity, dtype, transpose)
+        q, scale, qt, scale_t = _op(x, granularity, dtype, transpose)
+    if not transpose:
+        return q, scale
+    if granularity == "tensor":
+        return q, scale, qt, scale
+    return q, scale, qt, scale.t() if granularity == "tile" else scale_t
+
+
+def _check(x, granularity, dtype, transpose):
+    check.dtype("x", x, INPUTS)
+    check.rank("x", x, 2)
+    check.last_dim_contiguous("x", x)
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity: got {granularity!r}, allowed are {', '.join(GRANULARITIES)}")
+    if dtype not in FP8:
+        raise TypeError(f"dtype: got {dtype}, allowed are {FP8[0]} and {FP8[1]}")
+    if granularity == "row" and transpose:
+        raise NotImplementedError("transpose: with granularity 'row' it is not supported, which needs all of x for the "
+                                  "transpose's scales; quantise x.t().contiguous()")
+    if granularity == "row" and x.shape[1] > MAX_N:
+        raise NotImplementedError(f"x: has {x.shape[1]} columns, allowed with granularity 'row' are up to {MAX_N}")
+
+
+def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,
+          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return tuple(x.new_empty(0) if t is None else t for t in _launched(x, granularity, dtype, transpose))
+
+
+def _launched(x, granularity, dtype, transpose):
+    """(q, scale, qt, scale_t), None for what there is not."""
+    try:
+        m, n = x.shape
+        aligned = x.data_ptr() & 15
+        run, amax = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, x.get_device())
+        device = x.device
+        q = torch.empty(m, n, dtype=dtype, device=device)
+        scale = _scales(granularity, m, n, device)
+        if granularity == "row":
+            run(x, None, None, q, None, None, None, None, scale, 0.0, None)
+            return q, scale, None, None
+        qt = torch.empty(n, m, dtype=dtype, device=device) if transpose else None
+        scale_t = _scales(granularity, n, m, device) if transpose and granularity == "block" else None
+        largest = None
+        if amax is not None:
+            largest = torch.zeros(1, dtype=torch.int32, device=device)
+            amax(x, None, None, None, None, largest)
+        run(x, q, scale, qt, scale_t, largest)
+        return q, scale, qt, scale_t
+    except Exception:
+        # What a launch stumbles over; the words for a user are found only when something is wrong.
+        _check(x, granularity, dtype, transpose)
+        if not x.numel():
+            return _cpu(x, granularity, dtype, transpose)
+        raise
+
+
+def _scales(granularity, m, n, device):
+    """Room for the scales of (m, n)."""
+    if granularity == "row":
+        return torch.empty(m, 1, dtype=torch.float32, device=device)
+    if granularity == "block":
+        return torch.empty_strided((m, -(-n // EDGE)), (1, -(-m // 4) * 4), dtype=torch.float32, device=device)
+    shape = (1,) if granularity == "tensor" else (-(-m // EDGE), -(-n // EDGE))
+    return torch.empty(shape, dtype=torch.float32, device=device)
+
+
+@lru_cache(4096)
+def _runs(granularity, x, m, n, strides, aligned, out, transpose, device):
+    """(kernel, the kernel that finds amax before it or None) for a kind of call. aligned: x's address modulo 16. Raises
+    where something is wrong, and where there is nothing to quantise."""
+    if granularity not in GRANULARITIES or (granularity == "row" and transpose) or not m * n or strides[1] != 1:
+        raise ValueError
+    arch.require_hopper(torch.device("cuda", device))
+    size, names = x.itemsize, (dtypes.name_of(x), dtypes.name_of(out))
+    if granularity == "row":
+        width = 16 // size
+        while n % width or (m > 1 and strides[0] % width) or aligned % (width * size):
+            width //= 2
+        return function(rows_recipe(NormSpec("rmsnorm", n, names[0], vector=width, out=names[1], scale="row"))), None
+    wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
+    run = tiles_recipe(TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose))
+    amax = tiles_recipe(TileSpec(granularity, *names, wide=wide, step="amax")) if granularity == "tensor" else None
+    return function(run), amax and function(amax)
+
+
+def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
+         transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check(x, granularity, dtype, transpose)
+    none, block = x.new_empty(0), BLOCKS[granularity]
+    q, found = reference_fp8.quantize_fp8(x, block, dtype)
+    scale = _scales(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
+    if not transpose:
+        return q, scale, none, none
+    qt, found = reference_fp8.quantize_fp8(x.t(), block, dtype)
+    scale_t = _scales("block", *reversed(x.shape), x.device).copy_(found) if granularity == "block" else none
+    return q, scale, qt.contiguous(), scale_t
+
+
+def _fake(x: Tensor, granularity: str, dtype: torch.dtype,
+          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    m, n = x.shape
+    none = x.new_empty(0)
+    return (x.new_empty((m, n), dtype=dtype), _scales(granularity, m, n, x.device),
+            x.new_empty((n, m), dtype=dtype) if transpose else none,
+            _scales(granularity, n, m, x.device) if transpose and granularity == "block" else none)
+
+
+_op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_cpu, fake=_fake)

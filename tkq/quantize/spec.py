@@ -1,0 +1,41 @@
+"""What a caller of the quantiser asked for: the part that decides which code is compiled. Pure Python."""
+from dataclasses import dataclass
+
+from ..norms.spec import LARGEST
+
+GRANULARITIES = ("tensor", "row", "block", "tile")
+INPUTS = ("bf16", "fp16", "fp32")
+EDGE = 128  # of a tile; columns of a block
+VECTOR = 8  # elements that a thread takes at once, along rows and along columns
+
+# granularity -> (rows, columns) that share a scale; 0: all of them
+BLOCKS = {"tensor": (0, 0), "row": (1, 0), "block": (1, EDGE), "tile": (EDGE, EDGE)}
+
+
+@dataclass(frozen=True)
+class TileSpec:
+    """Quantising tile by tile: all granularities but "row", which is the norms' kernel without a norm.
+
+    step: "amax", the largest |x| of all, or "quantise" (by it, where the granularity is "tensor"). wide, wide_t: are
+    rows of x and of the result whole vectors of VECTOR elements, and rows of the transposed result? transpose: is
+    there one?
+
+    Raises:
+        NotImplementedError: a value that no kernel takes, by name.
+    """
+
+    granularity: str
+    x: str = "bf16"
+    out: str = "e4m3"
+    transpose: bool = False
+    wide: bool = True
+    wide_t: bool = True
+    step: str = "quantise"
+
+    def __post_init__(self):
+        allowed = {"granularity": ("tensor", "block", "tile"), "x": INPUTS, "out": tuple(LARGEST),
+                   "step": ("amax", "quantise")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise NotImplementedError(f"quantize_fp8: {name} is {getattr(self, name)!r}, supported are "
+                                          f"{', '.join(values)}")

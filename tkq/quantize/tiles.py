@@ -1,0 +1,243 @@
+"""Float8 tile by tile: scales of 1 x 128, of 128 x 128 or of all, and the transpose in the same pass."""
+from dataclasses import dataclass
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, Int64, Uint32, const_expr
+from cutlass.cutlass_dsl import dsl_user_op
+
+from .. import tile as tk
+from ..norms.quant import nan_max, scale_of
+from ..pointwise import access
+from ..tile.bulk import _asm
+from ..utils import WARP
+from .spec import EDGE, VECTOR, TileSpec
+
+SIDE = EDGE // VECTOR  # vectors to a row of a tile, and to a column
+THREADS = SIDE * SIDE
+WARPS = THREADS // WARP
+
+
+@dataclass(frozen=True)
+class Operands:
+    """x, q: (M, N). qt: (N, M). scale: (M, blocks), (row tiles, column tiles) or (1,). scale_t: (N, row blocks), for
+    "block". amax: (1,) int32, the bits of the largest |x|, for "tensor"."""
+
+    x: cute.Tensor
+    q: Optional[cute.Tensor]
+    scale: Optional[cute.Tensor]
+    qt: Optional[cute.Tensor]
+    scale_t: Optional[cute.Tensor]
+    amax: Optional[cute.Tensor]
+
+
+class Tiles:
+    """A block takes a tile of 128 x 128; a thread 8 x 8 of it: loads 8 vectors, all before it uses any.
+
+      thread t      rows 8 * (t // 16) ..  columns 8 * (t % 16) ..
+      amax          of its part; across the 16 lanes that share rows by shuffles ("block"), across the block by shared
+                    memory ("tile"); of columns across 2 lanes and the 8 warps ("block", transposed)
+      q             8 bytes a row: 16 lanes write a line of 128
+      qt            8 bytes a column, through 16 KB of shared memory: slot (row vector) ^ (column vector) of its line,
+                    so that neither way two lanes of a half-warp meet in a bank; 16 lanes then write a line of 128
+    """
+
+    def __init__(self, spec: TileSpec):
+        self.spec, self.dtype = spec, tk.element_type(spec.out)
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, q: Optional[cute.Tensor], scale: Optional[cute.Tensor],
+                 qt: Optional[cute.Tensor], scale_t: Optional[cute.Tensor], amax: Optional[cute.Tensor],
+                 stream: cuda.CUstream):
+        across = cute.ceil_div(x.shape[1], EDGE)
+        self.kernel(Operands(x, q, scale, qt, scale_t, amax), across).launch(
+            grid=[across * cute.ceil_div(x.shape[0], EDGE), 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, g: Operands, across: Int32):
+        spec, t = self.spec, cute.arch.thread_idx()[0]
+        tile = cute.arch.block_idx()[0] // across, cute.arch.block_idx()[0] % across
+        row0, col0 = tile[0] * EDGE + t // SIDE * VECTOR, tile[1] * EDGE + t % SIDE * VECTOR
+        al = tk.SharedAllocator()
+        held = [self.load(g.x, row0 + i, col0) for i in range(VECTOR)]
+        x = [access.wide(row) for row in held]
+        if const_expr(spec.step == "amax"):
+            self.put_amax(g.amax, self.of_block(al, t, _largest([v for row in x for v in row])), t)
+        else:
+            scales = self.row_scales(g, al, t, tile, x, row0)
+            for i in cutlass.range_constexpr(VECTOR):
+                inverse = cute.arch.rcp_approx(scales[i])
+                self.store(g.q, [v * inverse for v in x[i]], row0 + i, col0)
+            if const_expr(spec.transpose):
+                scales = self.column_scales(g, al, t, tile, x, col0, scales)
+                self.transpose(g, al, t, tile, x, scales)
+
+    # ---- scales ------------------------------------------------------------------------------------
+
+    def row_scales(self, g, al, t, tile, x, row0):
+        """The scale of each of this thread's rows, written where they belong."""
+        if self.spec.granularity == "block":
+            scales = [self.scale_of(_lanes_max(_largest(row), (1, 2, 4, 8))) for row in x]
+            self.put_scales(g.scale, scales, row0, tile[1], t % SIDE)
+            return scales
+        if self.spec.granularity == "tile":
+            one = self.scale_of(self.of_block(al, t, _largest([v for row in x for v in row])))
+            self.put(g.scale, (tile[0], tile[1]), one, t == 0)
+        else:
+            one = self.scale_of(Int32(g.amax[0]).bitcast(Float32))
+            self.put(g.scale, (0,), one, (t == 0) & (cute.arch.block_idx()[0] == 0))
+        return [one] * VECTOR
+
+    def column_scales(self, g, al, t, tile, x, col0, scales):
+        """The scale of each of this thread's columns, written where they belong."""
+        if self.spec.granularity != "block":
+            return scales
+        mine = [_lanes_max(_largest([row[j] for row in x]), (16,)) for j in range(VECTOR)]
+        met = al.vector(EDGE, WARPS)
+        self.put_lanes(met, mine, t)
+        cute.arch.sync_threads()
+        found = []
+        for j in range(VECTOR):
+            found.append(self.scale_of(_largest([met[t % SIDE * VECTOR + j, w] for w in range(WARPS)])))
+        self.put_scales(g.scale_t, found, col0, tile[0], t // SIDE)
+        return found
+
+    def scale_of(self, amax):
+        return scale_of(amax, self.spec.out)
+
+    def of_block(self, al, t, value):
+        """The largest of a value a thread, in all of them."""
+        value = _lanes_max(value, (1, 2, 4, 8, 16))
+        met = al.vector(WARPS)
+        self.put_warp(met, value, t)
+        cute.arch.sync_threads()
+        return _largest([met[w, 0] for w in range(WARPS)])
+
+    @cute.jit
+    def put_warp(self, met: cute.Tensor, value: Float32, t: Int32):
+        if t % WARP == 0:
+            met[t // WARP, 0] = value
+
+    @cute.jit
+    def put_lanes(self, met: cute.Tensor, values: Constexpr, t: Int32):
+        if t % WARP < SIDE:
+            for j in cutlass.range_constexpr(VECTOR):
+                met[t % SIDE * VECTOR + j, t // WARP] = values[j]
+
+    @cute.jit
+    def put(self, m: cute.Tensor, coord, value: Float32, mine):
+        if mine:
+            m[coord] = value
+
+    @cute.jit
+    def put_amax(self, amax: cute.Tensor, value: Float32, t: Int32):
+        if t == 0:
+            _red_max(amax.iterator.toint(), value.bitcast(Uint32))
+
+    @cute.jit
+    def put_scales(self, m: cute.Tensor, scales: Constexpr, first, column, lane):
+        """m[first + i, column] = scales[i], by the first lane of those that share them."""
+        if lane == 0:
+            for i in cutlass.range_constexpr(VECTOR):
+                if first + i < m.shape[0]:
+                    m[first + i, column] = scales[i]
+
+    # ---- in and out ----------------------------------------------------------------------------------
+
+    @cute.jit
+    def load(self, m: cute.Tensor, row, col):
+        """VECTOR neighbours of a row; zeros past the end."""
+        held = cute.make_rmem_tensor(VECTOR, m.element_type)
+        held.fill(0)
+        if row < m.shape[0]:
+            if const_expr(self.spec.wide):
+                if col < m.shape[1]:
+                    held.store(access.load(access.run_at(m, (row, col), VECTOR), once=True).load())
+            else:
+                for j in cutlass.range_constexpr(VECTOR):
+                    if col + j < m.shape[1]:
+                        held[j] = m[row, col + j]
+        return held
+
+    @cute.jit
+    def store(self, m: cute.Tensor, values: Constexpr, row, col):
+        """m[row, col ..] = values, rounded, inside m."""
+        if row < m.shape[0]:
+            self.put_run(m, access.packed(values, self.dtype), row, col, self.spec.wide)
+
+    @cute.jit
+    def put_run(self, m: cute.Tensor, packed: cute.Tensor, row, col, wide: Constexpr[bool]):
+        if const_expr(wide):
+            if col < m.shape[1]:
+                access.store(packed, access.run_at(m, (row, col), VECTOR))
+        else:
+            bytes, to = cute.recast_tensor(packed, cutlass.Uint8), cute.recast_tensor(m, cutlass.Uint8)
+            for j in cutlass.range_constexpr(VECTOR):
+                if col + j < m.shape[1]:
+                    to[row, col + j] = bytes[j]
+
+    @cute.jit
+    def transpose(self, g, al: Constexpr, t, tile, x: Constexpr, scales: Constexpr):
+        """qt's part of the tile. The layout of shared memory: (column, slot), 8 bytes each."""
+        met = al.allocate_tensor(Int64, cute.make_layout((EDGE, SIDE), stride=(SIDE, 1)), byte_alignment=128)
+        down, right = t // SIDE, t % SIDE
+        for j in cutlass.range_constexpr(VECTOR):
+            inverse = cute.arch.rcp_approx(scales[j])
+            packed = access.packed([row[j] * inverse for row in x], self.dtype)
+            met[right * VECTOR + j, down ^ right] = cute.recast_tensor(packed, Int64)[0]
+        cute.arch.sync_threads()
+        for i in cutlass.range_constexpr(VECTOR):
+            column = t // SIDE + i * SIDE  # sixteen threads take one, a vector of its rows each
+            packed = cute.make_rmem_tensor(VECTOR, self.dtype)
+            cute.recast_tensor(packed, Int64)[0] = met[column, t % SIDE ^ (column // VECTOR)]
+            if tile[1] * EDGE + column < g.qt.shape[0]:
+                self.put_run(g.qt, packed, tile[1] * EDGE + column,
+                             tile[0] * EDGE + t % SIDE * VECTOR, self.spec.wide_t)
+
+
+def _largest(values):
+    """max |v|; NaN where one is."""
+    found = None
+    for v in values:
+        v = cute.arch.fmax(v, -v, nan=True)
+        found = v if found is None else nan_max(found, v)
+    return found
+
+
+def _lanes_max(value, offsets):
+    for offset in offsets:
+        value = nan_max(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
+    return value
+
+
+@dsl_user_op
+def _red_max(address, bits, *, loc=None, ip=None):
+    """The larger of two unsigned words stays at the global address: of positive floats' bits, NaN the largest."""
+    _asm([Int64(address), Uint32(bits)], "red.relaxed.gpu.global.max.u32 [$0], $1;", "l,r", loc, ip)
+
+
+def build(spec: TileSpec):
+    """(kernel, fake arguments): x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
+    from ..runtime import fake
+
+    M, N = fake.sym(), fake.sym()
+    unit = VECTOR if spec.wide else 1
+
+    def matrix(dtype, shape, unit):
+        size = tk.element_type(dtype).width // 8
+        return fake.tensor(dtype, shape, (fake.sym64(divisibility=unit), 1), align=min(16, unit * size))
+
+    def scales(rows, kept):
+        return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if kept else None, align=4)
+
+    x, amax = matrix(spec.x, (M, N), unit), fake.tensor("int32", (1,), (1,), align=4)
+    if spec.step == "amax":
+        return Tiles(spec), (x, None, None, None, None, amax)
+    block, tensor = spec.granularity == "block", spec.granularity == "tensor"
+    scale = (fake.tensor("fp32", (1,), (1,), align=4) if tensor
+             else scales(M, True) if block else fake.tensor("fp32", (fake.sym(), fake.sym()), align=4))
+    return Tiles(spec), (x, matrix(spec.out, (M, N), unit), scale,
+                         matrix(spec.out, (N, M), VECTOR if spec.wide_t else 1) if spec.transpose else None,
+                         scales(N, True) if spec.transpose and block else None, amax if tensor else None)

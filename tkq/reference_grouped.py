@@ -1,0 +1,32 @@
+"""Grouped products in plain PyTorch: what they mean. The path of CPU tensors, and the oracle of the tests."""
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .reference_fp8 import dequantise
+
+
+def bounds(offsets: Tensor, limit: int) -> list:
+    """(begin, end) of each group: it ends at its offset and begins at the one before; none goes past ``limit``."""
+    ends = [min(max(end, 0), limit) for end in offsets.tolist()]
+    return [(begin, max(begin, end)) for begin, end in zip([0, *ends[:-1]], ends)]
+
+
+def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor] = None,
+                 scale_b: Optional[Tensor] = None, out_dtype: Optional[torch.dtype] = None,
+                 wide: torch.dtype = torch.float32) -> Tensor:
+    """b (G, K, N): c[i] = a[i] @ b[g] for the rows of each group, others 0; b (K, N): c[g] = a[:, g] @ b[g].
+
+    Computed in ``wide``, rounded once."""
+    out_dtype = out_dtype or (torch.bfloat16 if scale_a is not None else a.dtype)
+    if scale_a is not None:
+        a = dequantise(a, scale_a, wide)
+        b = torch.stack([dequantise(x, s, wide) for x, s in zip(b, scale_b)]) if len(b) else b
+    a, b = a.to(wide), b.to(wide)
+    if b.dim() == 2:
+        return torch.stack([a[:, i:j] @ b[i:j] for i, j in bounds(offsets, a.shape[1])]).to(out_dtype)
+    c = a.new_zeros(a.shape[0], b.shape[2])
+    for g, (i, j) in enumerate(bounds(offsets, a.shape[0])):
+        c[i:j] = a[i:j] @ b[g]
+    return c.to(out_dtype)
