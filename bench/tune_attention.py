@@ -29,7 +29,7 @@ from tkq import runtime
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.launch import Operands
 from tkq.attention.plan import AttentionConfig, length_class, plan
-from tkq.attention.spec import AttentionSpec
+from tkq.attention.spec import FAR, AttentionSpec
 
 # What each name changes of the plan; a name of several words changes all of it.
 CHANGES = {
@@ -122,7 +122,8 @@ class Case:
 
     @property
     def spec(self):
-        return AttentionSpec("bf16", self.dim, self.causal, False, self.dim_v, self.left >= 0, varlen=self.varlen)
+        return AttentionSpec("bf16", self.dim, self.causal, False, self.dim_v, self.left >= 0, varlen=self.varlen,
+                             far=self.left >= FAR)
 
     @property
     def call(self):

@@ -77,7 +77,7 @@ def test_unsupported_specs_are_named(bad):
     assert str(value) in str(caught.value) and (name in str(caught.value) or name == "dtype")
 
 
-@pytest.mark.parametrize("bad", (dict(causal=True, right=True), dict(used_q=True), dict(used_k=True)))
+@pytest.mark.parametrize("bad", (dict(causal=True, right=True), dict(used_q=True), dict(used_k=True), dict(far=True)))
 def test_contradictions_are_refused(bad):
     with pytest.raises(ValueError):
         AttentionSpec(**bad)
@@ -91,7 +91,7 @@ def test_shipped_covers_what_plan_chooses():
         for seqlen in (1, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536):
             spec = AttentionSpec(dtype, dim, causal)
             assert (spec, plan(spec, length_class(seqlen))) in args
-    for name in ("left", "right", "softcap", "sinks", "varlen", "used_q", "used_k"):
+    for name in ("left", "far", "right", "softcap", "sinks", "varlen", "used_q", "used_k"):
         assert {bool(getattr(spec, name)) for spec, _ in args} == {False, True}
     assert {spec.pack > 1 for spec, _ in args} == {False, True}
 
@@ -101,4 +101,4 @@ def test_specs_are_told_apart_by_the_compile_key():
     assert len({repr(AttentionSpec(**one)) for one in (
         {}, dict(causal=True), dict(lse=False), dict(left=True), dict(right=True), dict(softcap=True),
         dict(sinks="fp32"), dict(varlen=True), dict(varlen=True, used_q=True), dict(varlen=True, used_k=True),
-        dict(pack=2), dict(head_dim_v=64))}) == 12
+        dict(pack=2), dict(head_dim_v=64), dict(left=True, far=True))}) == 13

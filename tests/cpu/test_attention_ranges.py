@@ -106,6 +106,17 @@ def test_the_masks_of_a_visit_leave_what_a_row_sees(e, tile):
         assert sorted(left) == seen(e, row)
 
 
+@settings(deadline=None)
+@given(EXTENTS, st.integers(0, 43), st.integers(0, 300))
+def test_a_far_limit_on_the_left_needs_no_mask_where_the_right_does(e, tile, more):
+    e = replace(e, left=e.tile_rows + e.block + more)
+    rows = rows_of(e, tile)
+    r = visit(e, rows[0])
+    for i in range(r.masked):
+        start = (r.first + r.blocks - 1 - i) * e.block
+        assert all(begin <= start or end <= start for begin, end in (keys_of_row(e, row) for row in rows))
+
+
 def test_few_blocks_are_masked():
     e = Extent(4096, 4096, 128, 128, right=0)
     assert [key_range(e, 128 * i).masked for i in range(32)] == [1] * 32

@@ -39,7 +39,7 @@ def test_windows(dim, dtype, kind):
 
 def test_windows_of_long_sequences():
     x = make(1, 4097, 4097, 2, 1, 128)
-    for left, right in ((1023, 0), (1024, 0), (4000, 0), (0, 0), (5000, 0)):
+    for left, right in ((1023, 0), (1024, 0), (4000, 0), (0, 0), (5000, 0), (640, 70), (639, 70), (1023, -1)):
         compare(*x, "4097", left=left, right=right)
     compare(*make(1, 2500, 4097, 2, 2, 128), "2500 x 4097", left=700, right=0)
 

@@ -14,8 +14,9 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
-        # Both of a window's, and a bridge, are more than the registers hold: all products would be serialised.
-        self.halves = config.half and (spec.causal or spec.right) and not (config.bridge and spec.left)
+        # Blocks with two masks, halves of both ends and a bridge are more than the registers hold.
+        near = spec.left and not spec.far
+        self.halves = config.half and (spec.causal or spec.right) and not (config.bridge and near)
         self.last_halves = config.half and spec.left
 
     @cute.jit

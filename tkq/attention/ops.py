@@ -19,7 +19,7 @@ from tkq.attention.arguments import (
 )
 from tkq.attention.launch import Operands
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
-from tkq.attention.spec import AttentionSpec
+from tkq.attention.spec import FAR, AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
 
 # (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
@@ -152,12 +152,12 @@ def _launch(operands, sizes, options, config=None):
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
     index, short, long = q.get_device(), keys < SHORT, keys >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
-           pack, lse is None, short, long, index, config)
+           pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack)
+            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, far=left >= FAR)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 from dataclasses import dataclass, replace
 
-from tkq.attention.spec import AttentionSpec
+from tkq.attention.spec import FAR, AttentionSpec
 
 SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
 SEMAPHORE_BYTES = 2048  # semaphores, tasks and the tiles' alignment
@@ -70,6 +70,8 @@ class AttentionConfig:
             raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
         if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
             raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
+        if self.tile_rows + self.kv > FAR:
+            raise ValueError(f"{self}: a task of {self.tile_rows} rows and a tile of {self.kv} keys, more than {FAR}")
         if self.o_direct and (self.o_over_q or self.o_panels > 1):
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):

@@ -35,6 +35,8 @@ def _choices():
     """Each choice by itself; all of them together; every pair of widths."""
     for mask in ("causal",), ("causal", "left"), ("left",), ("left", "right"), ("right",):
         yield AttentionSpec("bf16", 128, **dict.fromkeys(mask, True)), "medium", mask == ("causal", "left")
+    for mask in ("causal",), ("right",), ():
+        yield AttentionSpec("bf16", 128, left=True, far=True, **dict.fromkeys(mask, True)), "medium", False
     for dim, causal in itertools.product((64, 128, 256), (False, True)):
         yield AttentionSpec("bf16", dim, causal, varlen=True), "medium", dim == 128 and causal
     yield AttentionSpec("bf16", 128, softcap=True), "medium", False
@@ -50,7 +52,7 @@ def _choices():
 
 def _name(spec, length):
     dims = f"d{spec.head_dim}" if spec.head_dim == spec.head_dim_v else f"d{spec.head_dim}_{spec.head_dim_v}"
-    flags = ("causal", "left", "right", "softcap", "varlen", "used_q", "used_k")
+    flags = ("causal", "left", "far", "right", "softcap", "varlen", "used_q", "used_k")
     flags = [flag for flag in flags if getattr(spec, flag)]
     more = [f"sinks_{spec.sinks}"] * bool(spec.sinks) + [f"pack{spec.pack}"] * (spec.pack > 1)
     return "_".join(("flash_attn", spec.dtype, dims, *flags, *more, length, *["lse"] * spec.lse))

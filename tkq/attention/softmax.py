@@ -57,7 +57,7 @@ class Softmax:
                 tk.right_fill(c.att, most, -Float32.inf)
         if const_expr(spec.left and sides == LEFT):
             tk.left_fill(c.att, first - column, -Float32.inf, diagonal=pack)
-        elif const_expr(spec.left and sides & LEFT):
+        elif const_expr(spec.left and sides & LEFT and not spec.far):
             if first + 63 // pack > 0:  # few tasks are so short that a block needs both
                 tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
 

@@ -21,7 +21,7 @@ from tkq.attention.arguments import (
 from tkq.attention.launch import Operands
 from tkq.attention.ops import launcher_of, nothing_seen
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of
-from tkq.attention.spec import AttentionSpec
+from tkq.attention.spec import FAR, AttentionSpec
 from tkq.runtime import check, counters, dtypes, ops
 
 _launchers: dict = {}  # as ops._launchers
@@ -132,13 +132,13 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
     pack = 1 if heads == kv_heads else pack_of(max_q, heads // kv_heads)
     index, short, long = q.get_device(), max_k < SHORT, max_k >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right <= 0, softcap == 0.0, sinks is None or sinks.dtype,
-           used_q is None, used_k is None, pack, lse is None, short, long, index, config)
+           used_q is None, used_k is None, pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right > 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, used_q is not None,
-            used_k is not None, pack)
+            used_k is not None, pack, left >= FAR)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
