@@ -103,18 +103,18 @@ class BackwardConfig:
 
 def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys)."""
-    config = _planned(spec)
+    config = _planned(spec, length)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
     return config
 
 
-def _planned(spec):
+def _planned(spec, length):
     if spec.width == 256:
         return _D256_SOFTCAP if spec.softcap else _D256_LEFT if spec.left else _D256
     if spec.width == 64:
         return _D64_SOFTCAP if spec.softcap else _D64
-    return _D128
+    return _D128_SHORT if length == "short" else _D128
 
 
 # A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
@@ -123,6 +123,7 @@ _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208),
 _D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
 _D256_LEFT = replace(_D256, dq_cols=64, registers=(24, 72, 208, 208))  # likewise, for what a limit on the left takes
 _D128 = BackwardConfig(dq_add="bulk")
+_D128_SHORT = replace(_D128, turns=True)
 _D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
 
 
