@@ -105,8 +105,8 @@ def _launcher(dtype, out, ways, size, epilogue, device, config):
 
 def shape_of(a, b, activation) -> tuple:
     """The result's."""
-    n = b.shape[-1] // 2 if activation in GATED else b.shape[-1]
-    return (*a.shape[:-1], n)
+    *lines, _ = a.shape
+    return (*lines, b.shape[-1] // 2 if activation in GATED else b.shape[-1])
 
 
 def check_call(a, b, out_dtype, extra=PLAIN) -> None:

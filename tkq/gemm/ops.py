@@ -9,7 +9,7 @@ from tkq import reference
 from tkq.gemm import backward
 from tkq.gemm.call import PLAIN, Extra, check_apart, check_call, check_out, inner_fits, run, shape_of
 from tkq.gemm.epilogue import name_of
-from tkq.runtime import check, ops
+from tkq.runtime import check, new, ops
 
 __all__ = ["gemm", "run"]
 
@@ -78,8 +78,12 @@ def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Opti
     plain = bias is None and c is None and not activation and alpha == 1.0 and beta == 0.0
     extra = PLAIN if plain else Extra(bias, activation, c, alpha, beta)
     try:
-        shape = (a.shape[0], b.shape[1]) if plain and a.dim() == 2 else shape_of(a, b, activation)
-        return _product(a, b, torch.empty(shape, dtype=out_dtype or a.dtype, device=a.device), extra)
+        dtype, shape = out_dtype or a.dtype, shape_of(a, b, activation)
+        if len(shape) == 2:
+            out = new.empty(a, shape, (shape[1], 1), dtype)
+        else:
+            out = torch.empty(shape, dtype=dtype, device=a.device)
+        return _product(a, b, out, extra)
     except Exception:
         # The compiled function checks every dtype, shape, stride, address and device before it launches; the words for
         # a user are found only when something is wrong.

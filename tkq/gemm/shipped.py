@@ -20,7 +20,9 @@ EPILOGUES = {  # beside the plain one, in the largest tile and a small one
     "c": Epilogue(residual=True, residual_pairs=True),
     "all_silu": Epilogue("silu", bias="fp32", residual=True, residual_pairs=True, alpha=True, beta=True),
 }
-QUICK = ("bias_gelu", "swiglu", "c")
+QUICK = ("bias_gelu", "swiglu")
+QUICK_PLAIN = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(a_major="m", store="elements"),
+               GemmSpec(a_major="m", accumulate=True))
 
 
 def expectation(spec: GemmSpec, config: Config) -> Expectation:
@@ -59,7 +61,7 @@ def _plain():
               for out, way in (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))]
     specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
     for spec, tile in itertools.product(specs, TILES):
-        quick = spec.dtype == spec.out == "bf16" and not spec.batch and tile is TILES[0]
+        quick = spec in QUICK_PLAIN and tile is TILES[0]
         yield _dense(spec, fitted(tile, spec), "batch" + spec.batch if spec.batch else "", quick)
 
 
@@ -86,7 +88,7 @@ def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
 def _narrow():
     for b_major, m in itertools.product("kn", narrow_plan.WIDTHS):
         spec = GemmSpec(b_major=b_major)
-        yield _few_rows(spec, narrow_plan.plan(spec, m, 8192, 8192, 132), quick=m in (16, 128))
+        yield _few_rows(spec, narrow_plan.plan(spec, m, 8192, 8192, 132), quick=m == 16 and b_major == "k")
     spec = GemmSpec(b_major="n", epilogue=EPILOGUES["bias_geglu"])
     yield _few_rows(spec, narrow_plan.plan(spec, 128, 8192, 8192, 132), "bias_geglu", quick=True)
     for split, rows in ((1, 64), (4, 128), (8, 64)):

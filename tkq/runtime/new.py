@@ -7,8 +7,13 @@ _strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 _current, _filling = getattr(torch._C, "_cuda_getDevice", None), torch._C._get_deterministic_algorithms
 
 
-def floats(like: Tensor, shape: tuple, stride: tuple) -> Tensor:
-    """A float32 tensor on the device of `like`, not filled (but where torch is told to fill what is new)."""
+def empty(like: Tensor, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor:
+    """A tensor on the device of `like`, not filled (but where torch is told to fill what is new)."""
     if _strided is not None and _current is not None and like.get_device() == _current() and not _filling():
-        return _strided(shape, stride, torch.float32)
-    return torch.empty_strided(shape, stride, dtype=torch.float32, device=like.device)
+        return _strided(shape, stride, dtype)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=like.device)
+
+
+def floats(like: Tensor, shape: tuple, stride: tuple) -> Tensor:
+    """The same of float32."""
+    return empty(like, shape, stride, torch.float32)
