@@ -43,6 +43,8 @@ VARIANTS = {
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
     "pair": {"pair": True, "cluster": 2, "stages": 2},
+    "pair own loads": {"pair": True, "cluster": 2, "stages": 2, "share": False},
+    "pair red own loads": {"pair": True, "cluster": 2, "stages": 2, "dq_add": "red", "share": False},
     "pair red": {"pair": True, "cluster": 2, "stages": 2, "dq_add": "red"},
     "pair turns": {"pair": True, "cluster": 2, "stages": 2, "turns": True},
     "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},

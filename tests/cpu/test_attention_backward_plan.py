@@ -41,6 +41,8 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"dq_add": "push"}, "dq_add is red or bulk"),
     ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),
     ({"registers": (24, 72, 216)}, "512 for a thread"),
+    ({"pair": True}, "a pair is a cluster of 2"),
+    ({"pair": True, "cluster": 2, "stages": 3}, "bytes of shared memory at"),
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):

@@ -289,12 +289,17 @@ def variants(dim):
     yield change(cluster=2, post=False)
     yield change(longest_first=False)
     if dim < 256:
+        pair = dict(pair=True, cluster=2, stages=2, dq_add="bulk" if dim == 128 else "red")
         yield change(post=False, turns=True, stages=2)
-        yield change(turns=True)
-        yield change(dq_add="bulk")
-        yield change(stages=2)
+        yield change(turns=not base.turns)
+        yield change(dq_add="red")
+        yield change(stages=2, dq_buffers=2)
+        yield change(**pair)
+        yield change(**pair, share=False)
     if dim == 64:
         yield change(tile=64)
+    if dim == 256:
+        yield change(dq_add="bulk", dq_cols=64, ds_stages=1, p_stages=1, registers=(24, 72, 208, 208))
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ FREE_BARRIER = 3
 
 
 class BackwardAdding(BackwardBase):
-    """dQ = dS K, tile by tile, added to an accumulator in global memory: fp32, in the order in which the registers lie.
+    """dQ = dS K, tile by tile, added to an accumulator in global memory: fp32, in the order in which the registers lie,
+    of each part, of each warp, 16 bytes of every lane side by side, then the next 16.
 
     With ``post=False`` each block counts itself when it has added all; the last one of a K/V head, whose accumulators
     are in L2 then, makes dQ of them with its two warpgroups that have nothing else to do."""
@@ -61,10 +62,11 @@ class BackwardAdding(BackwardBase):
         s.ds_pipe.release(ring)
 
     def add_part(self, dq, address):
-        """From registers: 16 bytes of every thread side by side, then the next 16."""
-        x = dq.tensor
-        for j in range(self.config.dq_cols // 8):
-            tk.red_add4(address + (tk.thread_in_warpgroup() * 16 + j * 2048), *[x[4 * j + e] for e in range(4)])
+        """From registers."""
+        x, quads = dq.tensor, self.config.dq_cols // 8
+        mine = address + tk.warp_id() % 4 * (quads * 512) + tk.lane_id() * 16
+        for j in range(quads):
+            tk.red_add4(mine + j * 512, *[x[4 * j + e] for e in range(4)])
 
     def buffer(self, ring, part):
         """Which of the buffers a part of the tile at ``ring`` takes: one after the other."""
@@ -74,17 +76,18 @@ class BackwardAdding(BackwardBase):
 
     @cute.jit
     def bulk_add_part(self, s, dq, address, buffer):
-        """By way of shared memory, in the same order."""
-        first, quads = tk.thread_in_warpgroup() == 0, self.config.dq_cols // 8
+        """By way of shared memory, each warp by itself."""
+        warp, lane, quads = tk.warp_id() % 4, tk.lane_id(), self.config.dq_cols // 8
         tk.store_wait(self.config.dq_buffers - 1)  # what was in the buffer has left
-        tk.sync(DQ_BARRIER, WARPGROUP)
+        cute.arch.sync_warp()
+        room = s.dq[None, None, None, warp, buffer]
         mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
         for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], s.dq[None, tk.thread_in_warpgroup(), j, buffer])
+            cute.autovec_copy(mine[None, j], room[None, lane, j])
         tk.publish()
-        tk.sync(DQ_BARRIER, WARPGROUP)
-        if first:
-            tk.bulk_add(address, s.dq[None, None, None, buffer].iterator.toint(), quads * 2048)
+        cute.arch.sync_warp()
+        if lane == 0:
+            tk.bulk_add(address + warp * (quads * 512), room.iterator.toint(), quads * 512)
             tk.bulk_commit()
 
     # ---- the last block of a head ------------------------------------------------------------------

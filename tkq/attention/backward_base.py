@@ -64,7 +64,7 @@ class BackwardBase:
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         g = Globals(
-            q=loads(q, self.q_tile, ragged, c.cluster), do=loads(do, self.q_tile, ragged, c.cluster),
+            q=loads(q, self.q_tile, ragged, c.multicast), do=loads(do, self.q_tile, ragged, c.multicast),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
             dk=stores(dk, self.out_tile, ragged), dv=stores(dv, self.out_tile, ragged), stats=stats, acc=acc,
             dq=None if counters is None else stores(dq, self.dq_tile, ragged), counters=counters, places=places,
@@ -109,8 +109,8 @@ class BackwardBase:
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen else None,
             kv_full=al.semaphores(2),
-            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.cluster),
-            do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.cluster),
+            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.multicast),
+            do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.multicast),
             ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves),
             p_pipe=al.pipe(c.p_stages, 0, 4, producers=4))
 
@@ -145,10 +145,10 @@ class BackwardBase:
         return
 
     def dq_staging(self, al):
-        """(4, thread, quads, buffers) fp32: a part of dQ as the threads have it."""
+        """(4, lane, quads, warps, buffers) fp32: a part of dQ as the threads have it."""
         if self.config.dq_add != "bulk" or not self.spec.adds_dq:
             return None
-        shape = 4, WARPGROUP, self.config.dq_cols // 8, self.config.dq_buffers
+        shape = 4, 32, self.config.dq_cols // 8, 4, self.config.dq_buffers
         return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
     def extent(self, g, rows_q, rows_k):

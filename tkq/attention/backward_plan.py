@@ -22,8 +22,8 @@ class BackwardConfig:
     blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
     dq_buffers in shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of
     step. post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from
-    L2. cluster: blocks that share each tile of Q and dO. pair: two of them hand dS to each other, and dQ is added up
-    once for the keys of both (``tkq.attention.backward_pair``).
+    L2. cluster: blocks that go through the same tiles of Q and dO; share: and load each together. pair: two of them
+    hand dS to each other, and dQ is added up once for the keys of both (``tkq.attention.backward_pair``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -43,6 +43,7 @@ class BackwardConfig:
     turns: bool = False
     post: bool = True
     cluster: int = 1
+    share: bool = True
     pair: bool = False
     kv: int = 128
     kv_stages: int = 2
@@ -53,6 +54,11 @@ class BackwardConfig:
         """(registers, warpgroups) of each."""
         one_each = len(self.registers) == 4
         return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
+
+    @property
+    def multicast(self) -> int:
+        """How many blocks load a tile of Q or dO together."""
+        return self.cluster if self.share else 1
 
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
@@ -97,18 +103,18 @@ class BackwardConfig:
 
 def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys)."""
-    config = _planned(spec)
+    config = _planned(spec, length)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
     return config
 
 
-def _planned(spec):
+def _planned(spec, length):
     if spec.width == 256:
         return _D256_SOFTCAP if spec.softcap else _D256_LEFT if spec.left else _D256
     if spec.width == 64:
         return _D64_SOFTCAP if spec.softcap else _D64
-    return _D128
+    return _D128_SHORT if length == "short" else _D128
 
 
 # A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
@@ -117,6 +123,7 @@ _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208),
 _D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
 _D256_LEFT = replace(_D256, dq_cols=64, registers=(24, 72, 208, 208))  # likewise, for what a limit on the left takes
 _D128 = BackwardConfig(dq_add="bulk")
+_D128_SHORT = replace(_D128, turns=True)
 _D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
 
 
@@ -140,7 +147,8 @@ def shipped():
         config = plan(spec, length)
         recipe = Recipe("tkq.attention.backward:build", (spec, config))
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
-        quick = dtype == "bf16" and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
+        usual = dtype == "bf16" and (width, length) != (128, "short")
+        quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
         out.setdefault(recipe, Shipped(name, recipe, _expectation(spec, config), quick=quick))
     return list(out.values())
 

@@ -52,13 +52,13 @@ class BackwardPost:
 
 
 def load_part(x, tile, part):
-    """x, 64 rows of dQ, from part ``part`` of an accumulator's tile: in each part, 16 bytes of every thread side by
-    side, then the next 16. From L2, where it was added up."""
+    """x, 64 rows of dQ, from part ``part`` of an accumulator's tile, in its order (see ``BackwardAdding``). From L2,
+    where it was added up."""
     quads = x.cols // 8
     mine = cute.make_tensor(x.tensor.iterator, cute.make_layout((4, quads)))
     start = (tile.iterator + part * (x.cols * 64)).align(16)
-    theirs = cute.make_tensor(start, cute.make_layout((4, tk.WARPGROUP, quads)))
+    theirs = cute.make_tensor(start, cute.make_layout((4, 32, quads, 4)))[None, None, None, tk.warp_id() % 4]
     atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), Float32, num_bits_per_copy=128,
                                load_cache_mode=cute.nvgpu.LoadCacheMode.GLOBAL)
     for j in range(quads):
-        cute.copy(atom, theirs[None, tk.thread_in_warpgroup(), j], mine[None, j])
+        cute.copy(atom, theirs[None, tk.lane_id(), j], mine[None, j])
