@@ -83,7 +83,8 @@ def test_what_comes_out_is_what_the_gemm_takes():
         got = tkq.fp8_gemm(a, b.t(), sa, sb.t() if sb.dim() == 2 else sb, out_dtype=torch.float32)
         assert (got - want).norm() < 0.05 * want.norm()
         exact = dequantise(a, sa, torch.float64) @ dequantise(b, sb, torch.float64).t()
-        assert (got - exact).abs().max() < 1e-3 * exact.abs().max()
+        # fast sums, those of whole-tensor and row scales, lose bits with K: as in test_fp8_gemm
+        assert (got - exact).abs().max() < (3e-3 if kind_w in ("tensor", "row") else 6e-4) * exact.abs().max()
 
 
 def test_graph():
