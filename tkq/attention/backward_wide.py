@@ -71,6 +71,7 @@ class WideBackward(BackwardAdding):
         tk.wait(s.kv_full[0], 0)
         self.visit(g, s, t, c, self.value_step)
         t = self.task_again(g, s, t)
+        tk.wait(s.kv_full[1], 0)  # where no query sees a key, V may still be on its way
         self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
         self.send_kept(piece(g.places, g.dv, t.rows_k), s.v, c.dv, t, VALUES_BARRIER)
         self.finish_dq(g, s, t, 0, VALUES_BARRIER)
@@ -113,6 +114,7 @@ class WideBackward(BackwardAdding):
         tk.wait(s.kv_full[1], 0)
         self.visit(g, s, t, c, self.key_step)
         t = self.task_again(g, s, t)
+        tk.wait(s.kv_full[0], 0)
         for x in c.dk:
             tk.mul(x, x, g.scale)
         if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
