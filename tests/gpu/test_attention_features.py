@@ -158,7 +158,7 @@ def test_half_a_block_where_the_rest_is_not_seen():
             compare(*make(2, rows, keys, 4, 4, 128), f"{rows} x {keys}", config=config, causal=True)
         compare(*make(3, 900, 1300, 16, 16, 128), "many tasks", config=config, causal=True)
         for rows, keys in SIZES:
-            for left, right in ((64, 0), (200, 0), (100, 70), (191, 0), (192, -1)):
+            for left, right in ((64, 0), (200, 0), (100, 70), (191, 0), (192, -1), (700, 70), (900, -1)):
                 compare(*make(2, rows, keys, 2, 2, 128), f"{rows} x {keys}", config=config, left=left, right=right)
         compare(*make(2, 2304, 2304, 8, 8, 128), "many tasks", config=config, left=1023, right=0)
 
