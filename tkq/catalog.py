@@ -18,9 +18,6 @@ _LISTS = (
     "tkq.pointwise.shipped",
     "tkq.softmax.shipped",
     "tkq.losses.shipped",
-    "tkq.gemm.fp8_plan",
-    "tkq.gemm.grouped_spec",
-    "tkq.quantize.shipped",
     "tkq.attention.shipped",
     "tkq.attention.backward_plan",
 )

@@ -19,7 +19,7 @@ _FORWARD = (
     (6144, 64, 128, 1),
     (12288, 128, 128, 1),
     (24576, 256, 256, 1),
-    (49152, 512, 512, 1),  # longer ones: _WALK
+    (49152, 512, 512, 1),  # longer ones: _WALK, _LONG_WALK
     (98304, 512, 512, 2),
     (196608, 512, 512, 4),
     (393216, 512, 512, 8),
@@ -43,11 +43,12 @@ class WalkConfig(RowConfig):
     turned: bool = False
 
 
-# Rows longer than that, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their
-# way. The fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is
-# held in several (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
-_WALK_FROM = 49152  # bytes
-_WALK = WalkConfig(512, 512, vectors=2, stages=4)
+# Longer rows, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their way; from
+# 128 KB on, where one block's row lasts, one with 160 of 192 KB (3194 GB/s at N 65536, where three have 3158). The
+# fewer rows are walked along at a time, the better: blocks of 256 and 128 threads are slower. A row that is held in
+# several (as above, where smoothing needs two passes over it) has nothing on its way while they exchange.
+_WALK_FROM, _LONG_WALK_FROM = 49152, 131072  # bytes
+_WALK, _LONG_WALK = WalkConfig(512, 512, vectors=2, stages=4), WalkConfig(1024, 1024, vectors=2, stages=6)
 
 # The backward exchanges nothing: its "cluster" is into how many blocks a row is cut.
 _BACKWARD = (
@@ -126,7 +127,7 @@ def plan(spec: CrossEntropySpec) -> RowConfig:
     if spec.kind == "fused":  # reads, holds and writes rows as softmax does
         return softmax.forward(spec)
     if spec.N * spec.width // 8 > _WALK_FROM and not spec.smoothing:
-        return _WALK
+        return _WALK if spec.N * spec.width // 8 < _LONG_WALK_FROM else _LONG_WALK
     return next(RowConfig(*shape) for limit, *shape in _FORWARD if spec.N * spec.width // 8 <= limit)
 
 
