@@ -23,7 +23,7 @@ def launch_simple(x, cos, sin, offset, interleaved, inverse):
     try:
         length, heads, width = x.shape[1:]
         rows, half = cos.shape
-        run = _known[x.dtype, cos.dtype, heads, width, half, interleaved]
+        run = _known[x.dtype, cos.dtype, heads if heads < 8 else 8, width, half, interleaved]
         if 0 <= offset <= rows - length and x.is_contiguous() and 0 < x.numel() <= MAX_UNITS:
             out = torch.empty_like(x)
             run(x, out, None, None, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
@@ -31,7 +31,6 @@ def launch_simple(x, cos, sin, offset, interleaved, inverse):
     except Exception:  # nothing is known, or it was refused
         pass
     return None
-
 
 
 def launch(turn, x, out, x2=None, out2=None, config=None):
@@ -131,8 +130,9 @@ def _checked(key, tensors, cos, interleaved, vector, kind, index, config):
                         interleaved, vector, kind, index and dtypes.name_of(index), varlen, len(tensors))
         config = config or plan_rope(spec, max(t.shape[-2] for t in tensors))
         kernel = _launchers[key] = _Kernel(runtime.function(recipe(spec, config)), spec, config)
-        if kind == "offset" and len(tensors) == 1 and not varlen and vector * x.itemsize == 16:
-            _known[x.dtype, cos.dtype, x.shape[2], x.shape[3], cos.shape[1], interleaved] = kernel.run
+        plain = kind == "offset" and len(tensors) == 1 and not varlen
+        if plain and vector * x.itemsize == 16 and key[-1] is None:  # the plan's own config
+            _known[x.dtype, cos.dtype, min(8, x.shape[2]), x.shape[3], cos.shape[1], interleaved] = kernel.run
     groups = sum(-(-t.shape[-2] // kernel.config.heads_each) for t in tensors)
     units = math.prod(x.shape[:-2]) * groups * columns(kernel.spec).chunks
     if units > MAX_UNITS:
