@@ -98,10 +98,14 @@ class Run:
         self.report.save(self._path)
         print("\n".join(harness.case_lines(case)), flush=True)
 
-    def calls(self, calls: Mapping[str, harness.Call]) -> None:
+    def calls(self, make: Callable[[], Mapping[str, harness.Call]]) -> None:
         """Price calls together. One that fails is reported, and left out."""
-        working = {}
-        for name, call in calls.items():
+        working, made = {}, {}
+        try:
+            made = make()
+        except Exception as problem:
+            self.problem(f"calls: {type(problem).__name__}: {str(problem)[:400]}")
+        for name, call in made.items():
             try:
                 harness.call_once(call)
                 working[f"CPU per eager call: {name}"] = call
@@ -141,12 +145,12 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
     print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
     jobs = list(chosen_jobs(bench, options.sections, options))
     if CALLS in options.sections:
-        run.calls(bench.calls())
+        run.calls(bench.calls)
         for name, measure in bench.others.items():
             run.costs(name, measure)
     for i, job in enumerate(jobs):
         run.case(job, len(jobs) - i)
-    return _conclude(bench, run.report, options)
+    return _conclude(bench, run, options)
 
 
 def chosen_jobs(bench: Bench, sections, options) -> Iterable[Job]:
@@ -190,10 +194,15 @@ def _options(bench, argv):
     return options
 
 
-def _conclude(bench: Bench, report: Report, options) -> int:
+def _conclude(bench: Bench, run: Run, options) -> int:
+    report = run.report
     if report.cases:
-        print("\n" + harness.summary(report.cases))
-    problems = [*report.problems, *bench.judge(report.cases), *bench.after(options)]
+        print("\n" + harness.summary(report.cases), flush=True)
+    problems = [*report.problems, *bench.judge(report.cases)]
+    try:
+        problems += bench.after(options)
+    except Exception as problem:  # what was timed is still to be told
+        problems.append(f"after the cases: {type(problem).__name__}: {str(problem)[:400]}")
     print("\n".join([*harness.cost_lines(report.costs), *(f"PROBLEM {p}" for p in problems)]))
     missed = [x for x in (*report.cases, *report.costs) if x.holds() is False]
     wrong = [case for case in report.cases if case.accurate() is False]

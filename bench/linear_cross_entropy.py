@@ -71,6 +71,7 @@ def memory(shapes, names) -> dict:
 def weigh(options) -> list[str]:
     """Measure memory too; what is wrong with it."""
     found = memory(options.shapes or SHAPES, tuple(name for name in PEERS if name not in options.without))
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "linear_cross_entropy_memory.json").write_text(json.dumps(found, indent=1) + "\n")
     problems = []
     for shape, taken in found.items():

@@ -73,6 +73,19 @@ def test_a_call_that_fails_is_reported_and_the_others_are_priced(tmp_path):
         raise RuntimeError("no kernel")
 
     run = command.Run(tmp_path / "f.json", 10.0, command.USUAL)
-    run.calls({"peer": harness.Call(broken), "x + x": harness.Call(lambda: None)})
+    run.calls(lambda: {"peer": harness.Call(broken), "x + x": harness.Call(lambda: None)})
     assert run.report.problems == ["call of peer: RuntimeError: no kernel"]
     assert [c.name for c in run.report.costs] == ["CPU per eager call: x + x"]
+
+
+def test_calls_that_cannot_be_made_are_reported(tmp_path):
+    run = command.Run(tmp_path / "f.json", 10.0, command.USUAL)
+    run.calls(lambda: {}["peer"])
+    assert run.report.problems == ["calls: KeyError: 'peer'"] and not run.report.costs
+
+
+def test_what_comes_after_the_cases_may_fail(tmp_path, capsys):
+    run = command.Run(tmp_path / "f.json", 10.0, command.USUAL)
+    bench = Bench("two", "", {}, after=lambda options: 1 // 0)
+    assert command._conclude(bench, run, None) == 1
+    assert "PROBLEM after the cases: ZeroDivisionError" in capsys.readouterr().out
