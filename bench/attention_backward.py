@@ -19,7 +19,7 @@ import torch
 
 from bench import harness
 from bench.results import Bound, Environment, Report, geometric_mean
-from tkq import reference_attention
+from tkq import reference_attention_backward as reference_attention
 from tkq.testing.timing import Effort, relative_error
 
 BF16 = torch.bfloat16

@@ -19,7 +19,7 @@ import torch
 from bench import attention_peers, harness
 from bench.attention_forward import MANY, MIXED
 from bench.results import Bound, Environment, Report
-from tkq import reference_attention
+from tkq import reference_attention_backward as reference_attention
 from tkq.testing.timing import Effort, relative_error
 
 WIDTH, AT_LEAST = 2048, 1.05

@@ -106,6 +106,7 @@ LCFS = [("single", 2, 3, 1), ("static", 2, 3, 1), ("dynamic", 2, 3, 1), ("static
 
 # cluster, floats
 REMOTE = [(2, 1), (4, 2), (8, 4)]
+SENT = [4, 100]
 
 ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (32, "bf16"), (16, "fp16")]
 # dtype, cols
@@ -146,6 +147,7 @@ def _cases():
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)
     yield "grid:build_grid", (), ("REDG",)
     yield from (("grid:build_store_remote", x, ("STAS",)) for x in REMOTE)
+    yield from (("grid:build_bulk_send", (x,), ("UBLKCP",)) for x in SENT)
     yield from (("maps:build_elementwise", x, ()) for x in ELEMENTWISE)
     yield from (("maps:build_rows", (cols,), ()) for cols in (16, 48))
     yield from (("maps:build_reductions", (cols,), ("SHFL",)) for cols in (8, 24, 64, 176))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import tkq
-from tkq import reference, reference_attention
+from tkq import reference
+from tkq import reference_attention_backward as reference_attention
 from tkq.attention import autograd, backward_ops
 from tkq.attention.backward_ops import attention_backward
 

@@ -4,7 +4,8 @@ import torch
 
 from bench import attention_backward as bench
 from bench import tune_attention_backward as tune
-from tkq import reference, reference_attention
+from tkq import reference
+from tkq import reference_attention_backward as reference_attention
 
 
 @pytest.mark.parametrize("kv_heads", (0, 2))

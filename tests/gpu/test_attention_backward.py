@@ -7,7 +7,8 @@ import torch
 
 import tkq
 from tests.rule import assert_2x
-from tkq import reference, reference_attention
+from tkq import reference
+from tkq import reference_attention_backward as reference_attention
 from tkq.attention import backward_ops
 from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_plan import plan

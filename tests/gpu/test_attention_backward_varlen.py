@@ -6,7 +6,7 @@ import torch
 
 import tkq
 from tests.rule import assert_2x
-from tkq import reference_attention
+from tkq import reference_attention_backward as reference_attention
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward_varlen_ops import attention_varlen_backward
 

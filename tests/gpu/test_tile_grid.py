@@ -21,3 +21,10 @@ def test_store_remote(cluster, floats):
     x, out = normal("fp32", cluster, floats), poisoned("fp32", cluster, cluster, floats)
     run("grid:build_store_remote", (cluster, floats), x, out)
     same(out, x.expand(cluster, cluster, floats).contiguous())
+
+
+@pytest.mark.parametrize("floats", cases.SENT)
+def test_bulk_send(floats):
+    x, out = normal("fp32", 2, floats), poisoned("fp32", 3, 2, floats)
+    run("grid:build_bulk_send", (floats,), x, out)
+    same(out, torch.stack([x.flip(0) * turn for turn in (1, 2, 3)]))

@@ -67,3 +67,49 @@ class StoreRemote:
 
 def build_store_remote(cluster, floats):
     return StoreRemote(cluster, floats), (tensor("fp32", cluster, floats), tensor("fp32", cluster, cluster, floats))
+
+
+class BulkSend:
+    """out[turn, b] = (turn + 1) * x[of the other block], through shared memory that each block writes anew when the
+    other says that it has read what came before."""
+
+    turns = 3
+
+    def __init__(self, floats):
+        self.floats = floats
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, out: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(x, out).launch(grid=[2, 1, 1], block=[32, 1, 1], cluster=[2, 1, 1], stream=stream)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, out: cute.Tensor):
+        al = tk.SharedAllocator()
+        mine, theirs = al.vector(self.floats, 1), al.vector(self.floats, 1)
+        full, empty = al.semaphores(), al.semaphores()
+
+        def initialise():
+            tk.init(full, 1)
+            tk.init(empty, 1)
+
+        tk.init_block(initialise, 2)
+        me = tk.cluster_rank()
+        for turn in cutlass.range_constexpr(self.turns):
+            tk.expect_bytes(full, 4 * self.floats)
+            for i in cutlass.range(tk.lane_id(), self.floats, 32, unroll=1):
+                mine[i, 0] = x[me, i] * (turn + 1.0)
+            tk.publish()
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                tk.bulk_send(theirs.iterator.toint(), mine.iterator.toint(), 4 * self.floats, full.ptr.toint(), me ^ 1)
+            tk.wait(full, turn % 2)
+            for i in cutlass.range(tk.lane_id(), self.floats, 32, unroll=1):
+                out[turn, me, i] = theirs[i, 0]
+            cute.arch.sync_warp()
+            tk.arrive_at(empty, me ^ 1)
+            tk.wait(empty, turn % 2)  # the other one has read what went there
+        tk.cluster_sync()
+
+
+def build_bulk_send(floats):
+    return BulkSend(floats), (tensor("fp32", 2, floats), tensor("fp32", BulkSend.turns, 2, floats))

@@ -5,7 +5,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from tkq import reference_attention
+from tkq import reference_attention_backward as reference_attention
 from tkq.attention.backward_plan import plan
 from tkq.attention.backward_spec import BackwardSpec, width
 from tkq.attention.plan import length_class

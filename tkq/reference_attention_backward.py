@@ -8,19 +8,14 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.reference_attention_forward import visible
+
 
 def seen(rows: int, keys: int, causal: bool = False, window_size=(None, None), device=None) -> Tensor:
-    """(rows, keys) bool: query i is aligned with key i + keys - rows and sees from window_size[0] keys before it to
-    window_size[1] behind it, inclusive; None or -1: no limit. causal: nothing behind it."""
-    left, right = (None if side == -1 else side for side in window_size)
-    right = 0 if causal else right
-    distance = torch.arange(keys, device=device) - torch.arange(rows, device=device)[:, None] - (keys - rows)
-    out = torch.ones(rows, keys, dtype=torch.bool, device=device)
-    if left is not None:
-        out &= distance >= -left
-    if right is not None:
-        out &= distance <= right
-    return out
+    """(rows, keys) bool: ``visible``, with a window_size as ``tkq.flash_attn`` takes it."""
+    left, right = (-1 if side is None else side for side in window_size)
+    found = visible(rows, keys, 0 if causal else right, left, device)
+    return torch.ones(rows, keys, dtype=torch.bool, device=device) if found is None else found
 
 
 def flash_attn_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
