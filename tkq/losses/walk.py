@@ -36,8 +36,9 @@ class CrossEntropyWalk(CrossEntropy):
       reads           0          1          2          3
 
     With load = "registers" there is no ring: a step's loads wait for memory, and the other blocks of the
-    multiprocessor go on meanwhile. Several blocks are on each, at different places of their rows: one's exchange, and
-    the next one's start, are covered by the others. The blocks of a cluster walk side by side.
+    multiprocessor go on meanwhile. Where several blocks are on each, at different places of their rows, one's exchange,
+    and the next one's start, are covered by the others; the longest rows, which seldom exchange, have one block with
+    more on its way. The blocks of a cluster walk side by side.
     """
 
     @property

@@ -264,7 +264,7 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
 # For two loads of 16 bits, as a norm's backward has them: (most columns, blocks of a cluster, elements of a thread,
 # warps, flags). Of torch.add's bytes a second on an H100, at 1024, 4096, 8192, .. 131072 columns (bench/tune_rows.py),
 # with in brackets what the ladder gives: one column sum 0.946 (0.892), 0.983 (0.929), 0.980 (0.944), 0.964 (0.943),
-# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.926 (0.899), 0.967 (0.918), 0.953 (0.935), 0.960, 0.984,
+# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.926 (0.899), 0.967 (0.918), 0.967 (0.935), 0.960, 0.984,
 # 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at a time,
 # how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
 # 65536 columns.
