@@ -13,7 +13,7 @@ from tkq.reference_grouped import bounds, grouped_gemm
 from tkq.runtime import function
 
 SIZES = {"equal": [128] * 4, "skewed": [0, 1, 700, 0, 130, 3, 500, 0], "all in one": [0, 0, 300], "none": [0, 0],
-         "single rows": [1] * 40, "many": [5, 0, 64, 1] * 20}
+         "single rows": [1] * 40, "just over a tile": [129, 0, 1, 129], "many": [5, 0, 64, 1] * 20}
 KINDS = ("bf16", "bf16 rows", "row", "block")
 POISON = 7.0
 
@@ -56,7 +56,7 @@ def check(kind, sizes, n, k, config, behind=5, sms=132):
     m, offsets = sum(sizes) + behind, ends(sizes)
     a, b, *scales = operands(kind, m, len(sizes), n, k)
     if behind:
-        a.view(torch.uint8)[sum(sizes):] = 0x7F  # NaN in bf16 and e4m3
+        a.view(torch.uint8)[sum(sizes):] = 0xFF  # NaN in bf16 and e4m3
     buffer = torch.full((m + 2, n), POISON, dtype=torch.bfloat16, device="cuda")
     launch(kind, buffer[1:-1], a, b, offsets, scales, config, sms)
     want = torch.full_like(buffer, POISON)
@@ -76,10 +76,21 @@ def test_every_tile(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_public_function(kind):
     for sizes in (SIZES["skewed"], SIZES["equal"]):
-        m, offsets = sum(sizes), ends(sizes)
-        a, b, sa, sb = operands(kind, m, len(sizes), 264, 400)
-        got = tkq.grouped_gemm(a, b, offsets, scale_a=sa, scale_b=sb)
-        assert torch.equal(got, grouped_gemm(a, b, offsets, sa, sb, torch.bfloat16, torch.float64))
+        check_public(kind, sizes)
+
+
+def check_public(kind, sizes):
+    m, offsets = sum(sizes), ends(sizes)
+    a, b, sa, sb = operands(kind, m, len(sizes), 264, 400)
+    got = tkq.grouped_gemm(a, b, offsets, scale_a=sa, scale_b=sb)
+    assert torch.equal(got, grouped_gemm(a, b, offsets, sa, sb, torch.bfloat16, torch.float64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_row(kind):
+    """A dimension of one element, whose stride says nothing, under the descriptor that clips the result."""
+    check_public(kind, [1])
 
 
 @pytest.mark.parametrize("out_dtype", (torch.bfloat16, torch.float32))
