@@ -28,9 +28,7 @@ def ragged(x: cute.Tensor) -> cute.Tensor:
     three coordinates: where the piece ends; 2^30 - size + r, which reaches the extent where r reaches the piece's size;
     and 2^30 steps that take those 2^30 rows off again, because addresses wrap around at 2^64. (Triton's ragged
     descriptors use the same property.)"""
-    unit = 128 // x.element_type.width
-    # One row may have any stride. TMA would round it off, and ``back`` another way.
-    row = cute.assume(Int64(x.stride[0]) // unit * unit, divby=unit)
+    row, unit = _row_stride(x)
     back = cute.assume(Int64(1 << 34) - row, divby=unit)
     return cute.make_tensor(x.iterator, cute.make_layout(
         (PIECE, *x.shape[1:], (x.shape[0] + 1, PIECE + 1)), stride=(row, *x.stride[1:], (row, back))))
@@ -41,6 +39,13 @@ def ragged_store(x: cute.Tensor) -> cute.Tensor:
 
     The tensor begins ``rows`` rows before x, where there may be no memory. Stores touch what is inside and nothing
     else. Loads also read where the tensor begins, whatever their coordinates: in front of x an illegal access."""
-    rows, row = x.shape[0], x.stride[0]
-    base = cute.domain_offset((-rows, 0, 0), x).iterator.align(16)  # a row is a multiple of 16 bytes
-    return cute.make_tensor(base, cute.make_layout((*x.shape, rows + 1), stride=(*x.stride, row)))
+    rows, (row, _) = x.shape[0], _row_stride(x)
+    base = (x.iterator - Int64(rows) * row).align(16)
+    return cute.make_tensor(base, cute.make_layout((*x.shape, rows + 1), stride=(row, *x.stride[1:], row)))
+
+
+def _row_stride(x: cute.Tensor) -> tuple:
+    """(elements from a row to the next, those of 16 bytes, of which it is a multiple). Where there is one row alone its
+    stride may be any number: TMA would round it off, and a sum with other strides another way."""
+    unit = 128 // x.element_type.width
+    return cute.assume(Int64(x.stride[0]) // unit * unit, divby=unit), unit
