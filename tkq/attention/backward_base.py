@@ -179,6 +179,8 @@ class BackwardBase:
     def assign_if(self, condition, roles: Constexpr):
         if condition:
             tk.assign(roles)
+        else:  # where no block has a key: who waits for this kernel waits for BackwardPre through it
+            cute.arch.griddepcontrol_wait()
 
     @cute.jit
     def find_task(self, g):
