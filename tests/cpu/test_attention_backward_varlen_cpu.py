@@ -128,3 +128,20 @@ def test_slots_hold_each_sequence(lengths, size):
     first = [c // size + s for s, c in enumerate(cu)]
     assert all(b - a >= max(-(-n // size), 1) for a, b, n in zip(first, first[1:], lengths))
     assert first[-1] + 1 == cu[-1] // size + len(lengths) + 1
+
+
+@pytest.mark.parametrize("in_use", (False, True))
+def test_a_sink_has_a_gradient_without_keys(in_use):
+    """Where nothing is launched on a GPU: of the rows that are a sequence's and in use."""
+    (q, _, _, sinks), cu_q, _ = given_tensors()
+    k, v = torch.zeros(0, 2, 16).bfloat16(), torch.zeros(0, 2, 8).bfloat16()
+    used = [torch.tensor([n - n // 3 for n in lengths], dtype=torch.int32) for lengths in zip(*LENGTHS)]
+    lengths = Lengths(cu_q, torch.zeros_like(cu_q), *(used if in_use else (None, None)), 9, 9)
+    o, lse, sinks = torch.zeros(len(q), 4, 8).bfloat16(), sinks.detach()[:, None].expand(4, len(q)), sinks.detach()
+    tensors = torch.randn(o.shape).bfloat16(), q.detach(), k, v, o, lse, torch.randn(4, len(q))
+    want = attention_varlen_backward(tensors, sinks, lengths)
+    found = backward_varlen_ops._empty(tensors, sinks, lengths, (True,) * 4)
+    assert want[3].abs().min() > 0
+    for a, b in zip(found, want):
+        assert a.dtype == b.dtype and torch.allclose(a, b, atol=1e-5)
+    assert backward_varlen_ops._empty(tensors, sinks, lengths, (False,) * 4) == (None,) * 4

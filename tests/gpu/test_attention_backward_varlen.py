@@ -131,6 +131,16 @@ def test_what_is_not_in_use_is_not_looked_at(causal):
         Problem(MIXED, 4, 2, 128, spare=50, in_use=True, options=Options(causal)).judge("in use", deterministic)
 
 
+def test_no_key_is_in_use():
+    """No block of the main kernel has anything to do: dQ is still made after its accumulator has been zeroed."""
+    problem = Problem(MIXED, 4, 2, 128, in_use=True, options=Options(True))
+    problem.lengths = problem.lengths._replace(seqused_k=torch.zeros_like(problem.lengths.seqused_k))
+    problem.tensors[4].zero_()
+    problem.tensors[5].fill_(-math.inf)
+    for _ in range(20):
+        assert all(x.abs().max() == 0 for x in problem.run()[:3])
+
+
 @pytest.mark.parametrize("dim, causal", ((64, True), (128, False), (128, True), (256, True)))
 def test_deterministic(dim, causal):
     problem = Problem((*MIXED, *MANY), 4, 2, dim, options=Options(causal))

@@ -30,6 +30,8 @@ class BackwardBase:
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config.check(spec.width)
+        if spec.varlen and not config.post:
+            raise NotImplementedError("attention backward: post=False with varlen: slots without keys are not counted")
         dtype = tk.element_type(spec.dtype)
         self.q_tile = tk.st(config.tile, spec.width, dtype)
         self.kv_tile = tk.st(64, spec.width, dtype)
@@ -179,6 +181,8 @@ class BackwardBase:
     def assign_if(self, condition, roles: Constexpr):
         if condition:
             tk.assign(roles)
+        else:  # where no block has a key: who waits for this kernel waits for BackwardPre through it
+            cute.arch.griddepcontrol_wait()
 
     @cute.jit
     def find_task(self, g):

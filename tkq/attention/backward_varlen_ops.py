@@ -85,7 +85,7 @@ def _cuda(tensors, sinks, lengths, options, deterministic, needs):
         count = lengths.cu_seqlens_q.shape[0] - 1
         if not (q.numel() and k.numel() and v.numel()) or count <= 0:
             _check(tensors, sinks, lengths, options)
-            return _zeros(q, k, v, sinks, needs)
+            return _empty(tensors, sinks, lengths, needs)
         scale, softcap = options.softmax_scale, options.softcap
         if q.shape[1] % k.shape[1] or not (scale is None or 0 < scale < math.inf) or not (
                 0 <= softcap < math.inf) or not all(x is None or x.shape[0] == count for x in (used_q, used_k)):
@@ -105,10 +105,26 @@ def _cuda(tensors, sinks, lengths, options, deterministic, needs):
     return dq, dk if needs[1] else None, dv if needs[2] else None, dsinks
 
 
-def _zeros(q, k, v, sinks, needs):
-    """No queries, or no keys to see: nothing to launch."""
-    return tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) if needed else None
-                 for x, needed in zip((q, k, v, sinks), needs))
+def _empty(tensors, sinks, lengths, needs):
+    """No queries, or no keys to see: nothing to launch. The log-sum-exp of a row is its sink."""
+    _, q, k, v, _, lse, dlse = tensors
+    zeros = [x.new_zeros(x.shape) if needed else None for x, needed in zip((q, k, v), needs)]
+    if not needs[3]:
+        return *zeros, None
+    of_rows = torch.zeros_like(lse) if dlse is None else dlse.masked_fill(~_in_use(lengths, q.shape[0]), 0.0)
+    return *zeros, reference_attention.sinks_gradient(sinks, lse[None], of_rows[None])
+
+
+def _in_use(lengths, rows):
+    """(rows,) bool: is the row one of a sequence, and in use?"""
+    cu, used = lengths.cu_seqlens_q, lengths.seqused_q
+    row, count = torch.arange(rows, dtype=cu.dtype, device=cu.device), cu.shape[0] - 1
+    sequence = torch.searchsorted(cu, row, right=True) - 1
+    inside = (sequence >= 0) & (sequence < count)
+    if used is None or count < 1:
+        return inside
+    sequence = sequence.clamp(0, count - 1)
+    return inside & (row - cu[sequence] < used[sequence])
 
 
 def run(tensors, gradients, lengths: Lengths, options: Options = PLAIN, deterministic=False, config=None):
