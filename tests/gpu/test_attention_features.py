@@ -150,6 +150,7 @@ def test_packed_heads_with_everything():
         compare(*make(2, 1, 300, 2 * ratio, 2, 128), f"{ratio} heads", causal=True)
 
 
+@pytest.mark.slow
 def test_half_a_block_where_the_rest_is_not_seen():
     """A variant that plan may come to choose: bridged and not, with the diagonal anywhere in a block."""
     for bridge in (True, False):
@@ -163,6 +164,7 @@ def test_half_a_block_where_the_rest_is_not_seen():
         compare(*make(2, 2304, 2304, 8, 8, 128), "many tasks", config=config, left=1023, right=0)
 
 
+@pytest.mark.slow
 def test_o_from_registers():
     """A variant that plan may come to choose."""
     for dim, dim_v in ((256, 256), (200, 104), (128, 128)):
