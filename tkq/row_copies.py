@@ -1,11 +1,11 @@
 """RowCopies: where a thread's part of a row is, and how it comes and goes. What RowAccess (under the norms) and RowPass
 (under softmax and the losses) stand on."""
 import cutlass.cute as cute
-from cutlass import Constexpr, const_expr
+from cutlass import Constexpr, Float32, const_expr
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
 
 from .reduction_base import ReductionBase
-from .utils import domain_offset_i64, widened
+from .utils import domain_offset_i64
 
 
 class RowCopies(ReductionBase):
@@ -107,13 +107,19 @@ class RowCopies(ReductionBase):
                 self._copy(atom, src, dst)
 
 
+def in_registers(part):
+    """A vector in registers, or brought there from shared memory."""
+    if part.memspace == cute.AddressSpace.rmem:
+        return part
+    found = cute.make_rmem_tensor_like(part)
+    cute.autovec_copy(part, found)
+    return found
+
+
 def floats(part):
-    """A vector in registers or shared memory, as fp32."""
-    if part.memspace != cute.AddressSpace.rmem:
-        held = cute.make_rmem_tensor_like(part)
-        cute.autovec_copy(part, held)
-        part = held
-    return widened(part)
+    """A vector in registers or shared memory, as fp32. With ``utils.widened``, which takes fewer instructions, norms
+    were no faster (layernorm 32768 x 8192 with a bias: 2664 GB/s, where another run without it had 3021)."""
+    return in_registers(part).load().to(Float32)
 
 
 def both(a, b):

@@ -8,10 +8,10 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
-from ..row_copies import floats
+from ..row_copies import in_registers
 from ..row_pass import Row
 from ..softmax.online import INF, exp, finite, larger, log
-from ..utils import warp_reduce
+from ..utils import warp_reduce, widened
 from .forward import CrossEntropy
 from .rows import Kept, Options, Target, element
 
@@ -172,7 +172,7 @@ class CrossEntropyWalk(CrossEntropy):
 
     def _value(self, way: Way, x, j, o: Options):
         """z of vector j; -inf outside the row."""
-        z = self.value(floats(x), o)
+        z = self.value(widened(in_registers(x)), o)
         return self._masked(z, Row(None, way.place, 0), j, -INF) if isinstance(j, int) else z
 
     def of_warp(self, top, total):
