@@ -13,17 +13,19 @@ from pathlib import Path
 from bench.results import Case, Cost, Report
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "h100" / "foundation.json"
+RESULTS = tuple(ROOT / "bench" / "results" / "h100" / name for name in ("foundation.json", "foundation_norms.json"))
 README = ROOT / "README.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
 ROOFS = ("copy",)  # timed beside the peers to show what memory allows; not a rival
 
 
-def section(results: Path = RESULTS) -> str:
-    """The section's text in Markdown, "Not measured yet." where there are no results."""
-    if not results.exists():
-        return "Not measured yet."
-    report = Report.from_json(results.read_text())
+def section(*results: Path) -> str:
+    """The section's text in Markdown, run by run, "Not measured yet." where there are no results."""
+    found = [_run(Report.from_json(path.read_text())) for path in results or RESULTS if path.exists()]
+    return "\n\n".join(found) or "Not measured yet."
+
+
+def _run(report: Report) -> str:
     e = report.environment
     versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
     head = (
