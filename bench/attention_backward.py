@@ -109,12 +109,15 @@ def error(shape: Shape) -> Callable:
 
 def ours(shape: Shape, config=None) -> Callable:
     from tkq.attention import backward_ops
+    from tkq.attention.arguments import Options
+
+    options = Options(shape.causal)
 
     def call(do, q, k, v, o, lse):
         if config is None:
-            return backward_ops.attention_backward(do, q, k, v, o, lse, causal=shape.causal)
+            return backward_ops.attention_backward((do, q, k, v, o, lse, None), None, options)
         out = [torch.empty_like(x) for x in (q, k, v)]
-        backward_ops.run(do, q, k, v, o, lse, *out, causal=shape.causal, config=config)
+        backward_ops.run((do, q, k, v, o, lse, None), out, options, config=config)
         return out
 
     return call
