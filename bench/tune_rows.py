@@ -1,4 +1,4 @@
-"""Time the plans that `tkq.rows.plan.variants` offers for the norms' backward, beside torch.add, in the same run.
+"""Time the plans that `tkq.rows.variants` offers for the norms' backward, beside torch.add, in the same run.
 
     python -m bench.tune_rows --precompile                  compile only; needs no GPU
     python -m bench.tune_rows --shapes 1024x4096,32768x1024 --only planned,early=False,pdl=True
@@ -17,7 +17,7 @@ from bench.norm_backward import KINDS, MODERATE, SHAPES
 from tkq import runtime
 from tkq.norms.backward_shipped import spec
 from tkq.rows.launch import recipe_of
-from tkq.rows.plan import variants
+from tkq.rows.variants import variants
 
 FINALISTS = 4
 
