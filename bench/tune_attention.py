@@ -25,6 +25,7 @@ import torch
 from bench import attention_peers
 from bench.attention_forward import MIXED, TOKENS, WIDTH
 from bench.attention_peers import Call
+from bench.peers import find
 from tkq import runtime
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.launch import Operands
@@ -208,7 +209,7 @@ def time_one(case: Case, chosen, args):
     from tkq.testing import timing
 
     names = [name for name in attention_peers.PEERS if name not in args.without.split(",")]
-    peers, missing = attention_peers.find(case.call, names)
+    peers, missing = find("attention_forward", names, call=case.call)
     ours = {name: candidate(case, config) for name, config in chosen.items()}
     effort = timing.Effort(args.rounds, args.round_seconds, 4 * args.round_seconds)
     print(f"\n{case}" + "".join(f"\n{name}: missing, {why}" for name, why in missing.items()))

@@ -135,6 +135,7 @@ def run(cases, chosen, args) -> None:
 
     from bench import attention_backward as bench
     from bench import harness
+    from bench.peers import find
     from tkq.testing import timing
     from tkq.testing.timing import Effort
 
@@ -146,7 +147,8 @@ def run(cases, chosen, args) -> None:
           "ratio: the peer's time / ours")
     for dim, length, causal in cases:
         shape = bench.Shape(length, dim, causal)
-        peers, missing = bench.find_peers(shape, [n for n in bench.PEERS if n not in args.without.split(",")])
+        names = [n for n in bench.PEERS if n not in args.without.split(",")]
+        peers, missing = find("attention_backward", names, shape=shape)
         mine = {name: bench.ours(shape, config) for name, config in chosen[dim, causal].items()}
         if args.prototype:
             mine["prototype"] = prototype(args.prototype, shape)
