@@ -138,6 +138,12 @@ def mean_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:
     return [] if mean >= at_least else [f"{what}: {mean:.3f} of the best peer in the mean, at least {at_least}"]
 
 
+def rate_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:
+    """For a ``judge``: those of our cases that are slower than so many of their unit."""
+    return [f"{what}: {case.op} {case.shape}: {case.rate(case.ours):.0f} {case.unit}, at least {at_least}"
+            for case in cases if case.comparison[case.ours].ok and case.rate(case.ours) < at_least]
+
+
 def main(bench: Bench, argv: list[str] | None = None) -> int:
     """Parse the options and run. Exit status 0 if every bound that could be decided holds and every result is accurate,
     1 if not or if something did not run, 2 without a GPU."""

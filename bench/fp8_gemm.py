@@ -16,7 +16,7 @@ import torch
 
 import tkq
 from bench import fp8_peers, harness, peers
-from bench.command import Bench, Job, main, mean_misses
+from bench.command import Bench, Job, main, mean_misses, rate_misses
 from bench.harness import Call
 from bench.results import Bound
 from tkq.reference_fp8 import fp8_gemm as reference
@@ -92,11 +92,8 @@ def judge(cases) -> list[str]:
     problems = []
     for kind, (_, wanted) in AT_LEAST.items():
         problems += mean_misses(kind, [case for case in cases if case.section == kind], wanted)
-    for case in cases:
-        if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS and case.comparison["tkq"].ok:
-            if (rate := case.rate("tkq")) < FEW_GBS:
-                problems.append(f"few: {case.op} {case.shape}: {rate:.0f} GB/s, at least {FEW_GBS}")
-    return problems
+    few = [case for case in cases if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS]
+    return problems + rate_misses("few", few, FEW_GBS)
 
 
 def _large(kind):

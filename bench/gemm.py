@@ -16,7 +16,7 @@ import torch
 
 import tkq
 from bench import gemm_peers, harness, peers
-from bench.command import Bench, Job, main, mean_misses
+from bench.command import Bench, Job, main, mean_misses, rate_misses
 from bench.harness import Call
 from bench.results import Bound
 from tkq import reference
@@ -114,11 +114,8 @@ def judge(cases) -> list[str]:
     problems = []
     for section in ("large", "rows"):
         problems += mean_misses(section, [case for case in cases if case.section == section], IN_THE_MEAN)
-    for case in cases:
-        if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS and case.comparison["tkq"].ok:
-            if (rate := case.rate("tkq")) < FEW_GBS:
-                problems.append(f"few: {case.shape}: {rate:.0f} GB/s, at least {FEW_GBS}")
-    return problems
+    few = [case for case in cases if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS]
+    return problems + rate_misses("few", few, FEW_GBS)
 
 
 BENCH = Bench(
