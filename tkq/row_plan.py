@@ -6,6 +6,17 @@ from . import reduction_plan as geometry
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}  # the types of rows, in bits
 ACCESS_BITS = 128
 THREADS = 2048  # of a multiprocessor
+# (largest row in bytes, threads to a row, threads, blocks of a cluster), for 16-byte accesses to short rows that
+# threads hold: measured on an H100 for rmsnorm (bench/tune_norms.py), which reads, holds and writes them as others do.
+SHORT = (
+    (128, 8, 128, 1),
+    (256, 16, 128, 1),
+    (1536, 32, 128, 1),
+    (3072, 64, 128, 1),
+    (6144, 128, 128, 1),
+    (12288, 256, 256, 1),
+    (24576, 512, 512, 1),
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,15 @@ class RowConfig:
     cluster: int = 1
     load: str = "registers"
     resident: int = 0
+
+
+def check_vector(spec) -> None:
+    """Raises ValueError where a spec's vector cannot serve its rows: with N, x, width, vector and shifted."""
+    whole = ACCESS_BITS // spec.width
+    widest = whole if spec.shifted else geometry.vector(spec.N, spec.width)
+    if spec.vector < 1 or widest % spec.vector or (spec.shifted and spec.vector != whole):
+        raise ValueError(f"vector: got {spec.vector} for N = {spec.N} in {spec.x}, shifted {spec.shifted}; "
+                         f"allowed are the divisors of {widest}")
 
 
 def span(N: int, vector: int, shifted: bool) -> int:

@@ -2,8 +2,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
-from .. import reduction_plan as geometry
-from ..row_plan import ACCESS_BITS, WIDTH
+from ..row_plan import WIDTH, check_vector
 
 MAX_V = 1 << 19  # columns of a forward: 16 blocks of 512 threads hold a row of them; a backward takes any number
 MAX_ROWS = 1 << 28
@@ -55,11 +54,7 @@ class CrossEntropySpec:
                 raise TypeError(f"{name}: got dtype {getattr(self, name)}, allowed are {', '.join(map(str, values))}")
         if self.N < 1 or (self.kind != "backward" and self.N > MAX_V):
             raise NotImplementedError(f"logits: got {self.N} classes, allowed are 1 to {MAX_V}")
-        whole = ACCESS_BITS // self.width
-        widest = whole if self.shifted else geometry.vector(self.N, self.width)
-        if self.vector < 1 or widest % self.vector or (self.shifted and self.vector != whole):
-            raise ValueError(f"vector: got {self.vector} for N = {self.N} in {self.x}, shifted {self.shifted}; "
-                             f"allowed are the divisors of {widest}")
+        check_vector(self)
 
     @property
     def width(self) -> int:

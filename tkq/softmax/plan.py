@@ -9,13 +9,7 @@ WORDS = {False: 64, True: 36}  # registers of a thread for a row as it lies in m
 # (largest row in bytes, threads to a row, threads, blocks of a cluster[, "shared"]), for 16-byte accesses.
 # Forward: what bench/tune_norms.py found for rmsnorm, which reads, holds and writes rows in the same way.
 _FORWARD = (
-    (128, 8, 128, 1),
-    (256, 16, 128, 1),
-    (1536, 32, 128, 1),
-    (3072, 64, 128, 1),
-    (6144, 128, 128, 1),
-    (12288, 256, 256, 1),
-    (24576, 512, 512, 1),
+    *row_plan.SHORT,
     (49152, 512, 512, 2),
     (98304, 256, 256, 4),
     (196608, 256, 256, 8),
@@ -26,13 +20,7 @@ _FORWARD = (
 # Backward holds two rows, so half as many elements a thread where that can be. Blocks of 512 threads with two vectors
 # of each get 40 registers from the compiler and spill one; with 256 threads they get 46.
 _BACKWARD = (
-    (128, 8, 128, 1),
-    (256, 16, 128, 1),
-    (1536, 32, 128, 1),
-    (3072, 64, 128, 1),
-    (6144, 128, 128, 1),
-    (12288, 256, 256, 1),
-    (24576, 512, 512, 1),
+    *row_plan.SHORT,
     (49152, 256, 256, 4),
     (98304, 256, 256, 8),
     (196608, 512, 512, 8),
