@@ -1,7 +1,18 @@
-"""Options of the test run, and the GPU suite as a whole: it runs on an sm_90 device, and is counted elsewhere."""
+"""Options of the test run, and the GPU suite as a whole: it runs on an sm_90 device, and is counted elsewhere.
+
+Most of the GPU suite's time is the compilation of its kernels. On a machine that starts with an empty cache they can
+come from an earlier run, and only those are compiled whose sources have changed since:
+
+    python -m pytest tests/gpu -n 16 --kernel-cache kernels.tar.xz
+
+The file is unpacked before the run, where there is one, and made anew behind it. `tests/kernel_cache.py` does the same
+around what is no test.
+"""
 import pathlib
 
 import pytest
+
+from tests import kernel_cache
 
 _GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 _skipped = pytest.StashKey[int]()
@@ -10,7 +21,28 @@ _skipped = pytest.StashKey[int]()
 def pytest_addoption(parser):
     parser.addoption("--all-kernels", action="store_true",
                      help="compile every kernel that tkq ships, not only those that stand for the others")
+    parser.addoption("--kernel-cache", metavar="FILE", type=pathlib.Path,
+                     help="compiled kernels to begin with; when the tests are through, those that there are then")
     parser.addoption("--slow", action="store_true", help="the slow GPU tests too: repeats, huge tensors, every variant")
+
+
+def _carried(config):
+    """The file of compiled kernels; None without one, and in a worker of pytest-xdist, for which the main process
+    unpacks and packs."""
+    return None if hasattr(config, "workerinput") else config.getoption("--kernel-cache")
+
+
+def pytest_sessionstart(session):
+    file = _carried(session.config)
+    if file and file.exists():
+        count, damaged = kernel_cache.unpack(file)
+        print(f"{file}: {count} kernels" + (f", and is damaged: {damaged}" if damaged else ""))
+
+
+def pytest_unconfigure(config):  # the workers are through
+    file = _carried(config)
+    if file and not config.getoption("--collect-only"):
+        print(f"{file}: {kernel_cache.pack(file)} kernels")
 
 
 def _why_no_gpu():

@@ -145,8 +145,10 @@ TREE = {
             importlib.import_module('.relative', __package__)
             from .star import *
             import torch, os
+            from .from_here import thing
     """,
-    **{f"kernels/{name}.py": "" for name in ("shared", "near", "slash", "semi", "comma", "named", "relative", "other")},
+    **{f"kernels/{name}.py": "" for name in ("shared", "near", "slash", "semi", "comma", "named", "relative",
+                                           "from_here", "other")},
     "kernels/deep/__init__.py": "from .again import thing\n",
     "kernels/deep/inner.py": "",
     "kernels/deep/again.py": "from .. import build\n",  # in a circle
@@ -154,8 +156,8 @@ TREE = {
     "kernels/star/arm.py": "from tkq.norms import spec\n",
 }
 COUNTED = {"kernels", "kernels.build", "kernels.shared", "kernels.near", "kernels.slash", "kernels.semi",
-           "kernels.comma", "kernels.named", "kernels.relative", "kernels.deep", "kernels.deep.inner",
-           "kernels.deep.again", "kernels.star", "kernels.star.arm"}
+           "kernels.comma", "kernels.named", "kernels.relative", "kernels.from_here", "kernels.deep",
+           "kernels.deep.inner", "kernels.deep.again", "kernels.star", "kernels.star.arm"}
 
 
 @pytest.fixture

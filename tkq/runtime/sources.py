@@ -10,6 +10,7 @@ Followed are tkq's modules and those of the importing module's own package: othe
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -26,7 +27,7 @@ _FAKE = "tkq.runtime.fake"  # nearly every builder imports it: for all, so that 
 _HOST_ONLY = re.compile(r"tkq\.(runtime(?!\.fake$)|testing|integrations|catalog|demo|nn|__main__|reference\w*)(\..*)?")
 # After "import": names in brackets, with comments between them, or the names up to the end of the statement.
 _IMPORT = re.compile(r"import(?=[\s\\(*])[ \t\\\r\n]*(?:\(((?:[^()#]|#[^\n]*)*)\)|((?:[^\n;#\\]|\\\r?\n)*))")
-_FROM = re.compile(r"\bfrom[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")
+_FROM = re.compile(r"(?<![\w.])from(?!\w)[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")
 _BY_NAME = re.compile(r"import(?:_module|__)\s*\(\s*[rub]?[\"']([\w.]+)[\"']")
 _COMMENT, _FIRST_WORD = re.compile(r"#[^\n]*"), re.compile(r"[\s\\]*([\w.*]+)")
 
@@ -46,7 +47,7 @@ def digest(modules: tuple) -> str:
 
 def forget() -> None:
     """What was read of files, for those who change them."""
-    for cached in (digest, _hash, _imports, _on_disk, _root):
+    for cached in (digest, _hash, _read, _imports, _on_disk, _listed, _root):
         cached.cache_clear()
 
 
@@ -69,16 +70,28 @@ def reached(modules) -> dict:
 @functools.cache
 def _imports(name, path) -> tuple:
     """What the module's text imports of tkq and of its own package, with the packages that this lies in."""
-    text = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
+    text = _read(path).decode(errors="replace")
     package = name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
-    modules = {_absolute(match[1], package) for match in _BY_NAME.finditer(text)}
+    tops = "tkq", name.partition(".")[0]
+    by_name = _BY_NAME.finditer(text) if "import_module" in text or "__import__" in text else ()
+    modules = {_absolute(match[1], package) for match in by_name}
     for match in _IMPORT.finditer(text):
+        origin = _absolute(_origin(text, match.start()), package)
+        if origin and origin.partition(".")[0] not in tops:
+            continue
         words = map(_FIRST_WORD.match, _COMMENT.sub("", match[1] or match[2] or "").split(","))
         names = [word[1] for word in words if word]
-        origin = _FROM.search(text, max(0, match.start() - 300), match.start())
-        modules.update(_from(_absolute(origin[1], package), names) if origin else names)
-    tops = "tkq", name.partition(".")[0]
+        modules.update(_from(origin, names) if origin else names)
     return tuple({part for module in modules if module.partition(".")[0] in tops for part in _with_packages(module)})
+
+
+def _origin(text, end):
+    """What stands between "from" and the "import" that begins at `end`; "" where that is another statement."""
+    at = end
+    while (at := text.rfind("from", max(0, end - 300), at)) >= 0:
+        if match := _FROM.match(text, at, end):
+            return match[1]
+    return ""
 
 
 def _from(origin, names):
@@ -108,16 +121,15 @@ def _inside(package):
         return []
     folder = pathlib.Path(path).parent
     names = (p.relative_to(folder).with_suffix("").parts for p in folder.rglob("*.py"))
-    return [".".join((package, *parts[:-1], *parts[-1:])).removesuffix(".__init__")
-            for parts in names if parts != ("__init__",)]
+    return [".".join((package, *parts)).removesuffix(".__init__") for parts in names if parts != ("__init__",)]
 
 
 def _absolute(name, package):
     """The full name of a module, which may be given relative to a package."""
+    if not name.startswith("."):
+        return name
     relative = name.lstrip(".")
     up = len(name) - len(relative) - 1
-    if up < 0:
-        return name
     base = package.split(".")
     return ".".join(filter(None, (*base[:len(base) - up], relative)))
 
@@ -133,11 +145,22 @@ def _file(name) -> str | None:
 def _on_disk(name):
     root = _root(name.partition(".")[0])
     if root is not None:
-        base = os.path.join(root, *name.split("."))
-        for path in (base + ".py", os.path.join(base, "__init__.py")):
-            if os.path.isfile(path):
-                return path
+        *packages, last = name.split(".")
+        folder = os.path.join(root, *packages)
+        there = _listed(folder)
+        if last in there and "__init__.py" in _listed(os.path.join(folder, last)):
+            return os.path.join(folder, last, "__init__.py")
+        if last + ".py" in there:
+            return os.path.join(folder, last + ".py")
     return None
+
+
+@functools.cache
+def _listed(folder) -> frozenset:
+    try:
+        return frozenset(os.listdir(folder))
+    except OSError:  # no such folder, or a file
+        return frozenset()
 
 
 @functools.cache
@@ -156,14 +179,18 @@ def _root(top):
 
 def _import(module):
     """A last attempt for a builder's module that is not where its name says: its package may have a path of its own."""
-    try:
+    with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(module)
-    except ModuleNotFoundError:
-        pass
     if _file(module) is None:
         raise ImportError(f"{module}: has no source file; the cache needs one to notice changes, the DSL to compile")
 
 
 @functools.cache
 def _hash(path) -> str:
-    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+    return hashlib.sha256(_read(path)).hexdigest()
+
+
+@functools.cache
+def _read(path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
