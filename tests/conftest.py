@@ -5,8 +5,9 @@ come from an earlier run, and only those are compiled whose sources have changed
 
     python -m pytest tests/gpu -n 16 --kernel-cache kernels.tar.xz
 
-The file is unpacked before the run, where there is one, and made anew behind it. `tests/kernel_cache.py` does the same
-around what is no test.
+The file is unpacked before the run, where there is one, and made anew behind it; how many kernels each test file asked
+for is printed. Where the GPU is the dearer machine, `python -m tests.kernel_cache refresh kernels.tar.xz` compiles what
+has changed since ahead of the next run, without a GPU. `tests/kernel_cache.py` says more.
 """
 import pathlib
 
@@ -21,28 +22,16 @@ _skipped = pytest.StashKey[int]()
 def pytest_addoption(parser):
     parser.addoption("--all-kernels", action="store_true",
                      help="compile every kernel that tkq ships, not only those that stand for the others")
-    parser.addoption("--kernel-cache", metavar="FILE", type=pathlib.Path,
+    parser.addoption("--kernel-cache", metavar="FILE",
                      help="compiled kernels to begin with; when the tests are through, those that there are then")
     parser.addoption("--slow", action="store_true", help="the slow GPU tests too: repeats, huge tensors, every variant")
 
 
-def _carried(config):
-    """The file of compiled kernels; None without one, and in a worker of pytest-xdist, for which the main process
-    unpacks and packs."""
-    return None if hasattr(config, "workerinput") else config.getoption("--kernel-cache")
-
-
-def pytest_sessionstart(session):
-    file = _carried(session.config)
-    if file and file.exists():
-        count, damaged = kernel_cache.unpack(file)
-        print(f"{file}: {count} kernels" + (f", and is damaged: {damaged}" if damaged else ""))
-
-
-def pytest_unconfigure(config):  # the workers are through
-    file = _carried(config)
-    if file and not config.getoption("--collect-only"):
-        print(f"{file}: {kernel_cache.pack(file)} kernels")
+def pytest_configure(config):
+    file = config.getoption("--kernel-cache")
+    if file:
+        of_gpu = lambda item: _GPU_TESTS in item.path.parents
+        config.pluginmanager.register(kernel_cache.Carried(pathlib.Path(file), hasattr(config, "workerinput"), of_gpu))
 
 
 def _why_no_gpu():
