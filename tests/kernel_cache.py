@@ -16,6 +16,7 @@ the entries used last, up to a size. Unpack only files of your own: what is in t
 import argparse
 import base64
 import concurrent.futures
+import contextlib
 import io
 import json
 import lzma
@@ -135,7 +136,10 @@ class Carried:
     def pytest_runtest_teardown(self, item):
         new = [recipe for recipe in build._functions if recipe not in self.known] if self.counts(item) else []
         self.known.update(new)
-        texts = [base64.b64encode(pickle.dumps(recipe)).decode() for recipe in new]
+        texts = []
+        for recipe in new:
+            with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):  # of a class inside a function
+                texts.append(base64.b64encode(pickle.dumps(recipe)).decode())
         item.user_properties.append(("kernels", texts))
 
     def pytest_runtest_logreport(self, report):
