@@ -53,8 +53,9 @@ def test_many_classes(dtype, V):
     check_both(logits, target)
 
 
-@pytest.mark.parametrize("kind", ["forward", "backward"])
-@pytest.mark.parametrize("V", [1024, 16384, 131072])
+@pytest.mark.parametrize("kind, V", [
+    ("forward", 1024), ("forward", 16384), ("backward", 1024), ("backward", 16384), ("backward", 131072),
+    pytest.param("forward", 131072, marks=pytest.mark.slow)])  # 16384 has all of its ways
 def test_the_variants_that_tuning_may_choose(kind, V):
     """A sample of the configs beside the planned one; M a multiple of none."""
     from tkq import runtime
