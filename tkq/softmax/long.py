@@ -1,9 +1,12 @@
 """Softmax and log-softmax of the longest rows: blocks that stay, and go from row to row."""
+import functools
+
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..row_kernel import RowKernel
+from ..rows.engine import or_neutral
 from ..rows.monoid import Exchange, Monoid
 from ..rows.spec import RowSpec, Stream
 from .online import INF, exp, finite, larger, log, reciprocal
@@ -22,8 +25,8 @@ class LongSoftmax(RowKernel):
     """What `forward.Softmax` computes, as a RowKernel: a cluster's blocks copy the next rows to shared memory while the
     exchange and the stores of this one are under way, and few rows are read at a time.
 
-    A thread joins the pairs of its vectors, since it goes over them once before the exchange: an exponential more for
-    each four elements.
+    Before the exchange a thread takes the largest of all its values, then their exponentials below that: joined vector
+    by vector, as a RowKernel's elements are, they would cost two exponentials more a vector.
     """
 
     loads, stores, parameters = ("x",), ("y",), ("scale",)
@@ -40,10 +43,14 @@ class LongSoftmax(RowKernel):
         """mX, mO: (M, N). units: the most clusters that run at once."""
         super().__call__((mX,), (mO,), None, None, None, None, None, None, (scale,), units, stream)
 
-    def partial(self, e, r):
-        x = e.x * r.scale
-        top = x.reduce(cute.ReductionOp.MAX, -INF, 0)
-        return top, exp(x - finite(top)).reduce(cute.ReductionOp.ADD, 0.0, 0)
+    def _accumulate(self, c, k, views, r, total):
+        values = [or_neutral(self._elements(c, views, j).x * r.scale, c.part.inside(j), -INF)
+                  for j in range(self.plan.chunks)]
+        top = functools.reduce(larger, [x.reduce(cute.ReductionOp.MAX, -INF, 0) for x in values])
+        below = finite(top)
+        exponentials = [exp(x - below) for x in values]
+        total[0] = top
+        total[1] = sum(exponentials[1:], exponentials[0]).reduce(cute.ReductionOp.ADD, 0.0, 0)
 
     def row(self, sums, r):
         top, total = sums

@@ -52,7 +52,8 @@ def check(spec: SoftmaxSpec, config) -> None:
     if isinstance(config, RowPlan):
         if spec.backward or spec.shifted or spec.vector * spec.width < row_plan.ACCESS_BITS or config.direct:
             raise ValueError("a RowPlan: allowed for a forward of rows of whole 16-byte accesses, by way of a ring")
-        return rows.check(shape(spec), config)
+        rows.check(shape(spec), config)
+        return
     if spec.backward and config.load != "registers":
         raise ValueError(f"load: got {config.load!r}, the backward keeps its rows in registers")
     row_plan.check(spec, config, EXCHANGES, WORDS[spec.backward])
@@ -76,8 +77,8 @@ def _of(table, spec):
 
 # Blocks that stay, worth timing for the longest rows: (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _LONG_FROM = 131072  # bytes
-_LONG = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 16, 4, 1), (16, 16, 3, 1), (16, 8, 3, 2), (16, 16, 3, 2), (16, 8, 2, 3),
-         (8, 16, 3, 1), (8, 8, 3, 1))
+_LONG = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 16, 4, 1), (16, 16, 3, 1), (16, 8, 3, 2), (16, 16, 3, 2), (8, 16, 3, 1),
+         (8, 8, 3, 1))
 _LONG_FLAGS = (dict(), dict(streaming=True), dict(evict_first=True, streaming=True))
 
 
