@@ -174,6 +174,16 @@ def _worth(spec, config):
     return t.cluster == config.cluster and 4 <= t.per_thread * spec.width // 32 <= 32
 
 
+# So few rows, and logits in all, take their mean or sum in one launch (`once`): a call's CPU time is what counts there.
+# Each of its blocks ends with a fence and a ticket, more than a microsecond that a second launch does not have.
+ONCE_ROWS, ONCE_LOGITS = 1024, 1 << 23
+
+
+def once(rows: int, classes: int, reduction: str) -> bool:
+    """Is the total made by the forward's own launch?"""
+    return reduction != "none" and rows <= ONCE_ROWS and rows * classes <= ONCE_LOGITS
+
+
 @dataclass(frozen=True)
 class TotalConfig:
     """The sum over all rows: one cluster. pdl: it is put on the device while the kernel before it still runs, and
