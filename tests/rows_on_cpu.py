@@ -135,8 +135,8 @@ def _compiled(recipe):
 def use(monkeypatch):
     """From here on, for this test, the launch paths of softmax and the losses take tensors of the CPU."""
     for module, names in ((build, (Softmax, SoftmaxBackward)),
-                          (loss_build, (CrossEntropy, CrossEntropyWalk, CrossEntropyOnce, CrossEntropyWalkOnce, CrossEntropyBackward,
-                                        Scale, Total))):
+                          (loss_build, (CrossEntropy, CrossEntropyWalk, CrossEntropyOnce, CrossEntropyWalkOnce,
+                                        CrossEntropyBackward, Scale, Total))):
         for cls in names:
             monkeypatch.setattr(module, cls.__name__, cls)
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))

@@ -35,7 +35,8 @@ def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> 
             else:
                 saved = new.floats(logits, (3 * M + 2,), (1,)) if keep or not one else None
                 loss = new.floats(logits, (), ())
-            run(logits, target, weight, loss, saved, _room(logits) if one else None, None, ignore_index, smoothing, z_loss, softcap)
+            room = _room(logits) if one else None
+            run(logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap)
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
