@@ -61,7 +61,7 @@ def label(c) -> str:
         return f"stays {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{hints}"
     if isinstance(c, WalkConfig):
         walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
-    resident = f" r{c.resident}" if c.resident else ""
+    resident = f" r{c.resident}" * (c.resident > 0) + f" m{c.most}" * (c.most > 0)
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 
 

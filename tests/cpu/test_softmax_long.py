@@ -1,6 +1,8 @@
 """LongSoftmax's plans, and its machine code. What it computes: tests/gpu/test_softmax_long.py."""
 import pytest
 
+from tkq import row_plan
+from tkq.row_plan import RowConfig
 from tkq.rows.plan import RowPlan, smem_bytes
 from tkq.softmax import plan
 from tkq.softmax.ops import recipe
@@ -47,3 +49,14 @@ def test_machine_code(log):
     wanted = Expectation(instructions=("UBLKCP", "STG.E.128", "STAS", "UCGABAR_ARV", "LDS.128"), registers=168,
                          smem=smem_bytes(plan.shape(spec), config) + 2048)
     assert sass.expect_all(found, wanted) == [], sass.text("long", found)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
+def test_memory_that_nobody_uses(most):
+    """So many blocks fit on a multiprocessor, and no more; none is added where rows need as much themselves."""
+    spec = SoftmaxSpec(262144, "bf16", 8)
+    config = RowConfig(256, 256, 16, "shared", most=most)
+    plan.check(spec, config)
+    a_block = row_plan.smem_bytes(spec, config, plan.EXCHANGES) + 1024
+    assert (228 << 10) // a_block == most
+    assert row_plan.unused(config, 200 << 10) == 0

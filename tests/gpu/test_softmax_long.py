@@ -44,6 +44,13 @@ def test_each_geometry(dtype, N):
             check(make((M, N), dtype, 2.0), config)
 
 
+def test_fewer_blocks_than_fit():
+    N = 262144
+    for config in plan.variants(SoftmaxSpec(N, "bf16", 8)):
+        if getattr(config, "most", 0):
+            check(make((61, N), "bf16", 2.0), config)
+
+
 @pytest.mark.parametrize("log", [False, True])
 def test_hard_rows(log):
     N = 262144

@@ -155,7 +155,8 @@ _RINGS = ((512, 1, 2, 4), (512, 1, 4, 3), (512, 1, 2, 6), (512, 2, 2, 4), (512, 
 _LOADS = ((256, 5, 4), (512, 2, 4))
 WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors, stages=stages)
          for threads, cluster, vectors, stages, *rest in _RINGS]
-WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors) for threads, resident, vectors in _LOADS]
+WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors=vectors)
+          for threads, resident, vectors in _LOADS]
 WALKS += [WalkConfig(512, 512, cluster, vectors=2, stages=4, turned=True) for cluster in (1, 2)]
 
 

@@ -109,6 +109,8 @@ def variants(spec: SoftmaxSpec) -> list:
     if not spec.backward and spec.N * spec.width // 8 > 262144:
         found += [RowConfig(256, 256, 16, "shared", 5), RowConfig(256, 256, 16, "shared", 6),
                   RowConfig(512, 512, 8, "shared", 3)]
+        # fewer rows under way at a time
+        found += [c for most in (2, 3, 4) if _worth(spec, c := RowConfig(256, 256, 16, "shared", most=most))]
     found += long_variants(spec)
     return list(dict.fromkeys(found))
 
