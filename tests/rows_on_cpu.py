@@ -158,6 +158,6 @@ def use(monkeypatch):
         monkeypatch.setattr(module, "_known", {})
         monkeypatch.setattr(module.runtime, "function", _compiled)
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(launch, "_room", lambda x: torch.zeros(launch._ROOM, dtype=torch.int32))
+    monkeypatch.setattr(launch.counters, "room", lambda index, size: torch.zeros(size, dtype=torch.int32))
     monkeypatch.setattr(ops, "plan", lambda spec: ALONE)
     monkeypatch.setattr(launch, "plan", lambda spec: SHARED_BY_MANY if spec.kind == "backward" else ALONE)

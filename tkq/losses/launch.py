@@ -15,7 +15,7 @@ from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
 # cannot take, so that a hit needs no check of its own.
 _known: dict = {}
 _launchers: dict = {}  # with addresses -> any launcher
-_ROOM = 4 + ONCE_ROWS  # a counter, at 16 bytes the losses: `once.Once`
+_ROOM = 4 + ONCE_ROWS  # where a launch that makes the total has a counter and, at 16 bytes, its losses: `once.Once`
 
 
 def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> tuple:
@@ -35,7 +35,7 @@ def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> 
             else:
                 saved = new.floats(logits, (3 * M + 2,), (1,)) if keep or not one else None
                 loss = new.floats(logits, (), ())
-            room = _room(logits) if one else None
+            room = counters.room(logits.get_device(), _ROOM) if one else None
             run(logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap)
             return loss, saved
     except Exception:  # nothing is known, or it was refused
@@ -56,13 +56,9 @@ def _carefully(logits, target, terms, keep):
         return torch.full(target.shape if each else (), 0.0 if terms.reduction == "sum" else torch.nan, **like), saved
     loss = torch.empty(M if each else (), **like)
     run = launcher("forward", x, index, terms, terms.reduction, keep=keep, one=one)
-    run(x, index, terms.weight, loss, saved, _room(x) if one else None, None, *terms[1:2], *terms[3:])
+    room = counters.room(x.get_device(), _ROOM) if one else None
+    run(x, index, terms.weight, loss, saved, room, None, *terms[1:2], *terms[3:])
     return loss.view(target.shape) if each else loss, saved
-
-
-def _room(x):
-    """Where a launch that makes the total has its counter and its losses."""
-    return counters.room(x.get_device(), _ROOM)
 
 
 def saved_size(M: int, reduction: str) -> int:
