@@ -20,6 +20,7 @@ from tkq.losses import plan as losses
 from tkq.losses.plan import WalkConfig
 from tkq.losses.spec import CrossEntropySpec
 from tkq.row_plan import RowConfig
+from tkq.rows.plan import RowPlan
 from tkq.softmax import plan as softmax
 from tkq.softmax.spec import SoftmaxSpec
 
@@ -36,7 +37,7 @@ def spec_of(kind: str, N: int):
     return CrossEntropySpec(kind, N, "bf16", vector=8)
 
 
-def variants(kind: str, N: int, match: str = "") -> list[RowConfig]:
+def variants(kind: str, N: int, match: str = "") -> list:
     """The planned one, and those whose label contains one of the texts."""
     found = (softmax if kind.startswith("softmax") else losses).variants(spec_of(kind, N))
     return found[:1] + [c for c in found[1:] if any(text in label(c) for text in match.split(","))]
@@ -49,11 +50,14 @@ def recipe(kind: str, N: int, config: RowConfig):
     return (of_softmax if kind.startswith("softmax") else of_losses)(spec_of(kind, N), config)
 
 
-def label(c: RowConfig) -> str:
+def label(c) -> str:
     walk = ""
+    if isinstance(c, RowPlan):
+        hints = " evict" * c.evict_first + " stream" * c.streaming
+        return f"stays {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{hints}"
     if isinstance(c, WalkConfig):
         walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
-    resident = f" r{c.resident}" if c.resident else ""
+    resident = f" r{c.resident}" * (c.resident > 0) + f" m{c.most}" * (c.most > 0)
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 
 
@@ -65,8 +69,12 @@ def _candidate(kind: str, N: int, config: RowConfig):
     import torch
 
     from tkq import runtime
+    from tkq.softmax.ops import compiled as of_softmax
 
-    run = runtime.function(recipe(kind, N, config))
+    if kind == "softmax":
+        run = of_softmax(spec_of(kind, N), config, torch.device("cuda", torch.cuda.current_device()))
+    else:
+        run = runtime.function(recipe(kind, N, config))
 
     def floats(x, n):
         return torch.empty(n, dtype=torch.float32, device=x.device)

@@ -7,7 +7,7 @@ import tkq
 from tests.loss_cases import DTYPES, EVERYTHING, check, check_both, class_weights, incoming, make
 from tests.poison import poisoned
 from tkq.losses import launch, ops
-from tkq.losses.plan import variants
+from tkq.losses.plan import ONCE_ROWS, variants
 from tkq.losses.spec import CrossEntropySpec
 from tkq.reference_losses import Terms
 from tkq.runtime import debug
@@ -340,7 +340,8 @@ def test_bad_input_launches_nothing():
 
 
 @pytest.mark.parametrize("reduction, launches", [("none", 1), ("mean", 2), ("sum", 2)])
-def test_launches_of_a_call(reduction, launches):
+@pytest.mark.parametrize("M", [256, 2000])
+def test_launches_of_a_call(reduction, launches, M):
     from torch.profiler import ProfilerActivity, profile
 
     def names(call):
@@ -350,7 +351,8 @@ def test_launches_of_a_call(reduction, launches):
             torch.cuda.synchronize()
         return [e.name for e in record.events() if e.device_type == torch.autograd.DeviceType.CUDA]
 
-    x, t = make((256, 1024))
+    launches = launches if M > ONCE_ROWS else 1
+    x, t = make((M, 1024))
     found = names(lambda: tkq.cross_entropy(x, t, reduction=reduction))
     assert len(found) == launches, found
     x.requires_grad_()

@@ -124,7 +124,7 @@ class RowElements(ReductionBase):
         for j in range(self.plan.chunks):
             e = self._elements(c, views, j)
             inside = c.part.inside(j)
-            values = tuple(_or_neutral(v, inside, n)
+            values = tuple(or_neutral(v, inside, n)
                            for v, n in zip(getattr(self, exchange.partial)(e, r), monoid.neutral, strict=True))
             found = values if found is None else monoid.combine(found, values)
             if k == 0 and self.early:
@@ -168,7 +168,7 @@ def _store_one(t: cute.Tensor, row: Int32, value: Float32, mine):
 
 
 @cute.jit
-def _or_neutral(value, inside: Constexpr, neutral: Constexpr[float]):
+def or_neutral(value, inside: Constexpr, neutral: Constexpr[float]):
     """What counts of a chunk that may lie outside the row."""
     if const_expr(inside is True):
         return value
