@@ -1,31 +1,28 @@
 """Attention's gradients beside FA4's and cuDNN's, everything that a call launches included.
 
-    python -m bench.attention_backward [--quick | --shapes 1024,4096] [--dims 64,128] [--out bench/results/h100]
+    python -m bench.attention_backward [--sections backward,gqa] [--quick | --shapes 1024x64,4096x128]
 
-B * S = 16384 and H * D = 2048. FLOPs: 2.5 times the forward's. A result is judged against the formula in float32 on two
-heads. Exit status 0 if each bound holds, 1 if not, 2 without a GPU.
+Shapes: a sequence's length and the head dimension; B * S = 16384 and H * D = 2048, full and causal. gqa: one K/V head
+to 4 query heads. FLOPs: 2.5 times the forward's. A result is judged against the formula in float32 on two heads.
+Results go to OUT/attention_backward.json after every case.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
-from bench import harness
-from bench.results import Bound, Environment, Report, geometric_mean
+from bench import harness, peers
+from bench.attention_forward import QUICK, SHAPES, TOKENS, WIDTH
+from bench.command import Bench, Job, main, mean_misses
+from bench.results import Bound
 from tkq import reference_attention_backward as reference_attention
-from tkq.testing.timing import Effort, relative_error
+from tkq.testing.timing import relative_error
 
 BF16 = torch.bfloat16
-TOKENS, WIDTH = 16384, 2048  # B * S and H * D
-LENGTHS, DIMS = (1024, 2048, 4096, 8192, 16384), (64, 128, 256)
-QUICK = (1024, 4096, 16384)
 AT_LEAST, MEAN_AT_LEAST = 0.97, 1.02
 
 
@@ -55,11 +52,14 @@ class Shape:
         return f"B{self.batch} S{self.length} {heads} D{self.dim} {'causal' if self.causal else 'full'}"
 
 
-def shapes(lengths, dims) -> Iterator[Shape]:
-    for dim in dims:
+def jobs(section: str, shapes) -> Iterator[Job]:
+    for length, dim in shapes:
         for causal in (False, True):
-            for length in lengths:
-                yield Shape(length, dim, causal)
+            shape = Shape(length, dim, causal, WIDTH // dim // 4 if section == "gqa" else 0)
+            question = harness.Question(section, "attention_backward", str(shape), "TFLOP/s", shape.flops,
+                                        Bound(tuple(PEERS), AT_LEAST))
+            yield Job(question, ours(shape), "attention_backward", tuple(PEERS), inputs(shape), error(shape),
+                      dict(shape=shape))
 
 
 def inputs(shape: Shape) -> Callable[[int], tuple]:
@@ -109,12 +109,15 @@ def error(shape: Shape) -> Callable:
 
 def ours(shape: Shape, config=None) -> Callable:
     from tkq.attention import backward_ops
+    from tkq.attention.arguments import Options
+
+    options = Options(shape.causal)
 
     def call(do, q, k, v, o, lse):
         if config is None:
-            return backward_ops.attention_backward(do, q, k, v, o, lse, causal=shape.causal)
+            return backward_ops.attention_backward((do, q, k, v, o, lse, None), None, options)
         out = [torch.empty_like(x) for x in (q, k, v)]
-        backward_ops.run(do, q, k, v, o, lse, *out, causal=shape.causal, config=config)
+        backward_ops.run((do, q, k, v, o, lse, None), out, options, config=config)
         return out
 
     return call
@@ -153,77 +156,22 @@ def cudnn(shape: Shape) -> Callable:
 
 
 PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn}
+peers.PEERS["attention_backward"] = PEERS
 
 
-def find_peers(shape: Shape, names) -> tuple[dict, dict]:
-    """As ``bench.peers.find``: callables, and the missing ones with the reason."""
-    found, missing = {}, {}
-    for name in names:
-        try:
-            found[name] = PEERS[name](shape)
-        except Exception as problem:  # not installed, or installed and broken
-            missing[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
-    return found, missing
+def judge(cases) -> list[str]:
+    return [x for section in ("backward", "gqa")
+            for x in mean_misses(section, [case for case in cases if case.section == section], MEAN_AT_LEAST)]
 
 
-# ---- running ---------------------------------------------------------------------------------------
-
-
-def compare(shape: Shape, candidates, missing, effort, monitor, gpu):
-    """Time candidates, "tkq" among them, side by side."""
-    question = harness.Question("attention_backward", "backward", str(shape), "TFLOP/s", shape.flops,
-                                Bound(tuple(PEERS), AT_LEAST), missing)
-    return harness.compare(question, candidates, inputs(shape), effort, error=error(shape), monitor=monitor, gpu=gpu)
-
-
-def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m bench.attention_backward", description=__doc__.split("\n")[0])
-    p.add_argument("--quick", action="store_true", help=f"lengths {QUICK} only, short turns")
-    p.add_argument("--shapes", default="", help=f"lengths, of {LENGTHS}")
-    p.add_argument("--dims", default=",".join(map(str, DIMS)))
-    p.add_argument("--gqa", action="store_true", help="one K/V head to 4 query heads, beside as many K/V heads")
-    p.add_argument("--rounds", type=int, default=9)
-    p.add_argument("--round-seconds", type=float, default=0.04)
-    p.add_argument("--seconds", type=float, default=280, help="start no case after so long")
-    p.add_argument("--without", default="", help="peers to leave out")
-    p.add_argument("--out", type=Path, default=Path("bench/results/h100"))
-    args = p.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("bench.attention_backward times kernels: it needs a GPU, and PyTorch finds none here.")
-        return 2
-    from tkq.testing import timing
-
-    lengths = tuple(map(int, args.shapes.split(","))) if args.shapes else QUICK if args.quick else LENGTHS
-    dims = tuple(map(int, args.dims.split(",")))
-    seconds = 0.02 if args.quick else args.round_seconds
-    effort = Effort(7 if args.quick else args.rounds, seconds, warmup_seconds=6 * seconds)
-    monitor, gpu = harness.Monitor(), timing.Gpu()
-    report = Report(Environment.here(monitor.driver))
-    deadline = time.monotonic() + args.seconds
-    cases = list(shapes(lengths, dims))
-    if args.gqa:
-        cases = [dataclasses.replace(s, kv_heads=s.heads // 4) for s in cases]
-    for shape in cases:
-        if time.monotonic() > deadline:
-            report.problems.append(f"{shape}: not run, the time is up")
-            continue
-        found, missing = find_peers(shape, [n for n in PEERS if n not in args.without.split(",")])
-        try:
-            case = compare(shape, {"tkq": ours(shape), **found}, missing, effort, monitor, gpu)
-        except Exception as problem:  # out of memory, say: the other shapes can still run
-            report.problems.append(f"{shape}: {type(problem).__name__}: {str(problem)[:300]}")
-            continue
-        report.cases.append(case)
-        report.save(args.out / f"attention_backward{'_gqa' if args.gqa else ''}.json")
-        print("\n".join(harness.case_lines(case)), flush=True)
-    print("\n" + harness.summary(report.cases, []))
-    best = [case.against_best()[1] for case in report.cases if case.against_best()]
-    if best:
-        print(f"geometric mean over {len(best)} shapes: {geometric_mean(best):.3f}, bound {MEAN_AT_LEAST}")
-    print("\n".join(f"PROBLEM {x}" for x in report.problems))
-    wrong = [case for case in report.cases if case.holds() is False or case.accurate() is False]
-    return 1 if wrong or report.problems or not best or geometric_mean(best) < MEAN_AT_LEAST else 0
-
+BENCH = Bench(
+    "attention_backward", __doc__,
+    {section: lambda shapes, section=section: jobs(section, shapes) for section in ("backward", "gqa")},
+    shapes={"backward": SHAPES, "gqa": SHAPES},
+    quick=QUICK,
+    default=("backward",),
+    judge=judge,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCH))

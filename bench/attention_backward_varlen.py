@@ -1,29 +1,27 @@
 """The gradients of flash_attn_varlen beside FA4's, everything that a call launches included.
 
-    python -m bench.attention_backward_varlen [--dims 64,128] [--rounds 7] [--out bench/results/h100]
+    python -m bench.attention_backward_varlen [--shapes 16384x64] [--match causal]
 
 16384 tokens, H * D = 2048. FLOPs: 2.5 times the forward's, of pairs of a query and a key that it sees (causal: half of
-all). A result is judged against the formula in float32 on the first head. Exit status 0 if each bound holds, 1 if not,
-2 without a GPU.
+all). A result is judged against the formula in float32 on the first head. Results go to
+OUT/attention_backward_varlen.json after every case.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 
-from bench import attention_peers, harness
-from bench.attention_forward import MANY, MIXED
-from bench.results import Bound, Environment, Report
+from bench import attention_peers, harness, peers
+from bench.attention_forward import BATCHES, TOKENS, WIDTH
+from bench.command import Bench, Job, main
+from bench.results import Bound
 from tkq import reference_attention_backward as reference_attention
 from tkq.testing.timing import Effort, relative_error
 
-WIDTH, AT_LEAST = 2048, 1.05
-BATCHES = (("mixed 1..8192", MIXED), ("64 of 32..480", MANY), ("16 of 1024", (1024,) * 16))
+AT_LEAST = 1.05
 
 
 def inputs(lengths, heads, dim, causal):
@@ -78,46 +76,24 @@ def error(causal):
     return of
 
 
-def main(argv: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m bench.attention_backward_varlen", description=__doc__.split("\n")[0])
-    p.add_argument("--dims", default="128,64")
-    p.add_argument("--rounds", type=int, default=9)
-    p.add_argument("--round-seconds", type=float, default=0.03)
-    p.add_argument("--seconds", type=float, default=120, help="start no case after so long")
-    p.add_argument("--out", type=Path, default=Path("bench/results/h100"))
-    args = p.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("bench.attention_backward_varlen times kernels: it needs a GPU, and PyTorch finds none here.")
-        return 2
-    from tkq.testing import timing
+peers.PEERS["attention_backward_varlen"] = {"FA4": flash_attention_4}
 
-    effort = Effort(args.rounds, args.round_seconds, warmup_seconds=4 * args.round_seconds)
-    monitor, gpu = harness.Monitor(), timing.Gpu()
-    report, deadline = Report(Environment.here(monitor.driver)), time.monotonic() + args.seconds
-    for dim in map(int, args.dims.split(",")):
+
+def jobs(shapes) -> Iterator[Job]:
+    for dim in dict.fromkeys(dim for tokens, dim in shapes if tokens == TOKENS):
         for name, lengths in BATCHES:
             for causal in (False, True):
-                shape = f"{name} H{WIDTH // dim} D{dim} {'causal' if causal else 'full'}"
-                if time.monotonic() > deadline:
-                    report.problems.append(f"{shape}: not run, the time is up")
-                    continue
-                found, missing = {"tkq": ours(max(lengths), causal)}, {}
-                try:
-                    found["FA4"] = flash_attention_4(max(lengths), causal)
-                except Exception as problem:  # not installed, or installed and broken
-                    missing["FA4"] = f"{type(problem).__name__}: {str(problem)[:200]}"
+                longest, heads = max(lengths), WIDTH // dim
+                shape = f"{name} H{heads} D{dim} {'causal' if causal else 'full'}"
                 flops = 10 * WIDTH * sum(attention_peers.pairs(n, causal) for n in lengths)
-                question = harness.Question("attention_backward_varlen", "backward", shape, "TFLOP/s", flops,
-                                            Bound(("FA4",), AT_LEAST), missing)
-                case = harness.compare(question, found, inputs(lengths, WIDTH // dim, dim, causal), effort,
-                                       error=error(causal), monitor=monitor, gpu=gpu)
-                report.cases.append(case)
-                report.save(args.out / "attention_backward_varlen.json")
-                print("\n".join(harness.case_lines(case)), flush=True)
-    print("\n" + harness.summary(report.cases, []))
-    print("\n".join(f"PROBLEM {x}" for x in report.problems))
-    return 1 if report.problems or any(c.holds() is False or c.accurate() is False for c in report.cases) else 0
+                question = harness.Question("backward", "attention_backward_varlen", shape, "TFLOP/s", flops,
+                                            Bound(("FA4",), AT_LEAST))
+                yield Job(question, ours(longest, causal), "attention_backward_varlen", ("FA4",),
+                          inputs(lengths, heads, dim, causal), error(causal), dict(longest=longest, causal=causal))
 
+
+BENCH = Bench("attention_backward_varlen", __doc__, {"backward": jobs},
+              shapes={"backward": ((TOKENS, 128), (TOKENS, 64))}, effort=Effort(9, 0.03))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BENCH))

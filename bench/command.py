@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from bench import harness, peers
-from bench.results import Case, Cost, Environment, Report
+from bench.results import Case, Cost, Environment, Report, geometric_mean
 from tkq.testing.timing import Effort
 
 CALLS = "calls"  # the section of calls' costs
@@ -126,6 +126,22 @@ class Run:
         print(f"PROBLEM {text}", flush=True)
         self.report.problems.append(text)
         self.report.save(self._path)
+
+
+def mean_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:
+    """For a ``judge``: what is wrong with the geometric mean of these cases, each beside its best peer. Prints it."""
+    found = [best[1] for case in cases if (best := case.against_best())]
+    if not found:
+        return []
+    mean = geometric_mean(found)
+    print(f"{what}: {mean:.3f} of the best peer in the mean over {len(found)}, at least {at_least}")
+    return [] if mean >= at_least else [f"{what}: {mean:.3f} of the best peer in the mean, at least {at_least}"]
+
+
+def rate_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:
+    """For a ``judge``: those of our cases that are slower than so many of their unit."""
+    return [f"{what}: {case.op} {case.shape}: {case.rate(case.ours):.0f} {case.unit}, at least {at_least}"
+            for case in cases if case.comparison[case.ours].ok and case.rate(case.ours) < at_least]
 
 
 def main(bench: Bench, argv: list[str] | None = None) -> int:

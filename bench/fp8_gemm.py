@@ -9,7 +9,6 @@ accurate, 1 if not or if something did not run, 2 without a GPU.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ import torch
 
 import tkq
 from bench import fp8_peers, harness, peers
-from bench.command import Bench, Job, main
+from bench.command import Bench, Job, main, mean_misses, rate_misses
 from bench.harness import Call
 from bench.results import Bound
 from tkq.reference_fp8 import fp8_gemm as reference
@@ -92,14 +91,9 @@ def judge(cases) -> list[str]:
     """What no single case decides: the mean over the large products, and the bytes a second of few rows."""
     problems = []
     for kind, (_, wanted) in AT_LEAST.items():
-        found = [best[1] for case in cases if case.section == kind and (best := case.against_best())]
-        if found and (mean := math.prod(found) ** (1 / len(found))) < wanted:
-            problems.append(f"{kind}: {mean:.3f} of the best peer in the mean, at least {wanted}")
-    for case in cases:
-        if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS and case.comparison["tkq"].ok:
-            if (rate := case.rate("tkq")) < FEW_GBS:
-                problems.append(f"few: {case.op} {case.shape}: {rate:.0f} GB/s, at least {FEW_GBS}")
-    return problems
+        problems += mean_misses(kind, [case for case in cases if case.section == kind], wanted)
+    few = [case for case in cases if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS]
+    return problems + rate_misses("few", few, FEW_GBS)
 
 
 def _large(kind):

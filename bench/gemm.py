@@ -9,7 +9,6 @@ Results go to OUT/gemm.json after every case; a table is printed last.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ import torch
 
 import tkq
 from bench import gemm_peers, harness, peers
-from bench.command import Bench, Job, main
+from bench.command import Bench, Job, main, mean_misses, rate_misses
 from bench.harness import Call
 from bench.results import Bound
 from tkq import reference
@@ -114,14 +113,9 @@ def judge(cases) -> list[str]:
     """The bounds that no single case decides: the mean over large products, and the bytes a second of few rows."""
     problems = []
     for section in ("large", "rows"):
-        found = [best[1] for case in cases if case.section == section and (best := case.against_best())]
-        if found and (mean := math.prod(found) ** (1 / len(found))) < IN_THE_MEAN:
-            problems.append(f"{section}: {mean:.3f} of the best peer in the mean, at least {IN_THE_MEAN}")
-    for case in cases:
-        if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS and case.comparison["tkq"].ok:
-            if (rate := case.rate("tkq")) < FEW_GBS:
-                problems.append(f"few: {case.shape}: {rate:.0f} GB/s, at least {FEW_GBS}")
-    return problems
+        problems += mean_misses(section, [case for case in cases if case.section == section], IN_THE_MEAN)
+    few = [case for case in cases if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS]
+    return problems + rate_misses("few", few, FEW_GBS)
 
 
 BENCH = Bench(

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import torch
 
 from bench import harness
-from bench.command import Bench, Job, main
-from bench.results import Bound, Case, geometric_mean
+from bench.command import Bench, Job, main, mean_misses
+from bench.results import Bound, Case
 from tkq import reference_backward
 from tkq.norms.backward_ops import norm_backward
 from tkq.testing.timing import relative_error
@@ -102,12 +102,7 @@ def _error(kind):
 
 def mean_of(cases: list[Case]) -> list[str]:
     """What is wrong with the mean against the best peer, over all shapes but the moderate ones."""
-    best = [case.against_best()[1] for case in cases if case.bound.at_least == AGAINST_PEERS and case.against_best()]
-    if not best:
-        return []
-    mean = geometric_mean(best)
-    print(f"mean against the best peer {mean:.3f}, least {AGAINST_PEERS_MEAN}")
-    return [] if mean >= AGAINST_PEERS_MEAN else [f"the mean, {mean:.3f}, misses {AGAINST_PEERS_MEAN}"]
+    return mean_misses("backward", [c for c in cases if c.bound.at_least == AGAINST_PEERS], AGAINST_PEERS_MEAN)
 
 
 BENCH = Bench("norm_backward", __doc__, {"backward": jobs}, shapes={"backward": SHAPES + MODERATE}, quick=QUICK,

@@ -2,7 +2,7 @@
 
     python -m bench.tune_attention --cases "256:1024,16384:full,causal; 192/128:4096:causal; 128:mixed:full;
                                             128:16384:w1023; 128:4096:full:32/8"
-                                   [--only WORD,WORD] [--rounds 5] [--seconds 90] [--precompile]
+                                   [--only WORD,WORD] [--rounds 7] [--seconds 90] [--precompile]
 
 A case is head dims, lengths (mixed: varlen), masks (w1023: a causal window that far back), and heads of Q and of K and
 V. Prints TFLOP/s and the ratio to the plan's own configuration. --precompile compiles what would be timed, and no more.
@@ -11,10 +11,7 @@ V. Prints TFLOP/s and the ratio to the plan's own configuration. --precompile co
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import itertools
-import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -25,11 +22,13 @@ import torch
 from bench import attention_peers
 from bench.attention_forward import MIXED, TOKENS, WIDTH
 from bench.attention_peers import Call
-from tkq import runtime
+from bench.peers import find
+from bench.tuning import precompile
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.launch import Operands
 from tkq.attention.plan import AttentionConfig, length_class, plan
 from tkq.attention.spec import FAR, AttentionSpec
+from tkq.runtime import Recipe
 
 # What each name changes of the plan; a name of several words changes all of it.
 CHANGES = {
@@ -161,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--cases", default="128:4096:full")
     p.add_argument("--only", default="", help="names of variants, separated by commas; words of a name by spaces")
     p.add_argument("--without", default="", help="peers to leave out")
-    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--round-seconds", type=float, default=0.02)
     p.add_argument("--seconds", type=float, default=280, help="start no case after so long")
     p.add_argument("--precompile", action="store_true")
@@ -170,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = list(cases(args.cases))
     only = [name.strip() for name in args.only.split(",") if name.strip()]
     chosen = {case: candidates(case.spec, length_class(case.longest), only) for case in asked}
-    broken = compile_all([(case.spec.kernel(), config) for case, found in chosen.items() for config in found.values()])
+    broken = precompile([recipe(case, config) for case, found in chosen.items() for config in found.values()])
     if args.precompile:
         return 1 if broken else 0
     if not torch.cuda.is_available():
@@ -180,35 +179,19 @@ def main(argv: list[str] | None = None) -> int:
         if time.monotonic() > deadline:
             print(f"{case}: not run, the time is up")
             continue
-        time_one(case, {name: config for name, config in found.items() if (case.spec.kernel(), config) not in broken},
-                 args)
+        time_one(case, {name: config for name, config in found.items() if recipe(case, config) not in broken}, args)
     return 0
 
 
-def compile_all(recipes) -> list:
-    """Fill the cache, in as many processes as there are processors. Those that do not compile."""
-    recipes, broken = list(dict.fromkeys(recipes)), []
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
-        for args, done in [(args, pool.submit(_compile, args)) for args in recipes]:
-            try:
-                done.result()
-            except Exception as problem:  # worth a line, not the run
-                print(f"{args}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
-                broken.append(args)
-    print(f"{len(recipes) - len(broken)} kernels compiled, or in the cache", flush=True)
-    return broken
-
-
-def _compile(args):
-    runtime.ensure(runtime.Recipe("tkq.attention.forward:build", args))
+def recipe(case: Case, config: AttentionConfig) -> Recipe:
+    return Recipe("tkq.attention.forward:build", (case.spec.kernel(), config))
 
 
 def time_one(case: Case, chosen, args):
     from tkq.testing import timing
 
     names = [name for name in attention_peers.PEERS if name not in args.without.split(",")]
-    peers, missing = attention_peers.find(case.call, names)
+    peers, missing = find("attention_forward", names, call=case.call)
     ours = {name: candidate(case, config) for name, config in chosen.items()}
     effort = timing.Effort(args.rounds, args.round_seconds, 4 * args.round_seconds)
     print(f"\n{case}" + "".join(f"\n{name}: missing, {why}" for name, why in missing.items()))

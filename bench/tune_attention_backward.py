@@ -11,18 +11,16 @@ variants apart that are close.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
 import json
-import multiprocessing
-import os
 import statistics
 import time
 from pathlib import Path
 
+from bench.tuning import precompile
 from tkq.attention.backward_plan import BackwardConfig, plan
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.runtime import Recipe, ensure
+from tkq.runtime import Recipe
 
 CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
@@ -121,20 +119,12 @@ def parsed(text: str):
     return int(dim), tuple(map(int, lengths.split(","))), tuple(m == "causal" for m in masks.split(","))
 
 
-def precompile(recipes) -> None:
-    """Fill the disk cache, many at a time."""
-    begin, spawn = time.perf_counter(), multiprocessing.get_context("spawn")
-    recipes = list(dict.fromkeys(recipes))
-    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
-        made = sum(pool.map(ensure, recipes))
-    print(f"compiled {made} of {len(recipes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
-
-
 def run(cases, chosen, args) -> None:
     import torch
 
     from bench import attention_backward as bench
     from bench import harness
+    from bench.peers import find
     from tkq.testing import timing
     from tkq.testing.timing import Effort
 
@@ -146,7 +136,8 @@ def run(cases, chosen, args) -> None:
           "ratio: the peer's time / ours")
     for dim, length, causal in cases:
         shape = bench.Shape(length, dim, causal)
-        peers, missing = bench.find_peers(shape, [n for n in bench.PEERS if n not in args.without.split(",")])
+        names = [n for n in bench.PEERS if n not in args.without.split(",")]
+        peers, missing = find("attention_backward", names, shape=shape)
         mine = {name: bench.ours(shape, config) for name, config in chosen[dim, causal].items()}
         if args.prototype:
             mine["prototype"] = prototype(args.prototype, shape)

@@ -7,18 +7,11 @@ the rounds of torch's time / the variant's time in the same round.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
-import json
-import multiprocessing
-import os
-import statistics
-import time
 from dataclasses import replace
-from pathlib import Path
 
+from bench.tuning import Turns, add_turns, precompile, size
 from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
-from tkq.runtime import ensure
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
 FAST = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
@@ -116,11 +109,8 @@ def arguments(argv=None):
     p.add_argument("--small", action="store_true", help="the variants for M up to 64")
     p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME all": a block on each '
                    "processor")
-    p.add_argument("--rounds", type=int, default=7)
-    p.add_argument("--seconds", type=float, default=0.01, help="of a variant's turn, after a lead-in as long")
-    p.add_argument("--pause", type=float, default=0.05, help="seconds before each turn")
+    add_turns(p)
     p.add_argument("--list", action="store_true", help="check and print what would be compiled, no more")
-    p.add_argument("--out", type=Path)
     return p.parse_args(argv)
 
 
@@ -130,11 +120,6 @@ def chosen(args, kind) -> list[str]:
         return names
     wanted = [n.strip() for n in args.variants.split(",")]
     return [n for n in wanted if n.removesuffix(" all") in names]
-
-
-def size(text: str) -> tuple[int, int, int]:
-    numbers = [int(x) for x in text.split("x")]
-    return tuple(numbers * 3 if len(numbers) == 1 else numbers)
 
 
 def main(argv=None) -> None:
@@ -148,36 +133,15 @@ def main(argv=None) -> None:
     run(kinds, sizes, args)
 
 
-def precompile(recipes) -> None:
-    """Fill the disk cache, many at a time. One that does not compile must not lose the others."""
-    begin, spawn = time.perf_counter(), multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
-        for recipe, done in [(r, pool.submit(ensure, r)) for r in dict.fromkeys(recipes)]:
-            if done.exception():
-                print(f"{recipe.args}: {str(done.exception())[:300]}", flush=True)
-    print(f"compiled {len(recipes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
-
-
-def run(kinds, sizes, args) -> dict:
-    import torch
-
-    from bench.harness import Monitor
-    from tkq.testing import timing
-
-    gpu, monitor = timing.Gpu(), Monitor()
-    report = {"device": torch.cuda.get_device_name(), "driver": monitor.driver, "torch": torch.__version__, "cases": []}
-    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}; ratio: torch's time / ours")
+def run(kinds, sizes, args) -> None:
+    turns = Turns(args)
     for kind in kinds:
         for shape in sizes:
-            report["cases"].append(measure(kind, shape, args, gpu, monitor))
-            show(report["cases"][-1])
-            if args.out:  # what is measured stays, whatever comes
-                args.out.write_text(json.dumps(report, indent=1))
-    return report
+            measure(turns, kind, shape, args)
 
 
-def measure(kind, shape, args, gpu, monitor) -> dict:
-    """One problem: milliseconds of every variant and round, errors, clocks."""
+def measure(turns, kind, shape, args) -> None:
+    """One problem."""
     import torch
 
     from bench import fp8_peers
@@ -185,33 +149,20 @@ def measure(kind, shape, args, gpu, monitor) -> dict:
 
     m, n, k = shape
     with torch.no_grad():
-        count = timing.input_sets(k * (m + n), gpu.l2_bytes(), gpu.free_bytes())
+        count = timing.input_sets(k * (m + n), turns.gpu.l2_bytes(), turns.gpu.free_bytes())
         sets = [fp8_peers.operands(m, n, k, kind, i) for i in range(min(count, 8))]
         mixed = [fp8_peers.both_orders(kind, given) for given in sets]
         calls = {"torch": (fp8_peers.torch_mm(kind), [(x[0], x[1], *x[4:]) for x in mixed])}
         calls |= {name: (call(kind, args.small, name), sets) for name in chosen(args, kind)}
-        want, batches, notes = None, {}, {}
-        for name, (f, given) in calls.items():
-            try:
-                got, seconds = gpu.first_calls(f, given)
-                want = got.float() if want is None else want
-                error = (got.float() - want).abs().max().item() / want.abs().max().item()
-                notes[name] = "" if error < 0.02 else f"WRONG by {error:.2g}"
-                batches[name] = gpu.batch(f, given, timing.calls_per_batch(seconds, len(given)))
-            except Exception as problem:  # one bad variant must not lose the others
-                notes[name] = f"{type(problem).__name__}: {str(problem)[:120]}"
-        times, readings = {n: [] for n in batches}, {n: [] for n in batches}
-        for i in range(-1, args.rounds):  # the first round warms up
-            for name in timing.turn_order(list(batches), i % max(1, args.rounds)):
-                time.sleep(args.pause)
-                hook = (lambda name=name: readings[name].append(monitor.read())) if monitor.live else None
-                ms = batches[name].run(args.seconds, hook)
-                if i >= 0:
-                    times[name].append(ms)
-        batches.clear()
-        gpu.release()
-    clocks = {n: [[r.sm_mhz, r.watts] for r in readings[n]] for n in readings}
-    return {"kind": kind, "shape": shape, "ms": times, "notes": notes, "clocks": clocks}
+        wanted = []
+
+        def error(_, got):
+            if not wanted:  # the first that works is right
+                wanted.append(got.float())
+            return (got.float() - wanted[0]).abs().max().item() / wanted[0].abs().max().item()
+
+        turns.case({"kind": kind, "shape": shape}, calls, error, lambda ms: (
+            f"{2e-9 * m * n * k / ms:6.0f} TFLOP/s {1e-6 * (k * (m + n) + 2 * m * n) / ms:5.0f} GB/s"))
 
 
 def call(kind, small, name):
@@ -228,26 +179,6 @@ def call(kind, small, name):
         return c
 
     return f
-
-
-def show(case) -> None:
-    m, n, k = case["shape"]
-    print(f"\n{case['kind']} {m}x{n}x{k}")
-    peer, rows = case["ms"].get("torch") or next(iter(case["ms"].values())), []
-    for name, ms in case["ms"].items():
-        ratios = sorted(p / t for p, t in zip(peer, ms, strict=True))
-        rows.append((statistics.median(ratios), name, ms, ratios))
-    for ratio, name, ms, ratios in sorted(rows, reverse=True):
-        middle = statistics.median(ms)
-        rate = f"{2e-9 * m * n * k / middle:6.0f} TFLOP/s {1e-6 * (k * (m + n) + 2 * m * n) / middle:5.0f} GB/s"
-        known = [r for r in case["clocks"][name] if None not in r]
-        mhz, watts = map(statistics.median, zip(*known, strict=True)) if known else (0, 0)
-        clock = f"{mhz:5.0f} MHz {watts:4.0f} W" if known else ""
-        spread = f"{ratios[0]:.3f}..{ratios[-1]:.3f}"
-        print(f"  {name:28s} {ratio:6.3f}  ({spread})  {rate}  {clock}  {case['notes'][name]}", flush=True)
-    for name, note in case["notes"].items():
-        if name not in case["ms"]:
-            print(f"  {name:28s} {note}", flush=True)
 
 
 if __name__ == "__main__":

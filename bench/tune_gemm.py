@@ -10,21 +10,14 @@ first, in as many processes as there are cores.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
-import json
-import multiprocessing
-import os
-import statistics
-import time
-from pathlib import Path
 
+from bench.tuning import Turns, add_turns, precompile, size
 from tkq.gemm import narrow_plan
 from tkq.gemm.epilogue import Epilogue
 from tkq.gemm.narrow_plan import NarrowConfig
 from tkq.gemm.plan import Config, recipe
 from tkq.gemm.spec import GemmSpec
-from tkq.runtime import ensure
 
 VARIANTS = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
     "cluster": Config(),
@@ -72,79 +65,37 @@ def arguments():
                    + '; "NAME all": a block on each processor')
     p.add_argument("--sizes", default=",".join(SIZES), help="MxNxK, or one number for all three")
     p.add_argument("--layouts", default=",".join(LAYOUTS))
-    p.add_argument("--rounds", type=int, default=7)
-    p.add_argument("--seconds", type=float, default=0.01, help="of a variant's turn, after a lead-in as long")
-    p.add_argument("--pause", type=float, default=0.05, help="seconds before each turn")
+    add_turns(p)
     p.add_argument("--precompile", action="store_true")
-    p.add_argument("--out", type=Path)
     return p.parse_args()
 
 
-def size(text: str) -> tuple[int, int, int]:
-    """(M, N, K) of "4096" or "16384x4096x4096"."""
-    numbers = [int(x) for x in text.split("x")]
-    return tuple(numbers * 3 if len(numbers) == 1 else numbers)
-
-
-def precompile(recipes) -> None:
-    """Fill the disk cache, many at a time."""
-    begin, spawn = time.perf_counter(), multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(16, os.cpu_count() or 1), spawn) as pool:
-        list(pool.map(ensure, dict.fromkeys(recipes)))
-    print(f"compiled {len(recipes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
-
-
-def run(names, sizes, layouts, args) -> dict:
-    import torch
-
-    from bench.harness import Monitor
-    from tkq.testing import timing
-
-    gpu, monitor = timing.Gpu(), Monitor()
-    report = {"device": torch.cuda.get_device_name(), "driver": monitor.driver, "torch": torch.__version__, "cases": []}
-    print(f"{report['device']}, driver {report['driver']}, torch {report['torch']}; ratio: torch's time / ours")
+def run(names, sizes, layouts, args) -> None:
+    turns = Turns(args)
     for shape in sizes:
         for layout in layouts:
-            report["cases"].append(measure(names, shape, layout, args, gpu, monitor))
-            show(report["cases"][-1])
-            if args.out:  # what is measured stays, whatever comes
-                args.out.write_text(json.dumps(report, indent=1))
-    return report
+            measure(turns, names, shape, layout)
 
 
-def measure(names, shape, layout, args, gpu, monitor) -> dict:
-    """One problem: milliseconds of every variant and round, errors, clocks."""
+def measure(turns, names, shape, layout) -> None:
+    """One problem."""
     import torch
 
     from tkq import reference_gemm as reference
-    from tkq.testing import timing
 
+    m, n, k = shape
     with torch.no_grad():
-        sets = inputs(shape, layout, gpu)
-        calls = {"torch": torch.matmul} | {n: call(n, shape) for n in names if suits(n, shape)}
-        product, batches, notes = torch.matmul(*sets[0]).float(), {}, {}
-        for name, f in calls.items():
-            try:
-                got, seconds = gpu.first_calls(f, sets)
-                activation = parts(name)[1]
-                want = reference.activate(product, "" if activation == "bias" else activation)
-                error = (got.float() - want).abs().max().item() / want.abs().max().item()
-                notes[name] = "" if error < 0.02 else f"WRONG by {error:.2g}"
-                batches[name] = gpu.batch(f, sets, timing.calls_per_batch(seconds, len(sets)))
-            except Exception as problem:  # one bad variant must not lose the others
-                notes[name] = f"{type(problem).__name__}: {str(problem)[:120]}"
-        times, readings = {n: [] for n in batches}, {n: [] for n in batches}
-        for i in range(-1, args.rounds):  # the first round warms up
-            for name in timing.turn_order(list(batches), i % max(1, args.rounds)):
-                time.sleep(args.pause)
-                hook = (lambda name=name: readings[name].append(monitor.read())) if monitor.live else None
-                ms = batches[name].run(args.seconds, hook)
-                if i >= 0:
-                    times[name].append(ms)
-        batches.clear()
-        gpu.release()
-    clocks = {n: [[r.sm_mhz, r.watts] for r in readings[n]] for n in readings}
-    return {"shape": shape, "layout": layout, "ms": times, "notes": notes, "clocks": clocks}
+        sets = inputs(shape, layout, turns.gpu)
+        product = torch.matmul(*sets[0]).float()
+
+        def error(name, got):
+            activation = parts(name)[1]
+            want = reference.activate(product, "" if activation == "bias" else activation)
+            return (got.float() - want).abs().max().item() / want.abs().max().item()
+
+        calls = {"torch": torch.matmul} | {name: call(name, shape) for name in names if suits(name, shape)}
+        turns.case({"shape": shape, "layout": layout}, {name: (f, sets) for name, f in calls.items()}, error,
+                   lambda ms: f"{2e-9 * m * n * k / ms:6.1f} TFLOP/s")
 
 
 def inputs(shape, layout, gpu) -> list:
@@ -215,26 +166,6 @@ def call(name: str, shape):
         return c
 
     return f
-
-
-def show(case) -> None:
-    m, n, k = case["shape"]
-    print(f"\n{m}x{n}x{k} {case['layout']}")
-    peer, rows = case["ms"]["torch"], []
-    for name, ms in case["ms"].items():
-        ratios = sorted(p / t for p, t in zip(peer, ms, strict=True))
-        rows.append((statistics.median(ratios), name, ms, ratios))
-    for ratio, name, ms, ratios in sorted(rows, reverse=True):
-        tflops = 2e-9 * m * n * k / statistics.median(ms)
-        known = [r for r in case["clocks"][name] if None not in r]
-        mhz, watts = map(statistics.median, zip(*known, strict=True)) if known else (0, 0)
-        clock = f"{mhz:5.0f} MHz {watts:4.0f} W" if known else ""
-        spread = f"{ratios[0]:.3f}..{ratios[-1]:.3f}"
-        line = f"{name:24s} {ratio:6.3f}  ({spread})  {tflops:6.1f} TFLOP/s  {clock}  {case['notes'][name]}"
-        print("  " + line, flush=True)
-    for name, note in case["notes"].items():
-        if name not in case["ms"]:
-            print(f"  {name:24s} {note}", flush=True)
 
 
 if __name__ == "__main__":

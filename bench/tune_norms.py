@@ -11,17 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
+from bench import tuning
 from bench.shapes import NORM_SHAPES
+from tkq.norms.launch import recipe
 from tkq.norms.plan import Config, plan, variants
 from tkq.norms.spec import OUT_WIDTH, NormSpec
 
-FINALISTS = 3
 EPS = 1e-5
 
 
@@ -56,32 +53,6 @@ def label(c: Config) -> str:
     return " ".join(words)
 
 
-# ---- compiling -------------------------------------------------------------------------------------------------------
-
-
-def _compile(job):
-    from tkq import runtime
-    from tkq.norms.launch import recipe
-
-    spec, config = job
-    try:
-        runtime.ensure(recipe(spec, config))
-    except Exception as problem:  # one that does not compile is worth a line, not the run
-        return f"{spec} {config}: {type(problem).__name__}: {str(problem)[:200]}"
-    return None
-
-
-def precompile(jobs, processes: int) -> None:
-    begin = time.perf_counter()
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        for i, problem in enumerate(pool.map(_compile, jobs, chunksize=4), 1):
-            if problem:
-                print(problem, flush=True)
-            if i % 100 == 0:
-                print(f"compiled {i} of {len(jobs)}, {time.perf_counter() - begin:.0f} s", flush=True)
-    print(f"compiled {len(jobs)} in {time.perf_counter() - begin:.0f} s", flush=True)
-
-
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +61,6 @@ def _candidate(spec: NormSpec, config: Config):
 
     from tkq import runtime
     from tkq.norms import launch
-    from tkq.norms.launch import recipe
     from tkq.runtime.dtypes import torch_type
 
     run = runtime.function(recipe(spec, config))
@@ -138,58 +108,32 @@ def _peers(case: str, names: tuple):
 
 def tune(case: str, M: int, N: int, peer_names: tuple) -> dict:
     """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
-    from tkq.testing import timing
+    from tkq.testing.timing import Effort
 
     spec = spec_of(case, N)
-    make = _inputs(spec, M)
-    ours = {label(c): c for c in variants(spec)}
-    first = timing.compare({name: _candidate(spec, c) for name, c in ours.items()}, make, timing.Effort(7, 0.002, 0.02))
-    ranked = sorted((t for t in first.timings if t.ok), key=lambda t: t.median_ms)
-    best = [ours[t.name] for t in ranked[:FINALISTS]]
-    final = dict.fromkeys([plan(spec), *best])
+    ours, planned = {label(c): c for c in variants(spec)}, label(plan(spec))
     found, missing = _peers(case, peer_names)
-    second = timing.compare(
-        {**found, **{label(c): _candidate(spec, c) for c in final}}, make, timing.Effort(9, 0.02, 0.1)
-    )
-    moved = gigabytes(spec, M)
-    rows = sorted((t for t in second.timings if t.ok), key=lambda t: t.median_ms)
-    print(f"\n{case} M {M} N {N}   (planned: {label(plan(spec))})")
-    for t in rows:
-        against = (
-            f"  {timing.ratio(t, second['QuACK']):.3f} of QuACK" if "QuACK" in found and second["QuACK"].ok else ""
-        )
-        print(f"  {t.name:36s} {t.median_ms:.4f} ms {moved / t.median_ms * 1e3:6.0f} GB/s{against}", flush=True)
-    for t in ranked[FINALISTS:]:
-        print(f"    not among the best: {t.name:36s} {t.median_ms:.4f} ms")
-    for t in (*first.timings, *second.timings):
-        if not t.ok:
-            print(f"  {t.name}: {t.note}")
-    for name, why in missing.items():
-        print(f"  {name} is not there: {why}")
-    return dict(
-        case=case,
-        M=M,
-        N=N,
-        planned=label(plan(spec)),
-        configs={name: dataclasses.asdict(c) for name, c in ours.items()},
-        first={t.name: t.times_ms for t in first.timings},
-        second={t.name: t.times_ms for t in second.timings},
-    )
+    done = tuning.final({name: _candidate(spec, c) for name, c in ours.items()}, planned, found, _inputs(spec, M),
+                        (Effort(7, 0.002, 0.02), Effort(9, 0.02, 0.1)))
+    print(f"\n{case} M {M} N {N}   (planned: {planned})")
+    tuning.show(done, gigabytes(spec, M), missing)
+    return dict(case=case, M=M, N=N, planned=planned,
+                configs={name: dataclasses.asdict(c) for name, c in ours.items()}, **done.as_dict())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--precompile", action="store_true", help="compile only")
+    tuning.add_compiling(parser)
     parser.add_argument("--out", type=Path, help="folder for norms.json")
     parser.add_argument("--case", choices=tuple(CASES), action="append", help="all where not given")
     parser.add_argument("--n", type=int, action="append", help="only these N")
-    parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: a minute more")
     options = parser.parse_args()
     peer_names = ("copy", "QuACK", "torch.compile")[: 3 if options.compiled else 2]
     chosen = options.case or tuple(CASES)
     cases = [(case, M, N) for M, N in NORM_SHAPES for case in chosen if not options.n or N in options.n]
-    precompile([(spec_of(case, N), c) for case, _, N in cases for c in variants(spec_of(case, N))], options.processes)
+    tuning.precompile((recipe(spec_of(case, N), c) for case, _, N in cases for c in variants(spec_of(case, N))),
+                      options.processes)
     if options.precompile:
         return
     results = []

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
+from bench import tuning
 from bench.shapes import NORM_SHAPES
 from tkq.losses import plan as losses
 from tkq.losses.plan import WalkConfig
 from tkq.losses.spec import CrossEntropySpec
 from tkq.row_plan import RowConfig
+from tkq.rows.plan import RowPlan
 from tkq.softmax import plan as softmax
 from tkq.softmax.spec import SoftmaxSpec
 
-FINALISTS = 3
 KINDS = ("softmax", "softmax_backward", "forward", "fused", "backward")
 STREAMS = {"softmax": 2, "softmax_backward": 3, "forward": 1, "fused": 2, "backward": 2}
 PEERS = {"softmax": ("QuACK", "copy"), "softmax_backward": ("QuACK", "add"), "forward": ("QuACK",),
@@ -40,7 +37,7 @@ def spec_of(kind: str, N: int):
     return CrossEntropySpec(kind, N, "bf16", vector=8)
 
 
-def variants(kind: str, N: int, match: str = "") -> list[RowConfig]:
+def variants(kind: str, N: int, match: str = "") -> list:
     """The planned one, and those whose label contains one of the texts."""
     found = (softmax if kind.startswith("softmax") else losses).variants(spec_of(kind, N))
     return found[:1] + [c for c in found[1:] if any(text in label(c) for text in match.split(","))]
@@ -53,34 +50,15 @@ def recipe(kind: str, N: int, config: RowConfig):
     return (of_softmax if kind.startswith("softmax") else of_losses)(spec_of(kind, N), config)
 
 
-def label(c: RowConfig) -> str:
+def label(c) -> str:
     walk = ""
+    if isinstance(c, RowPlan):
+        hints = " evict" * c.evict_first + " stream" * c.streaming
+        return f"stays {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{hints}"
     if isinstance(c, WalkConfig):
         walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
-    resident = f" r{c.resident}" if c.resident else ""
+    resident = f" r{c.resident}" * (c.resident > 0) + f" m{c.most}" * (c.most > 0)
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
-
-
-# ---- compiling -------------------------------------------------------------------------------------------------------
-
-
-def _compile(job):
-    from tkq import runtime
-
-    try:
-        runtime.ensure(recipe(*job))
-    except Exception as problem:  # one that does not compile is worth a line, not the run
-        return f"{job}: {type(problem).__name__}: {str(problem)[:200]}"
-    return None
-
-
-def precompile(jobs, processes: int) -> None:
-    begin = time.perf_counter()
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        for problem in pool.map(_compile, jobs, chunksize=4):
-            if problem:
-                print(problem, flush=True)
-    print(f"compiled {len(jobs)} in {time.perf_counter() - begin:.0f} s", flush=True)
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -91,8 +69,12 @@ def _candidate(kind: str, N: int, config: RowConfig):
     import torch
 
     from tkq import runtime
+    from tkq.softmax.ops import compiled as of_softmax
 
-    run = runtime.function(recipe(kind, N, config))
+    if kind == "softmax":
+        run = of_softmax(spec_of(kind, N), config, torch.device("cuda", torch.cuda.current_device()))
+    else:
+        run = runtime.function(recipe(kind, N, config))
 
     def floats(x, n):
         return torch.empty(n, dtype=torch.float32, device=x.device)
@@ -136,31 +118,15 @@ def _inputs(kind: str, M: int, N: int):
 def tune(kind: str, M: int, N: int, match: str = "") -> dict:
     """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
     from bench import peers
-    from tkq.testing import timing
+    from tkq.testing.timing import Effort
 
-    make, ours = _inputs(kind, M, N), {label(c): c for c in variants(kind, N, match)}
+    ours = {label(c): _candidate(kind, N, c) for c in variants(kind, N, match)}
     planned = next(iter(ours))
-    first = timing.compare({name: _candidate(kind, N, c) for name, c in ours.items()}, make,
-                           timing.Effort(7, 0.002, 0.02))
-    ranked = sorted((t for t in first.timings if t.ok), key=lambda t: t.median_ms)
-    final = dict.fromkeys([planned, *(t.name for t in ranked[:FINALISTS])])
     found, missing = peers.find(PEER_OP.get(kind, kind), PEERS[kind])
-    candidates = {**found, **{name: _candidate(kind, N, ours[name]) for name in final}}
-    second = timing.compare(candidates, make, timing.Effort(9, 0.02, 0.1))
-    gigabytes = STREAMS[kind] * M * N * 2 * 1e-9
+    done = tuning.final(ours, planned, found, _inputs(kind, M, N), (Effort(7, 0.002, 0.02), Effort(9, 0.02, 0.1)))
     print(f"\n{kind} M {M} N {N}   (planned: {planned})")
-    for t in sorted((t for t in second.timings if t.ok), key=lambda t: t.median_ms):
-        against = [f"{timing.ratio(t, second[name]):.3f} of {name}" for name in found if second[name].ok]
-        print(f"  {t.name:24s} {t.median_ms:.4f} ms {gigabytes / t.median_ms * 1e3:6.0f} GB/s  {', '.join(against)}",
-              flush=True)
-    print("    first round:", ", ".join(f"{t.name} {t.median_ms:.4f}" for t in ranked[:8]))
-    for t in (*first.timings, *second.timings):
-        if not t.ok:
-            print(f"  {t.name}: {t.note}")
-    for name, why in missing.items():
-        print(f"  {name} is not there: {why}")
-    return dict(kind=kind, M=M, N=N, planned=planned, first={t.name: t.times_ms for t in first.timings},
-                second={t.name: t.times_ms for t in second.timings})
+    tuning.show(done, STREAMS[kind] * M * N * 2 * 1e-9, missing)
+    return dict(kind=kind, M=M, N=N, planned=planned, **done.as_dict())
 
 
 def _cases(options) -> list:
@@ -180,16 +146,15 @@ def _cases(options) -> list:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--precompile", action="store_true", help="compile only")
+    tuning.add_compiling(parser)
     parser.add_argument("--out", type=Path, help="folder for row_passes.json")
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--shapes", help="such as 32768x1024,16384x16384")
     parser.add_argument("--match", default="", help="variants whose label contains one of these: 'walk,c8 sha'")
-    parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     options = parser.parse_args()
     cases = _cases(options)
-    precompile([(kind, N, c) for kind, _, N in cases for c in variants(kind, N, options.match)],
-               options.processes)
+    tuning.precompile((recipe(kind, N, c) for kind, _, N in cases for c in variants(kind, N, options.match)),
+                      options.processes)
     if options.precompile:
         return
     results = []

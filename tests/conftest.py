@@ -1,7 +1,19 @@
-"""Options of the test run, and the GPU suite as a whole: it runs on an sm_90 device, and is counted elsewhere."""
+"""Options of the test run, and the GPU suite as a whole: it runs on an sm_90 device, and is counted elsewhere.
+
+Most of the GPU suite's time is the compilation of its kernels. On a machine that starts with an empty cache they can
+come from an earlier run, and only those are compiled whose sources have changed since:
+
+    python -m pytest tests/gpu -n 16 --kernel-cache kernels.tar.xz
+
+The file is unpacked before the run, where there is one, and made anew behind it; how many kernels each test file asked
+for is printed. Where the GPU is the dearer machine, `python -m tests.kernel_cache refresh kernels.tar.xz` compiles what
+has changed since ahead of the next run, without a GPU. `tests/kernel_cache.py` says more.
+"""
 import pathlib
 
 import pytest
+
+from tests import kernel_cache
 
 _GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 _skipped = pytest.StashKey[int]()
@@ -10,7 +22,16 @@ _skipped = pytest.StashKey[int]()
 def pytest_addoption(parser):
     parser.addoption("--all-kernels", action="store_true",
                      help="compile every kernel that tkq ships, not only those that stand for the others")
+    parser.addoption("--kernel-cache", metavar="FILE",
+                     help="compiled kernels to begin with; when the tests are through, those that there are then")
     parser.addoption("--slow", action="store_true", help="the slow GPU tests too: repeats, huge tensors, every variant")
+
+
+def pytest_configure(config):
+    file = config.getoption("--kernel-cache")
+    if file:
+        of_gpu = lambda item: _GPU_TESTS in item.path.parents
+        config.pluginmanager.register(kernel_cache.Carried(pathlib.Path(file), hasattr(config, "workerinput"), of_gpu))
 
 
 def _why_no_gpu():

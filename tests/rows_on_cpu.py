@@ -8,12 +8,14 @@ import functools
 
 import cutlass
 import cutlass.cute as cute
+import torch
 from cutlass import Float32, Int32, Int64
 
 from tkq.losses import backward as loss_backward
 from tkq.losses import build as loss_build
 from tkq.losses import forward as loss_forward
 from tkq.losses import launch, rows
+from tkq.losses import once as loss_once
 from tkq.losses import total as loss_total
 from tkq.losses import walk as loss_walk
 from tkq.losses.plan import TotalConfig, WalkConfig
@@ -83,6 +85,21 @@ class CrossEntropyWalk(CrossEntropy, loss_walk.CrossEntropyWalk):
     pass
 
 
+class CrossEntropyOnce(OnCpu, loss_once.CrossEntropyOnce):
+    @cute.jit
+    def __call__(self, mX, mT, mW, mLoss, mSaved, mRoom, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
+                 softcap: Float32):
+        losses, M = loss_once.losses_of(mRoom, mX.shape[0]), mX.shape[0]
+        o = rows.Options(ignore_index, smoothing, z_loss, softcap)
+        self._all(mX, (mX, mT, mW, losses, mSaved, None, None, o))
+        total = Total(self.last.spec, TotalConfig(32, 1))
+        total(losses, mT, mW, mLoss, self.inverse_of(mSaved, M), ignore_index)
+
+
+class CrossEntropyWalkOnce(CrossEntropyOnce, loss_once.CrossEntropyWalkOnce):
+    pass
+
+
 class CrossEntropyBackward(OnCpu, loss_backward.CrossEntropyBackward):
     @cute.jit
     def __call__(self, mX, mT, mW, mDLoss, mSaved, mAll, mD, ignore_index: Int64, smoothing: Float32, z_loss: Float32,
@@ -118,7 +135,8 @@ def _compiled(recipe):
 def use(monkeypatch):
     """From here on, for this test, the launch paths of softmax and the losses take tensors of the CPU."""
     for module, names in ((build, (Softmax, SoftmaxBackward)),
-                          (loss_build, (CrossEntropy, CrossEntropyWalk, CrossEntropyBackward, Scale, Total))):
+                          (loss_build, (CrossEntropy, CrossEntropyWalk, CrossEntropyOnce, CrossEntropyWalkOnce,
+                                        CrossEntropyBackward, Scale, Total))):
         for cls in names:
             monkeypatch.setattr(module, cls.__name__, cls)
     monkeypatch.setattr(fake, "tensor", functools.partial(fake.tensor, host=True))
@@ -140,5 +158,6 @@ def use(monkeypatch):
         monkeypatch.setattr(module, "_known", {})
         monkeypatch.setattr(module.runtime, "function", _compiled)
         monkeypatch.setattr(module.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(launch.counters, "room", lambda index, size: torch.zeros(size, dtype=torch.int32))
     monkeypatch.setattr(ops, "plan", lambda spec: ALONE)
     monkeypatch.setattr(launch, "plan", lambda spec: SHARED_BY_MANY if spec.kind == "backward" else ALONE)

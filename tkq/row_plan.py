@@ -5,7 +5,18 @@ from . import reduction_plan as geometry
 
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}  # the types of rows, in bits
 ACCESS_BITS = 128
-THREADS = 2048  # of a multiprocessor
+THREADS, MEMORY = 2048, 228 << 10  # of a multiprocessor: threads, bytes of shared memory
+# (largest row in bytes, threads to a row, threads, blocks of a cluster), for 16-byte accesses to short rows that
+# threads hold: measured on an H100 for rmsnorm (bench/tune_norms.py), which reads, holds and writes them as others do.
+SHORT = (
+    (128, 8, 128, 1),
+    (256, 16, 128, 1),
+    (1536, 32, 128, 1),
+    (3072, 64, 128, 1),
+    (6144, 128, 128, 1),
+    (12288, 256, 256, 1),
+    (24576, 512, 512, 1),
+)
 
 
 @dataclass(frozen=True)
@@ -15,6 +26,7 @@ class RowConfig:
     load: "registers" (which hold the row over the exchange) or "shared" (by cp.async; a thread reads what it copied
     itself, once for each pass, and so needs few registers).
     resident: blocks for which a multiprocessor is to have registers; 0: threads get what they need.
+    most: blocks at most on a multiprocessor, by shared memory that nobody uses; 0: as many as fit.
     """
 
     threads_per_row: int
@@ -22,6 +34,16 @@ class RowConfig:
     cluster: int = 1
     load: str = "registers"
     resident: int = 0
+    most: int = 0
+
+
+def check_vector(spec) -> None:
+    """Raises ValueError where a spec's vector cannot serve its rows: with N, x, width, vector and shifted."""
+    whole = ACCESS_BITS // spec.width
+    widest = whole if spec.shifted else geometry.vector(spec.N, spec.width)
+    if spec.vector < 1 or widest % spec.vector or (spec.shifted and spec.vector != whole):
+        raise ValueError(f"vector: got {spec.vector} for N = {spec.N} in {spec.x}, shifted {spec.shifted}; "
+                         f"allowed are the divisors of {widest}")
 
 
 def span(N: int, vector: int, shifted: bool) -> int:
@@ -40,7 +62,12 @@ def smem_bytes(spec, config: RowConfig, exchanges: int, exchanged: int = 8) -> i
     mbarrier."""
     t = tile(spec, config)
     rows = t.rows * t.cols * WIDTH[spec.x] // 8 if config.load == "shared" else 0
-    return rows + exchanges * (t.threads // 32 * t.cluster * exchanged + 16)
+    return rows + unused(config, rows) + exchanges * (t.threads // 32 * t.cluster * exchanged + 16)
+
+
+def unused(config: RowConfig, rows: int) -> int:
+    """Bytes that a block allocates beside those of its rows, so that no more than `most` fit on a multiprocessor."""
+    return max(0, MEMORY // (config.most + 1) + 128 - rows) if config.most else 0
 
 
 def check(spec, config: RowConfig, exchanges: int, words: int) -> None:

@@ -9,6 +9,7 @@ import tkq
 from tkq import reference
 from tkq import reference_attention_backward as reference_attention
 from tkq.attention import autograd, backward_ops
+from tkq.attention.arguments import Options
 from tkq.attention.backward_ops import attention_backward
 
 SHAPES = ((17, 33), (33, 17), (16, 16), (1, 40), (40, 1), (5, 0), (0, 5))
@@ -108,8 +109,7 @@ def test_gradients_of_all_that_is_differentiable(dtype):
     o, lse = forward(*wide[:3], *options, wide[3])
     wanted = torch.autograd.grad(o.square().sum() + lse.square().sum(), wide)
     o, lse = o.detach().to(q.dtype), lse.detach().float()
-    found = attention_backward(2 * o, q, k, v, o, lse, 2 * lse, softmax_scale=0.2, window_size=(9, 4), softcap=3.0,
-                               sinks=sinks, needs=(True,) * 4)
+    found = attention_backward((2 * o, q, k, v, o, lse, 2 * lse), sinks, Options(False, 0.2, 9, 4, 3.0))
     for x, g, w in zip((q, k, v, sinks), found, wanted):
         assert g.dtype == x.dtype and (g.double() - w).norm() <= 0.02 * w.norm() + 1e-6
 
@@ -129,8 +129,9 @@ def test_exactly_the_gradients_that_are_needed(needs, monkeypatch):
 def test_nothing_needed_is_nothing_done():
     q, k, v = low()
     lse = torch.zeros(2, 4, 17)
-    assert attention_backward(q, q, k, v, q, lse, needs=(False,) * 3) == (None, None, None)
-    assert attention_backward(q, q, k, v, q, lse, sinks=torch.zeros(4), needs=(False,) * 4) == (None,) * 4
+    tensors = q, q, k, v, q, lse, None
+    assert attention_backward(tensors, needs=(False,) * 3 + (True,)) == (None,) * 4
+    assert attention_backward(tensors, torch.zeros(4), needs=(False,) * 4) == (None,) * 4
 
 
 # ---- what is refused -------------------------------------------------------------------------------
@@ -140,6 +141,10 @@ def arguments():
     q, k, v = low()
     o, lse = reference.flash_attn(q, k, v)
     return dict(do=torch.randn_like(o), q=q, k=k, v=v, o=o, lse=lse)
+
+
+def gradients(do, q, k, v, o, lse, dlse=None, sinks=None, **options):
+    return attention_backward((do, q, k, v, o, lse, dlse), sinks, Options(**options))
 
 
 @pytest.mark.parametrize("name, change, error, words", [
@@ -155,7 +160,7 @@ def arguments():
     ("dlse", lambda _: torch.zeros(2, 4, 16), ValueError, ("dlse", "(2, 4, 17)")),
     ("softmax_scale", lambda _: 0.0, ValueError, ("softmax_scale", "0.0")),
     ("softmax_scale", lambda _: "1", TypeError, ("softmax_scale", "str")),
-    ("window_size", lambda _: (-2, None), ValueError, ("window_size", "-2")),
+    ("left", lambda _: -2, ValueError, ("window", "-2")),
     ("softcap", lambda _: -1.0, ValueError, ("softcap", "-1.0")),
     ("softcap", lambda _: "1", TypeError, ("softcap", "str")),
     ("sinks", lambda _: torch.zeros(3), ValueError, ("sinks", "(3,)")),
@@ -166,7 +171,7 @@ def test_bad_input_is_named(name, change, error, words):
     given = arguments()
     given[name] = change(given.get(name))
     with pytest.raises(error) as caught:
-        attention_backward(**given)
+        gradients(**given)
     assert all(w in str(caught.value) for w in words), str(caught.value)
 
 
@@ -174,16 +179,16 @@ def test_unsupported_head_dim_is_named():
     for dim in (44, 264):
         q, k, v = low(dim=dim)
         with pytest.raises(NotImplementedError, match=f"head_dim is {dim}, supported are multiples of 8 from 8 to 256"):
-            attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
+            attention_backward((q, q, k, v, q, torch.zeros(2, 4, 17), None))
     q, k, v = low(dim_v=20)
     with pytest.raises(NotImplementedError, match="head_dim_v is 20"):
-        attention_backward(q, q, k, v, q, torch.zeros(2, 4, 17))
+        attention_backward((q, q, k, v, q, torch.zeros(2, 4, 17), None))
 
 
 def test_heads_that_do_not_divide():
     q, k, v = low(heads=3)
     with pytest.raises(ValueError, match="3 heads"):
-        attention_backward(q, q, k, v, q, torch.zeros(2, 3, 17))
+        attention_backward((q, q, k, v, q, torch.zeros(2, 3, 17), None))
 
 
 def test_layouts_that_tma_takes():
@@ -213,8 +218,8 @@ def test_opcheck(needs):
 
 def test_traces_under_compile():
     a = arguments()
-    f = torch.compile(lambda do: attention_backward(**{**a, "do": do}, causal=True), fullgraph=True, backend="eager")
-    for got, want in zip(f(a["do"]), attention_backward(**a, causal=True)):
+    f = torch.compile(lambda do: gradients(**{**a, "do": do}, causal=True)[:3], fullgraph=True, backend="eager")
+    for got, want in zip(f(a["do"]), gradients(**a, causal=True)):
         assert torch.equal(got, want)
 
 

@@ -16,18 +16,20 @@ def test_pairs_are_those_that_are_seen(n, left, right):
 
 
 def test_every_shape_of_the_issue_is_asked_for():
-    jobs = list(attention_forward.dense(attention_forward.LENGTHS, attention_forward.DIMS))
-    assert len(jobs) == 30 and len({job.shape for job in jobs}) == 30
+    jobs = list(attention_forward.dense(attention_forward.SHAPES))
+    assert len(jobs) == 30 and len({job.question.shape for job in jobs}) == 30
     assert all(sum(lengths) == 16384 for lengths in (attention_forward.MIXED,))
     assert (min(attention_forward.MIXED), max(attention_forward.MIXED)) == (1, 8192)
-    for job in (*attention_forward.varlen((128,)), *attention_forward.window((128,)), *attention_forward.gqa((1024,))):
-        assert job.flops > 0 and job.bound.at_least > 0
+    assert set(attention_forward.QUICK) <= set(attention_forward.SHAPES)
+    found = [len(list(section(attention_forward.BENCH.shapes[name])))
+             for name, section in attention_forward.BENCH.sections.items()]
+    assert found == [30, 6, 2, 10]
 
 
 def test_a_window_s_bound_is_its_share_of_the_work():
-    job = next(iter(attention_forward.window((128,))))
+    question = next(iter(attention_forward.window(((16384, 128),)))).question
     everything = 4 * 16 * 128 * 16384**2
-    assert job.bound.at_least == pytest.approx(everything / job.flops / 1.15)
+    assert question.bound.at_least == pytest.approx(everything / question.work / 1.15)
 
 
 @pytest.mark.parametrize("dim", (64, 96, 128, 192, 256))

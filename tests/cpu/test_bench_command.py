@@ -1,8 +1,13 @@
 """The command line that all files of cases share, and the cases that each of them offers."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from bench import (
+    attention_backward,
+    attention_backward_varlen,
+    attention_forward,
     command,
     cross_entropy,
     foundation,
@@ -16,7 +21,8 @@ from bench import (
 )
 from bench.command import Bench, Job
 
-BENCHES = [m.BENCH for m in (foundation, norms, norm_backward, softmax, cross_entropy, linear_cross_entropy, pointwise)]
+BENCHES = [m.BENCH for m in (foundation, norms, norm_backward, softmax, cross_entropy, linear_cross_entropy, pointwise,
+                             attention_forward, attention_backward, attention_backward_varlen)]
 
 
 def job(shape):
@@ -89,3 +95,12 @@ def test_what_comes_after_the_cases_may_fail(tmp_path, capsys):
     bench = Bench("two", "", {}, after=lambda options: 1 // 0)
     assert command._conclude(bench, run, None) == 1
     assert "PROBLEM after the cases: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_a_mean_that_misses_is_a_problem(capsys):
+    case = lambda ratio: SimpleNamespace(against_best=lambda: ratio and ("peer", ratio))
+    assert command.mean_misses("all", [], 1.0) == command.mean_misses("all", [case(None)], 1.0) == []
+    assert command.mean_misses("all", [case(0.5), case(2.0)], 1.0) == []
+    assert "1.000 of the best peer in the mean over 2, at least 1.0" in capsys.readouterr().out
+    assert command.mean_misses("all", [case(0.5), case(1.0)], 1.0) == [
+        "all: 0.707 of the best peer in the mean, at least 1.0"]

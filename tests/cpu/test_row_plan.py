@@ -9,6 +9,7 @@ from tkq.norms.backward_shipped import shipped, spec
 from tkq.rows import plan as rows
 from tkq.rows.launch import recipe_of
 from tkq.rows.plan import RowPlan, RowShape, plan
+from tkq.rows.variants import variants
 from tkq.testing import sass
 
 MAX_N = 1 << 18
@@ -129,7 +130,7 @@ def test_the_planned_sizes():
 @pytest.mark.parametrize("N", [64, 1024, 4096, 16384, 65536, 131072])
 def test_variants_are_valid_and_begin_with_the_plan(N):
     shape = RowShape(N, (16, 16), (16,), (16,), 1)
-    found = rows.variants(shape)
+    found = variants(shape)
     assert next(iter(found.values())) == plan(shape) and len(found) == len(set(found.values())) >= 8
     for p in found.values():
         rows.check(shape, p)

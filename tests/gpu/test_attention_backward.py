@@ -10,6 +10,7 @@ from tests.rule import assert_2x
 from tkq import reference
 from tkq import reference_attention_backward as reference_attention
 from tkq.attention import backward_ops
+from tkq.attention.arguments import Options
 from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_plan import plan
 from tkq.attention.backward_spec import BackwardSpec
@@ -71,6 +72,11 @@ def rounding(q, k, v, do, o, p, scale):
     return (ds @ wk).transpose(1, 2), fold(ds.transpose(-1, -2) @ wq), fold(1e-6 * p.transpose(-1, -2) @ wdo)
 
 
+def gradients(do, q, k, v, o, lse, causal=False, **options):
+    """(dq, dk, dv)"""
+    return attention_backward((do, q, k, v, o, lse, None), None, Options(causal), **options)[:3]
+
+
 def compare(q, k, v, do, causal, scale=None, what="", dlse=None, window_size=(-1, -1), softcap=0.0, sinks=None,
             **options):
     """Run on poisoned outputs and workspace, judge all three gradients: beside the formula in float64, from o and lse
@@ -84,7 +90,8 @@ def compare(q, k, v, do, causal, scale=None, what="", dlse=None, window_size=(-1
     found = [poisoned(x) for x in (q, k, v)]
     workspace = torch.full((8 << 20,), math.nan, device="cuda")  # what torch.empty is likely to give next
     del workspace
-    backward_ops.run(do, q, k, v, o, lse, *found, dlse, causal, scale, window_size, softcap=softcap, **options)
+    given = Options(causal, scale, *window_size, softcap)
+    backward_ops.run((do, q, k, v, o, lse, dlse), found, given, **options)
     for name, a, b, c, floor in zip(("dq", "dk", "dv"), found, true, low, rounding(q, k, v, do, o, p, wide_scale)):
         judged = torch.where((a.double() - b).abs() <= floor, b.to(a.dtype), a)  # NaN stays
         assert_2x(judged, b, c, 1, f"{what} {name}")
@@ -182,7 +189,7 @@ def test_head_dims_write_inside_their_rows():
     q, k, v, do = make(1, 100, 130, 2, 2, 72, torch.bfloat16, dim_v=40)
     o, lse = reference.flash_attn(q, k, v)
     room = [torch.full((*t.shape[:3], t.shape[3] + 16), math.nan, dtype=t.dtype, device="cuda") for t in (q, k, v)]
-    backward_ops.run(do, q, k, v, o, lse, *(r[..., 8:-8] for r in room))
+    backward_ops.run((do, q, k, v, o, lse, None), [r[..., 8:-8] for r in room])
     for r in room:
         assert torch.isfinite(r[..., 8:-8]).all() and torch.isnan(r[..., :8]).all() and torch.isnan(r[..., -8:]).all()
 
@@ -204,7 +211,7 @@ def test_sinks(dtype, causal):
         compare(q, k, v, do, causal, dlse=dlse, sinks=sinks, what="sinks")
         o, lse, _ = forward(q, k, v, causal, 128**-0.5, (-1, -1), 0.0, sinks)
         o, lse = o.to(q.dtype), lse.float()
-        *_, found = attention_backward(do, q, k, v, o, lse, dlse, causal=causal, sinks=sinks, needs=(True,) * 4)
+        *_, found = attention_backward((do, q, k, v, o, lse, dlse), sinks, Options(causal))
         *_, want = reference_attention.flash_attn_backward(
             *(x.double() for x in (do, q, k, v, o, lse)), dlse, causal, sinks=sinks.double())
         assert found.dtype == dtype
@@ -232,8 +239,8 @@ def test_do_that_tma_cannot_take_is_copied():
     o, lse = reference.flash_attn(q, k, v)
     for strange in (torch.ones(1, 1, 1, 1, device="cuda", dtype=q.dtype).expand(q.shape),
                     do.transpose(2, 3).contiguous().transpose(2, 3)):
-        found = attention_backward(strange, q, k, v, o, lse)
-        for a, b in zip(found[1:], attention_backward(strange.contiguous(), q, k, v, o, lse)[1:]):
+        found = gradients(strange, q, k, v, o, lse)
+        for a, b in zip(found[1:], gradients(strange.contiguous(), q, k, v, o, lse)[1:]):
             assert torch.equal(a, b)
 
 
@@ -246,7 +253,7 @@ def test_nothing_outside_is_read_or_written(causal):
             x.copy_(torch.randn(x.shape, device="cuda"))
         true_o, lse = reference.flash_attn(q, k, v, causal)
         o.copy_(true_o)
-        backward_ops.run(do, q, k, v, o, lse, dq, dk, dv, causal=causal)
+        backward_ops.run((do, q, k, v, o, lse, None), (dq, dk, dv), Options(causal))
         assert all(torch.isnan(x[:, :30]).all() and torch.isnan(x[:, 330:]).all() for x in room)
         assert all(torch.isfinite(x).all() for x in (dq, dk, dv))
 
@@ -264,16 +271,17 @@ def test_rows_that_see_no_key():
 def test_no_rows_no_keys(rows, keys):
     q, k, v, do = make(2, rows, keys, 2, 1, 64, torch.bfloat16)
     o, lse = reference.flash_attn(q, k, v)
-    for got, x in zip(attention_backward(do, q, k, v, o, lse), (q, k, v)):
+    for got, x in zip(gradients(do, q, k, v, o, lse), (q, k, v)):
         assert got.shape == x.shape and (not got.numel() or got.abs().max() == 0)
 
 
-@pytest.mark.parametrize("needs", ((True, False, False), (False, True, True), (False, False, True)))
+@pytest.mark.parametrize("needs", ((True, False, False, False), (False, True, True, False),
+                                   (False, False, True, False)))
 def test_only_what_is_needed(needs):
     q, k, v, do = make(2, 300, 400, 4, 2, 128, torch.bfloat16)
     o, lse = reference.flash_attn(q, k, v, True)
-    every = attention_backward(do, q, k, v, o, lse, causal=True)
-    some = attention_backward(do, q, k, v, o, lse, causal=True, needs=needs)
+    every = gradients(do, q, k, v, o, lse, causal=True)
+    some = gradients(do, q, k, v, o, lse, causal=True, needs=needs)
     for a, b, needed in zip(some, every, needs):
         assert (a is not None) == needed
         if needed:
@@ -325,9 +333,10 @@ def test_the_last_block_of_a_head_makes_dq(dim, causal):
         first = compare(*x, causal, what=what, config=config)
         o, lse, _ = forward(q, k, v, causal, dim**-0.5, (-1, -1))
         for _ in range(20):
-            dq, *others = [poisoned(t) for t in (q, k, v)]
-            backward_ops.run(do, q, k, v, o.to(q.dtype), lse.float(), dq, *others, causal=causal, config=config)
-            assert (dq.float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm() + 1e-6, what
+            again = [poisoned(t) for t in (q, k, v)]
+            given = do, q, k, v, o.to(q.dtype), lse.float(), None
+            backward_ops.run(given, again, Options(causal), config=config)
+            assert (again[0].float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm() + 1e-6, what
 
 
 @pytest.mark.parametrize("dim", (64, 128, 256))
@@ -335,9 +344,9 @@ def test_the_last_block_of_a_head_makes_dq(dim, causal):
 def test_dk_and_dv_are_the_same_in_each_run(dim, causal):
     q, k, v, do = make(4, 700, 1111, 8, 4, dim, torch.bfloat16)
     o, lse = reference.flash_attn(q, k, v, causal)
-    first = attention_backward(do, q, k, v, o, lse, causal=causal)
+    first = gradients(do, q, k, v, o, lse, causal=causal)
     for _ in range(20):
-        again = attention_backward(do, q, k, v, o, lse, causal=causal)
+        again = gradients(do, q, k, v, o, lse, causal=causal)
         assert torch.equal(again[1], first[1]) and torch.equal(again[2], first[2])
         assert (again[0].float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm()
 
@@ -350,9 +359,9 @@ def test_deterministic(dim, causal):
         compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}", deterministic=True)
     q, k, v, do = make(2, 700, 1111, 8, 2, dim, dtype)
     o, lse = reference.flash_attn(q, k, v, causal)
-    first = attention_backward(do, q, k, v, o, lse, causal=causal, deterministic=True)
+    first = gradients(do, q, k, v, o, lse, causal=causal, deterministic=True)
     for _ in range(20):
-        again = attention_backward(do, q, k, v, o, lse, causal=causal, deterministic=True)
+        again = gradients(do, q, k, v, o, lse, causal=causal, deterministic=True)
         assert all(torch.equal(a, b) for a, b in zip(again, first))
 
 
@@ -369,9 +378,9 @@ def test_deterministic_windows(dim):
 def test_500_runs(dim):
     q, k, v, do = make(2, 1024, 1024, 8, 8, dim, torch.bfloat16)
     o, lse = reference.flash_attn(q, k, v, True)
-    first = attention_backward(do, q, k, v, o, lse, causal=True)
+    first = gradients(do, q, k, v, o, lse, causal=True)
     for _ in range(500):
-        again = attention_backward(do, q, k, v, o, lse, causal=True)
+        again = gradients(do, q, k, v, o, lse, causal=True)
         assert torch.equal(again[1], first[1]) and torch.equal(again[2], first[2])
         assert (again[0].float() - first[0].float()).norm() <= 1e-3 * first[0].float().norm()
 
@@ -381,13 +390,13 @@ def test_streams_and_graphs():
     for seed in range(3):
         q, k, v, do = make(2, 700, 700, 8, 8, 128, torch.bfloat16, seed)
         sets.append((do, q, k, v, *reference.flash_attn(q, k, v, True)))
-    want = [attention_backward(*x, causal=True) for x in sets]
+    want = [gradients(*x, causal=True) for x in sets]
     torch.cuda.synchronize()
     streams, got = [torch.cuda.Stream() for _ in sets], []
     for _ in range(10):
         for x, stream in zip(sets, streams):
             with torch.cuda.stream(stream):
-                got.append(attention_backward(*x, causal=True))
+                got.append(gradients(*x, causal=True))
     torch.cuda.synchronize()
     near = lambda a, b: (a.float() - b.float()).norm() <= 1e-3 * b.float().norm()
     for i, found in enumerate(got):
@@ -395,7 +404,7 @@ def test_streams_and_graphs():
     fixed = [x.clone() for x in sets[0]]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attention_backward(*fixed, causal=True)
+        out = gradients(*fixed, causal=True)
     for x, w in zip(sets, want):
         for dst, src in zip(fixed, x):
             dst.copy_(src)

@@ -7,7 +7,7 @@ import tkq
 from tests.loss_cases import DTYPES, EVERYTHING, check, check_both, class_weights, incoming, make
 from tests.poison import poisoned
 from tkq.losses import launch, ops
-from tkq.losses.plan import variants
+from tkq.losses.plan import ONCE_ROWS, variants
 from tkq.losses.spec import CrossEntropySpec
 from tkq.reference_losses import Terms
 from tkq.runtime import debug
@@ -53,8 +53,9 @@ def test_many_classes(dtype, V):
     check_both(logits, target)
 
 
-@pytest.mark.parametrize("kind", ["forward", "backward"])
-@pytest.mark.parametrize("V", [1024, 16384, 131072])
+@pytest.mark.parametrize("kind, V", [
+    ("forward", 1024), ("forward", 16384), ("backward", 1024), ("backward", 16384), ("backward", 131072),
+    pytest.param("forward", 131072, marks=pytest.mark.slow)])  # 16384 has all of its ways
 def test_the_variants_that_tuning_may_choose(kind, V):
     """A sample of the configs beside the planned one; M a multiple of none."""
     from tkq import runtime
@@ -339,7 +340,8 @@ def test_bad_input_launches_nothing():
 
 
 @pytest.mark.parametrize("reduction, launches", [("none", 1), ("mean", 2), ("sum", 2)])
-def test_launches_of_a_call(reduction, launches):
+@pytest.mark.parametrize("M", [256, 2000])
+def test_launches_of_a_call(reduction, launches, M):
     from torch.profiler import ProfilerActivity, profile
 
     def names(call):
@@ -349,7 +351,8 @@ def test_launches_of_a_call(reduction, launches):
             torch.cuda.synchronize()
         return [e.name for e in record.events() if e.device_type == torch.autograd.DeviceType.CUDA]
 
-    x, t = make((256, 1024))
+    launches = launches if M > ONCE_ROWS else 1
+    x, t = make((M, 1024))
     found = names(lambda: tkq.cross_entropy(x, t, reduction=reduction))
     assert len(found) == launches, found
     x.requires_grad_()

@@ -10,7 +10,8 @@ from tkq.norms import backward_ops, backward_shipped
 from tkq.norms.backward import RMSNormBackward
 from tkq.norms.backward_ops import norm_backward
 from tkq.rows import launch
-from tkq.rows.plan import plan, variants
+from tkq.rows.plan import plan
+from tkq.rows.variants import variants
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS = ["rmsnorm", "layernorm"]

@@ -46,13 +46,15 @@ def make(shape, dtype, weight=None, bias=None, scale=1.0, mean=0.0, seed=0):
     return x, *(None if d is None else randn(shape[-1:], DTYPES[d]) for d in (weight, bias))
 
 
+# Every mix of three types, and every pair of two at both sizes.
+MIXES = [(x, weight, bias, ((37, 1024), (5, 1000))[(i + j + k) % 2]) for i, x in enumerate(DTYPES)
+         for j, weight in enumerate([None, *DTYPES]) for k, bias in enumerate([None, "bf16", "fp32"])]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("x", DTYPES)
-@pytest.mark.parametrize("weight", [None, *DTYPES])
-@pytest.mark.parametrize("bias", [None, "bf16", "fp32"])
-def test_every_mix_of_types(kind, x, weight, bias):
-    for M, N in ((37, 1024), (5, 1000)):
-        check(kind, *make((M, N), x, weight, bias), what=f"N {N}")
+@pytest.mark.parametrize("x, weight, bias, shape", MIXES)
+def test_every_mix_of_types(kind, x, weight, bias, shape):
+    check(kind, *make(shape, x, weight, bias))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,9 +82,11 @@ def test_long_rows_with_a_weight_of_their_type(kind, x, N):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("N", [1024, 4096, 32768, 131072])
+@pytest.mark.parametrize("N", [pytest.param(1024, marks=pytest.mark.slow), 4096,
+                               pytest.param(32768, marks=pytest.mark.slow), 131072])
 def test_the_variants_that_tuning_may_choose(kind, N):
-    """A sample of the configs beside the planned one: every path, cluster and count of rows; M a multiple of none."""
+    """A sample of the configs beside the planned one: every path, cluster and count of rows; M a multiple of none. Of
+    short rows and of long ones: what other sizes have is the same again."""
     from tkq import runtime
     from tkq.norms.plan import variants
     from tkq.norms.spec import NormSpec

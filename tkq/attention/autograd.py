@@ -22,15 +22,11 @@ def gradients(ctx, do, dlse):
     if do is None:  # lse alone was used
         do = torch.zeros_like(o)
     options, deterministic, longest = ctx.known
-    needs = tuple(ctx.needs_input_grad[:INPUTS])
+    tensors, needs = (do, q, k, v, o, lse, dlse), tuple(ctx.needs_input_grad[:INPUTS])
     if sequences:
-        return attention_varlen_backward((do, q, k, v, o, lse, dlse), sinks, (*sequences, *longest), options,
+        return attention_varlen_backward(tensors, sinks, (*sequences, *longest), options,
                                          deterministic=deterministic, needs=needs)
-    causal, scale, left, right, softcap = options
-    found = attention_backward(do, q, k, v, o, lse, dlse, causal=causal, softmax_scale=scale,
-                               window_size=(left, right), softcap=softcap, sinks=sinks, needs=needs,
-                               deterministic=deterministic)
-    return found if sinks is not None else (*found, None)
+    return attention_backward(tensors, sinks, options, deterministic=deterministic, needs=needs)
 
 
 def setup(ctx, inputs, output):

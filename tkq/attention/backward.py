@@ -7,10 +7,11 @@ import tkq.tile as tk
 from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_plan import BackwardConfig
-from tkq.attention.backward_sequences import Sequences, piece
+from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Numbers, State
 from tkq.attention.backward_wide import WideBackward
+from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.runtime import fake
 from tkq.tile import WARPGROUP
 
@@ -144,6 +145,6 @@ def build(spec: BackwardSpec, config: BackwardConfig):
     k, dk, v, dv = (operand(Sk, Hk, cols) for cols in (D, D, Dv, Dv))
     sequences = Sequences(ints(Bp), ints(Bp), ints(B, spec.used_q), ints(B, spec.used_k)) if spec.varlen else None
     return _kind(spec, config)(spec, config), (
-        do, q, k, v, o, rows(), rows() if spec.dlse else None, dq if spec.dq else None, dk, dv,
-        fake.tensor("fp32", (fake.sym64(),)), sequences,
+        BackwardOperands(do, q, k, v, o, rows(), rows() if spec.dlse else None),
+        Gradients(dq if spec.dq else None, dk, dv), fake.tensor("fp32", (fake.sym64(),)), sequences,
         Numbers(Float32(1.0), Float32(0.0), Int32(0), Int32(0)))

@@ -12,10 +12,11 @@ from tkq.attention.backward_dq import BackwardQueries
 from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_post import BackwardPost
-from tkq.attention.backward_pre import BackwardPre
-from tkq.attention.backward_sequences import Equal, Ragged, Sequences, loads, piece, stores, with_batch
+from tkq.attention.backward_pre import BackwardPre, Rows, Workspace
+from tkq.attention.backward_sequences import Equal, Ragged, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Numbers, Shared, Task
+from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place, query_range
 from tkq.attention.ranges import heads_in_section
 from tkq.tile import WARPGROUP
@@ -48,21 +49,20 @@ class BackwardBase:
     # ---- host ----------------------------------------------------------------------------------
 
     @cute.jit
-    def __call__(self, do: cute.Tensor, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor,
-                 lse: cute.Tensor, dlse: Optional[cute.Tensor], dq: Optional[cute.Tensor], dk: cute.Tensor,
-                 dv: cute.Tensor, workspace: cute.Tensor, sequences: Optional[Sequences], numbers: Numbers,
-                 stream: cuda.CUstream):
+    def __call__(self, operands: BackwardOperands, gradients: Gradients, workspace: cute.Tensor,
+                 sequences: Optional[Sequences], numbers: Numbers, stream: cuda.CUstream):
         """q, dq (B, Sq, H, D), o, do (B, Sq, H, Dv), k, dk (B, Sk, Hk, D), v, dv (B, Sk, Hk, Dv), lse, dlse (B, H, Sq)
         fp32; varlen: without B, and sequences. workspace: fp32, uninitialised, see ``config.workspace_floats``."""
         spec, c, ragged = self.spec, self.config, self.spec.varlen
+        do, q, k, v, o, lse, dlse = operands
+        dq, dk, dv = gradients
         places = (Ragged(sequences, q.shape[0], k.shape[0]) if const_expr(ragged) else
                   Equal(q.shape[1], k.shape[1], q.shape[0]))
         heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
         tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block * c.cluster)
-        stats, acc, counters = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
-        o_rows, do_rows, lse, dlse = [None if const_expr(x is None) else with_batch(x, ragged)
-                                      for x in (o, do, lse, dlse)]
-        BackwardPre(spec, c)(do_rows, o_rows, lse, dlse, (stats, acc, counters), places, stream)
+        stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
+        rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
+        BackwardPre(spec, c)(rows, parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         g = Globals(
@@ -83,19 +83,19 @@ class BackwardBase:
         elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
-    def parts_of(self, workspace, tiles, heads):
+    def parts_of(self, workspace, tiles, heads) -> Workspace:
         """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; the counters, where a
         last block is asked for."""
         of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.width  # floats of a tile
         stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
         if not self.spec.adds_dq:
-            return stats, None, None
+            return Workspace(stats)
         start = (workspace.iterator + Int64(tiles) * of_stats).align(16)
         acc = cute.make_tensor(start, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
         if self.config.post:
-            return stats, acc, None
+            return Workspace(stats, acc)
         end = cute.recast_ptr(start + Int64(tiles) * of_acc, dtype=Int32)
-        return stats, acc, cute.make_tensor(end, cute.make_layout((heads,)))
+        return Workspace(stats, acc, cute.make_tensor(end, cute.make_layout((heads,))))
 
     # ---- device --------------------------------------------------------------------------------
 

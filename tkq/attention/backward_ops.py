@@ -1,99 +1,89 @@
 """The gradients of attention: from torch tensors to a launch, and what PyTorch's compiler sees of it."""
-import math
 from typing import Optional
 
 import torch
 from torch import Tensor
 
 from tkq import reference_attention_backward as reference_attention
+from tkq.attention.arguments import PLAIN, Options, check_operands, check_options, refuse_out_of_range
 from tkq.attention.backward_plan import plan
 from tkq.attention.backward_spec import BackwardSpec, width
+from tkq.attention.launch import BackwardOperands, Gradients
 from tkq.attention.plan import length_class
-from tkq.attention.spec import DTYPES
 from tkq.runtime import Recipe, arch, check, dtypes, function, ops
 
-# what decides the kernels (see _launcher) -> (function, configuration); as many as there are kinds of call
+# what decides the kernels (see launcher_of) -> (function, spec, configuration); as many as there are kinds of call
 _launchers: dict = {}
+OP = "attention_backward"
 
 
-def attention_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-                       dlse: Optional[Tensor] = None, *, causal: bool = False, softmax_scale: Optional[float] = None,
-                       window_size=(None, None), softcap: float = 0.0, sinks: Optional[Tensor] = None,
-                       needs: tuple = (True, True, True), deterministic: bool = False):
+def attention_backward(tensors: tuple, sinks: Optional[Tensor] = None, options: tuple = PLAIN, *,
+                       deterministic: bool = False, needs: tuple = (True, True, True, True)):
     """The gradients of ``flash_attn``, from what it took and gave.
 
     Args:
-        do: the gradient of o. Where its strides do not suit TMA it is copied.
-        q: (B, Sq, H, D), bfloat16 or float16. k: (B, Sk, Hk, D). v: (B, Sk, Hk, Dv). o: (B, Sq, H, Dv). D and Dv are
-            multiples of 8 up to 256. Strides as in ``flash_attn``.
-        lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
-        causal, softmax_scale, window_size, softcap, sinks: as in ``flash_attn``.
-        needs: which of dq, dk and dv are wanted, and, where there are sinks, their gradient.
+        tensors: (do, q, k, v, o, lse, dlse).
+            do: the gradient of o. Where its strides do not suit TMA it is copied.
+            q: (B, Sq, H, D), bfloat16 or float16. k: (B, Sk, Hk, D). v: (B, Sk, Hk, Dv). o: (B, Sq, H, Dv). D and Dv
+            are multiples of 8 up to 256. Strides as in ``flash_attn``.
+            lse: (B, H, Sq) float32, of any strides. dlse: its gradient, likewise, or None.
+        sinks: (H,) or None. options: a tuple, as ``Options``.
         deterministic: the same dq, bit by bit, in each run: it is made by a kernel of its own, which computes the
             scores a second time, 7 products instead of 5. It is else added up in whatever order. dk and dv are the
             same in each run anyhow.
+        needs: which of the four are wanted.
 
     Returns:
-        (dq, dk, dv), contiguous, of the inputs' dtype, and with sinks their gradient (H,), of theirs; None for what is
-        not wanted.
+        (dq, dk, dv, dsinks), contiguous, the first three of the inputs' dtype, the fourth (H,) of the sinks'; None for
+        what is not wanted.
 
     Raises:
         TypeError, ValueError, NotImplementedError, RuntimeError: as ``flash_attn``; all name the argument.
 
     Source: Dao et al., FlashAttention, 2022, algorithm 4.
     """
-    needs = (*needs, False)[:4]
-    count = 3 if sinks is None else 4
+    options, needs = Options(*options), (*needs[:3], bool(needs[3]) and sinks is not None)
     if not any(needs):
-        return (None,) * count
-    left, right = (-1 if side is None else side for side in window_size)
-    args = (do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap, deterministic, *needs)
-    if ops.direct(do, q, k, v, o, lse, dlse, sinks):
-        return (_cuda(*args) if q.is_cuda else _cpu(*args))[:count]
-    check.refuse_gradient("attention_backward", do=do, q=q, k=k, v=v, o=o, lse=lse, dlse=dlse, sinks=sinks)
-    _check(*args[:13])
-    return tuple(x if needed else None for x, needed in zip(_op(*args), needs))[:count]
+        return (None,) * 4
+    if ops.direct(*tensors, sinks):
+        return (_cuda if tensors[1].is_cuda else _cpu)(tensors, sinks, options, deterministic, needs)
+    check.refuse_gradient(OP, **dict(zip(BackwardOperands._fields, tensors)), sinks=sinks)
+    _check(tensors, sinks, options)
+    return only(_op(*tensors, sinks, *options, deterministic, *needs), needs)
+
+
+def only(found, needs):
+    """None for the gradients that are not wanted."""
+    return tuple(x if needed else None for x, needed in zip(found, needs))
 
 
 # ---- what can be wrong -----------------------------------------------------------------------------
 
 
-def _check(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap):
-    for name, x in (("q", q), ("k", k), ("v", v), ("o", o), ("do", do)):
-        check.dtype(name, x, DTYPES)
-        check.rank(name, x, 4)
-        if x.dtype != q.dtype:
-            raise TypeError(f"attention_backward: {name} is {x.dtype}, q is {q.dtype}; all must have one dtype")
-    of_rows = [(name, x) for name, x in (("lse", lse), ("dlse", dlse)) if name == "lse" or x is not None]
-    for name, x in of_rows:
-        check.dtype(name, x, ("fp32",))
-    if sinks is not None:
-        check.dtype("sinks", sinks, ("fp32", dtypes.name_of(q.dtype)))
-        check.shape("sinks", sinks, (q.shape[2],))
-    check.same_device(q=q, k=k, v=v, o=o, do=do, lse=lse, dlse=dlse, sinks=sinks)
-    (batch, rows, heads, head_dim), head_dim_v = q.shape, v.shape[3]
-    width(head_dim, head_dim_v)
-    check.shape("k", k, (batch, None, None, head_dim))
-    check.shape("v", v, (*k.shape[:3], head_dim_v))
+def _check(tensors, sinks, options):
+    check_gradient_of(OP, tensors, sinks, options, 4)
+    if options.left < -1 or options.right < -1:
+        raise ValueError(f"{OP}: the window's sides are {(options.left, options.right)}, allowed are numbers of keys "
+                         "from 0 on, and -1 for no limit")
+
+
+def check_gradient_of(op, tensors, sinks, options, rank):
+    """(do, q, k, v, o, lse, dlse), where q has so many dimensions, and what comes with them."""
+    do, q, k, v, o, lse, dlse = tensors
+    check_operands(op, q, k, v, sinks, rank)
+    check_options(op, options)
+    *batch, rows, heads, head_dim = q.shape
+    width(head_dim, v.shape[-1])
     for name, x in (("o", o), ("do", do)):
-        check.shape(name, x, (batch, rows, heads, head_dim_v))
-    for name, x in of_rows:
-        check.shape(name, x, (batch, heads, rows))
-    kv_heads = k.shape[2]
-    if heads and (not kv_heads or heads % kv_heads):
-        raise ValueError(f"attention_backward: q has {heads} heads, k has {kv_heads}; q's must be a multiple of k's")
-    if softmax_scale is not None:
-        check.number("softmax_scale", softmax_scale)
-        if not 0 < softmax_scale < math.inf:
-            raise ValueError(f"attention_backward: softmax_scale is {softmax_scale}, "
-                             "allowed are finite numbers above 0")
-    check.number("softcap", softcap)
-    if not 0 <= softcap < math.inf:
-        raise ValueError(f"attention_backward: softcap is {softcap}, allowed are finite numbers above 0, and 0 for "
-                         "none")
-    if left < -1 or right < -1:
-        raise ValueError(f"attention_backward: window_size is {(left, right)}, allowed are numbers of keys from 0 on, "
-                         "and None or -1 for no limit")
+        if not isinstance(x, Tensor) or x.dtype != q.dtype:
+            raise TypeError(f"{op}: {name} is {getattr(x, 'dtype', type(x).__name__)}, q is {q.dtype}; both must have "
+                            "one dtype")
+        check.shape(name, x, (*batch, rows, heads, v.shape[-1]))
+    for name, x in (("lse", lse), ("dlse", dlse)):
+        if name == "lse" or x is not None:
+            check.dtype(name, x, ("fp32",))
+            check.shape(name, x, (*batch, heads, rows))
+    check.same_device(q=q, o=o, do=do, lse=lse, dlse=dlse)
 
 
 def takes(x: Tensor) -> bool:
@@ -104,71 +94,71 @@ def takes(x: Tensor) -> bool:
 
 def _check_layout(name, x):
     if not takes(x):
-        raise ValueError(f"attention_backward: {name} has strides {x.stride()} and address {x.data_ptr():#x}; its last "
-                         "dimension must be contiguous, its address and other strides multiples of 16 bytes: "
+        raise ValueError(f"{OP}: {name} has strides {x.stride()} and address {x.data_ptr():#x}; its last dimension "
+                         "must be contiguous, its address and other strides multiples of 16 bytes: "
                          "call .clone(memory_format=torch.contiguous_format)")
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------
 
 
-def _cuda(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap, deterministic, need_dq,
-          need_dk, need_dv, need_dsinks):
+def _cuda(tensors, sinks, options, deterministic, needs):
     """(dq, dk, dv, dsinks), None for what is not wanted."""
+    do, q, k, v, *rest = tensors
     try:
         if not takes(do):
             do = do.clone(memory_format=torch.contiguous_format)
         (batch, rows, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
         if not (batch and rows and heads and keys):
-            _check(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap)
-            return _empty(q, k, v, sinks, dlse, lse, (need_dq, need_dk, need_dv, need_dsinks))
-        if heads % kv_heads or not (softmax_scale is None or 0 < softmax_scale < math.inf) or not (
-                0 <= softcap < math.inf):
-            raise ValueError  # _check says which
-        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if need_dq else None
+            _check(tensors, sinks, options)
+            return _empty(tensors, sinks, needs)
+        if heads % kv_heads:
+            raise ValueError  # _check has the words
+        refuse_out_of_range(options.softmax_scale, options.softcap)
+        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
         dk = torch.empty(k.shape, dtype=q.dtype, device=q.device)
         dv = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-        of_rows = run(do, q, k, v, o, lse, dq, dk, dv, dlse, causal, softmax_scale, (left, right), deterministic,
-                      softcap=softcap)
+        of_rows = run((do, q, k, v, *rest), (dq, dk, dv), options, deterministic)
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
-        _check(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap)
-        for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
+        _check(tensors, sinks, options)
+        for name, x in (("q", q), ("k", k), ("v", v), ("o", rest[0])):
             _check_layout(name, x)
         raise
-    dsinks = reference_attention.sinks_gradient(sinks, lse, of_rows()) if need_dsinks else None
-    return dq, dk if need_dk else None, dv if need_dv else None, dsinks
+    dsinks = reference_attention.sinks_gradient(sinks, rest[1], of_rows()) if needs[3] else None
+    return dq, dk if needs[1] else None, dv if needs[2] else None, dsinks
 
 
-def _empty(q, k, v, sinks, dlse, lse, needs):
+def _empty(tensors, sinks, needs):
     """No queries, or no keys to see: nothing to launch."""
+    _, q, k, v, _, lse, dlse = tensors
     zeros = [x.new_zeros(x.shape) if needed else None for x, needed in zip((q, k, v), needs)]
     if not needs[3]:
         return *zeros, None
     return *zeros, reference_attention.sinks_gradient(sinks, lse, torch.zeros_like(lse) if dlse is None else dlse)
 
 
-def run(do, q, k, v, o, lse, dq, dk, dv, dlse=None, causal=False, softmax_scale=None, window_size=(-1, -1),
-        deterministic=False, config=None, softcap=0.0):
-    """Launch the kernels into dq (B, Sq, H, D; or None), dk and dv (B, Sk, Hk, D), with no more checks than the
-    compiled function makes.
+def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAIN, deterministic=False, config=None):
+    """Launch the kernels into gradients (dq or None, dk, dv), from (do, q, k, v, o, lse, dlse), with no more checks
+    than the compiled function makes.
 
     config: a BackwardConfig instead of the plan's: for tests and tuning.
     Returns a function that gives dlse - rowsum(o * do), (B, H, Sq) float32, and 0 for rows that see no key."""
+    _, q, k, v, _, _, dlse = tensors
     batch, rows, heads, head_dim = q.shape
-    index, head_dim_v, keys = q.get_device(), v.shape[3], k.shape[1]
-    left, right, length = window_size[0], 0 if causal else window_size[1], length_class(keys)
-    left, right = -1 if left >= keys - 1 else left, -1 if right >= rows - 1 else right  # limits that limit nothing
-    key = (q.dtype, head_dim, head_dim_v, left < 0, right < 0, softcap == 0.0, dq is None, dlse is None, deterministic,
-           length, index, config)
+    causal, scale, left, right, softcap = options
+    index, keys = q.get_device(), k.shape[1]
+    left, right = left if left < keys - 1 else -1, 0 if causal else right if right < rows - 1 else -1
+    key = (q.dtype, head_dim, v.shape[3], left < 0, right < 0, softcap == 0.0, gradients[0] is None, dlse is None,
+           deterministic, length_class(keys), index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key)
     kernels, spec, config = launcher
     workspace = torch.empty(batch * heads * config.workspace_floats(spec, rows), dtype=torch.float32, device=q.device)
-    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, None, (scale, softcap, left, right))
+    kernels(tuple(tensors), tuple(gradients), workspace, None,
+            (head_dim**-0.5 if scale is None else scale, softcap, left, right))
 
     def of_rows():
         tiles = -(-rows // config.tile)
@@ -191,40 +181,48 @@ def launcher_of(device, key, **more):
 # ---- CPU, tracing ----------------------------------------------------------------------------------
 
 
-def _cpu(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap, deterministic, need_dq,
-         need_dk, need_dv, need_dsinks):
-    _check(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap)
-    found = reference_attention.flash_attn_backward(do, q, k, v, o, lse, dlse, causal, softmax_scale, (left, right),
-                                                    softcap, sinks)
-    needs = need_dq, need_dk, need_dv, need_dsinks
-    return tuple(x if needed else None for x, needed in zip((*found, None), needs))
+def _cpu(tensors, sinks, options, deterministic, needs):
+    _check(tensors, sinks, options)
+    causal, scale, left, right, softcap = options
+    found = reference_attention.flash_attn_backward(*tensors, causal, scale, (left, right), softcap, sinks)
+    return only((*found, None), needs)
 
 
 # The op returns four tensors always: an empty one for what is not wanted.
 
 
-def _as_tensors(found, q):
+def as_tensors(found, q):
     return tuple(q.new_empty(0) if x is None else x for x in found)
 
 
+def like(tensors, sinks, needs):
+    """As ``as_tensors``: new ones."""
+    q, k, v = tensors[1:4]
+    return tuple(x.new_empty(x.shape) if needed else q.new_empty(0) for x, needed in zip((q, k, v, sinks), needs))
+
+
+def _from_flat(flat):
+    """What ``_cuda`` takes, of the op's arguments."""
+    return flat[:7], flat[7], Options(*flat[8:13]), flat[13], flat[14:]
+
+
+# The one place where the arguments stand one by one: the op's schema is read off it.
 def _op_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor],
              sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float], left: int, right: int,
              softcap: float, deterministic: bool, need_dq: bool, need_dk: bool, need_dv: bool,
              need_dsinks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _as_tensors(_cuda(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap,
-                             deterministic, need_dq, need_dk, need_dv, need_dsinks), q)
+    options = Options(causal, softmax_scale, left, right, softcap)
+    return as_tensors(_cuda((do, q, k, v, o, lse, dlse), sinks, options, deterministic,
+                            (need_dq, need_dk, need_dv, need_dsinks)), q)
 
 
-def _op_cpu(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap, deterministic, need_dq,
-            need_dk, need_dv, need_dsinks):
-    return _as_tensors(_cpu(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap,
-                            deterministic, need_dq, need_dk, need_dv, need_dsinks), q)
+def _op_cpu(*flat):
+    return as_tensors(_cpu(*_from_flat(flat)), flat[1])
 
 
-def _op_fake(do, q, k, v, o, lse, dlse, sinks, causal, softmax_scale, left, right, softcap, deterministic, need_dq,
-             need_dk, need_dv, need_dsinks):
-    return tuple(x.new_empty(x.shape) if needed else q.new_empty(0)
-                 for x, needed in ((q, need_dq), (k, need_dk), (v, need_dv), (sinks, need_dsinks)))
+def _op_fake(*flat):
+    tensors, sinks, *_, needs = _from_flat(flat)
+    return like(tensors, sinks, needs)
 
 
 _op = ops.torch_op("flash_attn_backward", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)

@@ -1,5 +1,5 @@
 """Before attention's backward: the statistics of the query rows, and zeroes for dQ to be added up in."""
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -13,6 +13,24 @@ from tkq.attention.backward_spec import BackwardSpec
 
 THREADS = 256
 VECTOR = 8  # elements of 16 bits in one access
+
+
+class Rows(NamedTuple):
+    """Of all query rows, with a batch dimension: do, o (B, Sq, H, Dv), lse, dlse (B, H, Sq) fp32."""
+
+    do: cute.Tensor
+    o: cute.Tensor
+    lse: cute.Tensor
+    dlse: Optional[cute.Tensor]
+
+
+class Workspace(NamedTuple):
+    """stats: (tile, 2 x rows of a tile). acc: (tile, floats), where dQ is added up. counters: of K/V heads, where a
+    last block is asked for."""
+
+    stats: cute.Tensor
+    acc: Optional[cute.Tensor] = None
+    counters: Optional[cute.Tensor] = None
 
 
 class BackwardPre:
@@ -29,28 +47,27 @@ class BackwardPre:
             raise ValueError(f"BackwardPre: tile is {self.tile}, allowed are multiples of {self.together}")
 
     @cute.jit
-    def __call__(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
-                 workspace, places, stream: cuda.CUstream):
-        """As ``AttentionBackward``, all with a batch dimension. workspace: (stats, acc, counters)."""
+    def __call__(self, rows: Rows, workspace: Workspace, places, stream: cuda.CUstream):
+        batch, heads, _ = rows.lse.shape
         tiles = places.slots(False, self.tile)
-        self.kernel(do, o, lse, dlse, *workspace, places).launch(
-            grid=[tiles * lse.shape[1] * lse.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
+        self.kernel(rows, workspace, places).launch(grid=[tiles * heads * batch, 1, 1], block=[THREADS, 1, 1],
+                                                    stream=stream)
 
     @cute.kernel
-    def kernel(self, do: cute.Tensor, o: cute.Tensor, lse: cute.Tensor, dlse: Optional[cute.Tensor],
-               stats: cute.Tensor, acc: Optional[cute.Tensor], counters: Optional[cute.Tensor], places: Any):
+    def kernel(self, rows: Rows, workspace: Workspace, places: Any):
         cute.arch.griddepcontrol_launch_dependents()
         n, t = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
-        at = self.place(places, n, lse.shape[1])
+        at = self.place(places, n, rows.lse.shape[1])
+        stats, acc, counters = workspace
         if const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
         if const_expr(counters is not None):
             if t == 0 and n < cute.size(counters):  # there are at least as many tiles
                 counters[n] = Int32(0)
-        sums = self.row_sums(do, o, at, t)
+        sums = self.row_sums(rows, at, t)
         for i in cutlass.range_constexpr(self.tile // self.together):
             if t % self.lanes == 0:
-                self.write(lse, dlse, stats[Int64(n), None], at, i * self.together + t // self.lanes, sums[i])
+                self.write(rows, stats[Int64(n), None], at, i * self.together + t // self.lanes, sums[i])
 
     def place(self, places, n, heads):
         """(batch, head, the tile's first row, where the sequence's rows end)"""
@@ -67,9 +84,10 @@ class BackwardPre:
         for i in range(cute.size(acc) // 4 // THREADS):
             cute.autovec_copy(zeros, quads[None, i * THREADS + t])
 
-    def row_sums(self, do, o, at, t):
+    def row_sums(self, rows, at, t):
         """rowsum(o * do) of each row that this thread has a share of: one row in ``together``."""
         batch, head, row0, end = at
+        o, do = rows.o, rows.do
         a, b = [[cute.make_rmem_tensor((VECTOR,), o.element_type) for _ in range(self.tile // self.together)]
                 for _ in range(2)]
         shares = o.shape[3] // VECTOR  # of a row: lanes beyond repeat the last, and count for nothing
@@ -88,14 +106,14 @@ class BackwardPre:
         return cute.arch.warp_reduction(total, lambda p, q: p + q, threads_in_group=self.lanes)
 
     @cute.jit
-    def write(self, lse, dlse, stats, at, i, total):
+    def write(self, rows, stats, at, i, total):
         batch, head, row0, end = at
         first, second = -Float32.inf, Float32(0.0)
         if row0 + i < end:
-            of_row = lse[batch, head, row0 + i]
+            of_row = rows.lse[batch, head, row0 + i]
             if of_row != -Float32.inf:
                 first, second = -of_row * tk.LOG2E, -total
-                if const_expr(dlse is not None):
-                    second = second + dlse[batch, head, row0 + i]
+                if const_expr(rows.dlse is not None):
+                    second = second + rows.dlse[batch, head, row0 + i]
         stats[i] = first
         stats[self.tile + i] = second

@@ -7,25 +7,17 @@ last slot of a sequence may hold no row.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.launch import Sequences
 from tkq.attention.ranges import ceil_div
 
 WARP = 32
-
-
-class Sequences(NamedTuple):
-    """cu_q, cu_k: (B + 1,) int32; used_q, used_k: (B,) or None. An argument of the compiled function."""
-
-    cu_q: cute.Tensor
-    cu_k: cute.Tensor
-    used_q: Optional[cute.Tensor]
-    used_k: Optional[cute.Tensor]
 
 
 class At(NamedTuple):

@@ -6,17 +6,9 @@ import torch
 from torch import Tensor
 
 from tkq import reference_attention_backward as reference_attention
-from tkq.attention.arguments import (
-    PLAIN,
-    Lengths,
-    Options,
-    check_layouts,
-    check_operands,
-    check_options,
-    check_sequences,
-)
-from tkq.attention.backward_ops import launcher_of, takes
-from tkq.attention.backward_spec import width
+from tkq.attention.arguments import PLAIN, Lengths, Options, check_layouts, check_sequences, refuse_out_of_range
+from tkq.attention.backward_ops import as_tensors, check_gradient_of, launcher_of, like, only, takes
+from tkq.attention.launch import BackwardOperands, Gradients
 from tkq.attention.plan import length_class
 from tkq.runtime import check, ops
 
@@ -49,30 +41,14 @@ def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: 
         return (None,) * 4
     if ops.direct(*tensors, sinks, *lengths[:4]):
         return (_cuda if tensors[1].is_cuda else _cpu)(tensors, sinks, lengths, options, deterministic, needs)
-    names = "do", "q", "k", "v", "o", "lse", "dlse"
-    check.refuse_gradient(OP, **dict(zip(names, tensors)), sinks=sinks)
+    check.refuse_gradient(OP, **dict(zip(BackwardOperands._fields, tensors)), sinks=sinks)
     _check(tensors, sinks, lengths, options)
-    found = _op(*tensors, sinks, *lengths, *options, deterministic, *needs)
-    return tuple(x if needed else None for x, needed in zip(found, needs))
+    return only(_op(*tensors, sinks, *lengths, *options, deterministic, *needs), needs)
 
 
 def _check(tensors, sinks, lengths, options):
-    do, q, k, v, o, lse, dlse = tensors
-    check_operands(OP, q, k, v, sinks, 3)
-    check_sequences(OP, q, lengths)
-    check_options(OP, options)
-    (rows, heads, head_dim), head_dim_v = q.shape, v.shape[2]
-    width(head_dim, head_dim_v)
-    for name, x in (("o", o), ("do", do)):
-        if not isinstance(x, Tensor) or x.dtype != q.dtype:
-            raise TypeError(f"{OP}: {name} is {getattr(x, 'dtype', type(x).__name__)}, q is {q.dtype}; both must have "
-                            "one dtype")
-        check.shape(name, x, (rows, heads, head_dim_v))
-    for name, x in (("lse", lse), ("dlse", dlse)):
-        if name == "lse" or x is not None:
-            check.dtype(name, x, ("fp32",))
-            check.shape(name, x, (heads, rows))
-    check.same_device(q=q, o=o, do=do, lse=lse, dlse=dlse)
+    check_gradient_of(OP, tensors, sinks, options, 3)
+    check_sequences(OP, tensors[1], lengths)
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------
@@ -86,10 +62,9 @@ def _cuda(tensors, sinks, lengths, options, deterministic, needs):
         if not (q.numel() and k.numel() and v.numel()) or count <= 0:
             _check(tensors, sinks, lengths, options)
             return _empty(tensors, sinks, lengths, needs)
-        scale, softcap = options.softmax_scale, options.softcap
-        if q.shape[1] % k.shape[1] or not (scale is None or 0 < scale < math.inf) or not (
-                0 <= softcap < math.inf) or not all(x is None or x.shape[0] == count for x in (used_q, used_k)):
+        if q.shape[1] % k.shape[1] or not all(x is None or x.shape[0] == count for x in (used_q, used_k)):
             raise ValueError  # _check says which
+        refuse_out_of_range(options.softmax_scale, options.softcap)
         if not takes(do):
             do = do.clone(memory_format=torch.contiguous_format)
         # rows that are not in use are nobody's task
@@ -127,21 +102,21 @@ def _in_use(lengths, rows):
     return inside & (row - cu[sequence] < used[sequence])
 
 
-def run(tensors, gradients, lengths: Lengths, options: Options = PLAIN, deterministic=False, config=None):
+def run(tensors: BackwardOperands, gradients: Gradients, lengths: Lengths, options: Options = PLAIN,
+        deterministic=False, config=None):
     """Launch the kernels into gradients (dq or None, dk, dv), from (do, q, k, v, o, lse, dlse), with no more checks
     than the compiled function makes.
 
     config: a BackwardConfig instead of the plan's: for tests and tuning.
     Returns a function that gives the statistics of the rows in their slots: -lse * log2(e) and dlse - rowsum(o * do),
     (H, slots) each, and -inf and 0 for rows that see no key and where there is no row."""
-    do, q, k, v, o, lse, dlse = tensors
-    dq, dk, dv = gradients
+    _, q, k, v, _, _, dlse = tensors
     rows, heads, head_dim = q.shape
     causal, scale, left, right, softcap = options
     left, right = left if left < k.shape[0] - 1 else -1, 0 if causal else right if right < rows - 1 else -1
     used_q, used_k = lengths.seqused_q is None, lengths.seqused_k is None
-    key = (q.dtype, head_dim, v.shape[2], left < 0, right < 0, softcap == 0.0, dq is None, dlse is None, deterministic,
-           length_class(lengths.max_seqlen_k), q.get_device(), config, used_q, used_k)
+    key = (q.dtype, head_dim, v.shape[2], left < 0, right < 0, softcap == 0.0, gradients[0] is None, dlse is None,
+           deterministic, length_class(lengths.max_seqlen_k), q.get_device(), config, used_q, used_k)
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key, varlen=True, used_q=not used_q, used_k=not used_k)
@@ -149,7 +124,7 @@ def run(tensors, gradients, lengths: Lengths, options: Options = PLAIN, determin
     slots = rows // config.tile + lengths.cu_seqlens_q.shape[0]  # see tkq.attention.backward_sequences
     workspace = torch.empty(heads * config.workspace_floats(spec, slots * config.tile), dtype=torch.float32,
                             device=q.device)
-    kernels(do, q, k, v, o, lse, dlse, dq, dk, dv, workspace, lengths[:4],
+    kernels(tuple(tensors), tuple(gradients), workspace, lengths[:4],
             (head_dim**-0.5 if scale is None else scale, softcap, left, right))
 
     def statistics():
@@ -170,20 +145,12 @@ def sinks_gradient(sinks, minus_lse, of_rows):
 
 def _cpu(tensors, sinks, lengths, options, deterministic, needs):
     _check(tensors, sinks, lengths, options)
-    found = reference_attention.flash_attn_varlen_backward(*tensors, lengths[:4], options, sinks)
-    return tuple(x if needed else None for x, needed in zip(found, needs))
-
-
-# The op returns four tensors always: an empty one for what is not wanted.
+    return only(reference_attention.flash_attn_varlen_backward(*tensors, lengths[:4], options, sinks), needs)
 
 
 def _from_flat(flat):
     """What ``_cuda`` takes, of the op's arguments."""
     return flat[:7], flat[7], Lengths(*flat[8:14]), Options(*flat[14:19]), flat[19], flat[20:]
-
-
-def _as_tensors(found, q):
-    return tuple(q.new_empty(0) if x is None else x for x in found)
 
 
 def _op_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, dlse: Optional[Tensor],
@@ -193,17 +160,17 @@ def _op_cuda(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
              need_dk: bool, need_dv: bool, need_dsinks: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lengths = Lengths(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k)
     options = Options(causal, softmax_scale, left, right, softcap)
-    return _as_tensors(_cuda((do, q, k, v, o, lse, dlse), sinks, lengths, options, deterministic,
-                             (need_dq, need_dk, need_dv, need_dsinks)), q)
+    return as_tensors(_cuda((do, q, k, v, o, lse, dlse), sinks, lengths, options, deterministic,
+                            (need_dq, need_dk, need_dv, need_dsinks)), q)
 
 
 def _op_cpu(*flat):
-    return _as_tensors(_cpu(*_from_flat(flat)), flat[1])
+    return as_tensors(_cpu(*_from_flat(flat)), flat[1])
 
 
 def _op_fake(*flat):
-    (_, q, k, v, *_), sinks, *_, needs = _from_flat(flat)
-    return tuple(x.new_empty(x.shape) if needed else q.new_empty(0) for x, needed in zip((q, k, v, sinks), needs))
+    tensors, sinks, *_, needs = _from_flat(flat)
+    return like(tensors, sinks, needs)
 
 
 _op = ops.torch_op("flash_attn_varlen_backward", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake)

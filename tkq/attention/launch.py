@@ -1,5 +1,5 @@
-"""What a launch of the forward kernel takes, as torch passes it and the kernel's host function unpacks it: torch's
-tensors on one side, the DSL's on the other."""
+"""What a launch of the forward or the backward takes, as torch passes it and the kernel's host function unpacks it:
+torch's tensors on one side, the DSL's on the other."""
 from typing import Any, NamedTuple
 
 
@@ -13,6 +13,27 @@ class Operands(NamedTuple):
     o: Any
     lse: Any = None
     sinks: Any = None
+
+
+class BackwardOperands(NamedTuple):
+    """q, o, k, v as of ``Operands``; do: o's gradient. lse (B, H, Sq) fp32; dlse: its gradient, or None. varlen: (H,
+    total)."""
+
+    do: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    dlse: Any = None
+
+
+class Gradients(NamedTuple):
+    """Of q, or None, of k and of v: what the backward writes."""
+
+    dq: Any
+    dk: Any
+    dv: Any
 
 
 class Sequences(NamedTuple):

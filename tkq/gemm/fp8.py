@@ -1,7 +1,4 @@
 """C = A @ B in float8 with scales: persistent, its roles apart, TMA in and out."""
-from dataclasses import dataclass
-from typing import Any, Optional
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -11,53 +8,10 @@ from .. import tile as tk
 from .fp8_epilogue import activate, fma_line, pairs_of, store_e4m3, store_e4m3_elements
 from .fp8_plan import STEP, Fp8Config
 from .fp8_spec import BYTES, GROUP, Fp8Spec
+from .fp8_state import Globals, Shared, State, Tile, at, transposed, vector
 from .plan import raster
 
 OUTPUT_BARRIER = 8  # and one more for each further consumer
-
-
-@dataclass(frozen=True)
-class Globals:
-    a: tk.gl
-    b: tk.gl  # (N, K)
-    c: Any  # tk.gl, or the tensor itself where it is stored by elements
-    scale_a: cute.Tensor  # (1,), (M,) or (M, steps)
-    scale_b: cute.Tensor  # (1,), (N,), (N / 128, steps) or (N, steps)
-    bias: Optional[cute.Tensor]  # (N,)
-    out_scale: Optional[cute.Tensor]  # (1,)
-    m: Int32
-    n: Int32
-    rows: Int32  # of cluster tiles
-    cols: Int32
-    steps: Int32  # of K
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Where a block works, in its tiles."""
-
-    row: Int32
-    col: Int32
-
-
-@dataclass(frozen=True)
-class Shared:
-    a: tk.SharedTile  # a ring of stages, each of m / 64 tiles of 64 rows
-    b: tk.SharedTile  # a ring of stages, each of ``split`` tiles
-    c: Any  # ``panels`` tiles for each consumer
-    scales: Any  # (a's and b's of a step, stages)
-    pipe: tk.Pipe
-
-
-@dataclass(frozen=True)
-class State:
-    """A consumer's registers."""
-
-    acc: list  # the sums: a tile for each wave and part
-    full: tk.Ring  # the stage to multiply next
-    done: tk.Ring  # the stage to release next
-    rows: list  # scales of a's rows, for each wave
-    cols: Any  # scales of b's columns, where they are fetched under the first product
 
 
 class Fp8Gemm:
@@ -408,22 +362,6 @@ class Fp8Gemm:
     def store_panel(self, g, panel, t, at):
         """at: (row, column) in panels."""
         tk.store_async(g.c, panel, at)
-
-
-def transposed(x: cute.Tensor) -> cute.Tensor:
-    """A view."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, [1, 0]))
-
-
-def at(dtype, address, layout) -> cute.Tensor:
-    """A global tensor at an address: scales of one element have any number of dimensions, and torch's way of passing
-    a tensor makes up strides of dimensions of one element."""
-    width = dtype.width // 8
-    return cute.make_tensor(cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=width), layout)
-
-
-def vector(dtype, address, n) -> cute.Tensor:
-    return at(tk.element_type(dtype), address, cute.make_layout(n))
 
 
 def operands(spec: Fp8Spec):

@@ -6,12 +6,10 @@ from typing import Optional
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
 from .fp8_spec import ACTIVATIONS, BYTES, GROUP, Fp8Spec
-from .plan import even_blocks
+from .plan import SHARED, SHARED_BYTES, even_blocks
 
-SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
 STEP = 128  # of K in a stage: a swizzle of 128 bytes, and what shares a scale
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
-SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured

@@ -5,13 +5,14 @@ from .. import tile as tk
 from ..runtime import fake
 from .backward import CrossEntropyBackward, Scale
 from .forward import CrossEntropy
+from .once import CrossEntropyOnce, CrossEntropyWalkOnce
 from .plan import WalkConfig
 from .total import Total
 from .walk import CrossEntropyWalk
 
 
 def build(spec, config):
-    """(kernel, fake arguments): as `__call__` of CrossEntropy, or of CrossEntropyBackward, has them."""
+    """(kernel, fake arguments): as `__call__` of CrossEntropy, its form `once` or CrossEntropyBackward has them."""
     rows = fake.sym()
 
     def matrix():
@@ -22,10 +23,14 @@ def build(spec, config):
     weight = None if spec.weight is None else _vector(spec.weight, spec.N)
     loss = fake.tensor("fp32", (rows,), (fake.sym64(),), align=4) if spec.reduction == "none" else fake.scalar("fp32")
     kept = _vector("fp32", fake.sym()) if spec.keep else None, _vector("fp32", 2) if spec.part else None
+    if spec.once:
+        kept = kept[0], fake.tensor("int32", (fake.sym(),), (1,), align=16)
     gradient = None if spec.kind == "forward" else matrix()
     kernel = CrossEntropyBackward if spec.kind == "backward" else CrossEntropy
     if isinstance(config, WalkConfig):
-        kernel = CrossEntropyWalk
+        kernel = CrossEntropyWalkOnce if spec.once else CrossEntropyWalk
+    elif spec.once:
+        kernel = CrossEntropyOnce
     numbers = (Int64(0), Float32(0), Float32(0), Float32(0))
     return kernel(spec, config), (logits, target, weight, loss, *kept, gradient, *numbers)
 

@@ -5,16 +5,17 @@ from torch import Tensor
 from .. import reduction_plan as geometry
 from .. import row_plan, runtime
 from ..reference_losses import Terms
-from ..runtime import arch, dtypes, new
+from ..runtime import arch, counters, dtypes, new
 from ..runtime.debug import enabled
 from .checks import check_call, check_targets
-from .plan import TotalConfig, plan, scale
+from .plan import ONCE_ROWS, TotalConfig, once, plan, scale
 from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
 
 # What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
 # cannot take, so that a hit needs no check of its own.
 _known: dict = {}
 _launchers: dict = {}  # with addresses -> any launcher
+_ROOM = 4 + ONCE_ROWS  # where a launch that makes the total has a counter and, at 16 bytes, its losses: `once.Once`
 
 
 def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> tuple:
@@ -24,19 +25,22 @@ def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> 
     each = reduction == "none"
     try:
         M, N = logits.shape
+        one = once(M, N, reduction)
         run = _known["forward", logits.dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
-                     smoothing != 0, softcap != 0, keep or not each]
+                     smoothing != 0, softcap != 0, keep or not (each or one), one]
         if target.dim() == 1 and 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
             if each:
                 saved = new.floats(logits, (2 * M + 2,), (1,)) if keep else None
                 loss = new.floats(logits, (M,), (1,))
             else:
-                saved, loss = new.floats(logits, (3 * M + 2,), (1,)), new.floats(logits, (), ())
-            run(logits, target, weight, loss, saved, None, None, ignore_index, smoothing, z_loss, softcap)
+                saved = new.floats(logits, (3 * M + 2,), (1,)) if keep or not one else None
+                loss = new.floats(logits, (), ())
+            room = counters.room(logits.get_device(), _ROOM) if one else None
+            run(logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap)
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
-    return _carefully(logits, target, terms, keep or not each)
+    return _carefully(logits, target, terms, keep)
 
 
 def _carefully(logits, target, terms, keep):
@@ -45,12 +49,15 @@ def _carefully(logits, target, terms, keep):
     if enabled():
         check_targets(target, x.shape[1], terms.ignore_index)
     M, each, like = x.shape[0], terms.reduction == "none", dict(dtype=torch.float32, device=x.device)
+    one = once(*x.shape, terms.reduction)
+    keep = keep or not (each or one)
     saved = torch.empty(saved_size(M, terms.reduction), **like) if keep else None
     if not M:
         return torch.full(target.shape if each else (), 0.0 if terms.reduction == "sum" else torch.nan, **like), saved
     loss = torch.empty(M if each else (), **like)
-    run = launcher("forward", x, index, terms, terms.reduction, keep=keep)
-    run(x, index, terms.weight, loss, saved, None, None, *terms[1:2], *terms[3:])
+    run = launcher("forward", x, index, terms, terms.reduction, keep=keep, one=one)
+    room = counters.room(x.get_device(), _ROOM) if one else None
+    run(x, index, terms.weight, loss, saved, room, None, *terms[1:2], *terms[3:])
     return loss.view(target.shape) if each else loss, saved
 
 
@@ -65,7 +72,7 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     try:
         run = _known["backward", logits.dtype, logits.shape[-1], target.dtype, weight is not None and weight.dtype,
-                     reduction, smoothing != 0, softcap != 0, True]
+                     reduction, smoothing != 0, softcap != 0, True, False]
         if logits.dim() == 2 and target.dim() == 1 and logits.shape[0] and logits.is_contiguous():
             to = logits if inplace else torch.empty_like(logits)
             run(logits, target, weight, dloss, saved, None, to, ignore_index, smoothing, z_loss, softcap)
@@ -112,11 +119,11 @@ def flat(target: Tensor) -> Tensor:
 
 
 def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str, gradient=None, part: bool = False,
-             keep: bool = True):
+             keep: bool = True, one: bool = False):
     """The compiled kernel for logits (M, V), their targets and, but for a forward, their gradient."""
     given = (x,) if gradient is None or gradient is x else (x, gradient)
     kind_of_call = (kind, x.dtype, x.shape[1], target.dtype, terms.weight is not None and terms.weight.dtype, reduction,
-                    terms.label_smoothing != 0, terms.softcap != 0, keep)
+                    terms.label_smoothing != 0, terms.softcap != 0, keep, one)
     key = (*kind_of_call, part, x.device, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
     run = _launchers.get(key)
     if run is None:
@@ -130,13 +137,13 @@ def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str,
 
 
 def _spec(kind_of_call, x, given, part):
-    kind, dtype, N, target, weight, reduction, smoothing, softcap, keep = kind_of_call
+    kind, dtype, N, target, weight, reduction, smoothing, softcap, keep, one = kind_of_call
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(N, size, [(t.data_ptr(), t.stride(0) * size) for t in given])
     return CrossEntropySpec(kind, N, dtypes.name_of(dtype), dtypes.name_of(target),
                             dtypes.name_of(weight) if weight else None, reduction, smoothing, softcap, vector, shifted,
-                            part, keep)
+                            part, keep, one)
 
 
 def recipe(spec: CrossEntropySpec, config=None):

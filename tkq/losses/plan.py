@@ -155,7 +155,8 @@ _RINGS = ((512, 1, 2, 4), (512, 1, 4, 3), (512, 1, 2, 6), (512, 2, 2, 4), (512, 
 _LOADS = ((256, 5, 4), (512, 2, 4))
 WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors, stages=stages)
          for threads, cluster, vectors, stages, *rest in _RINGS]
-WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors) for threads, resident, vectors in _LOADS]
+WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors=vectors)
+          for threads, resident, vectors in _LOADS]
 WALKS += [WalkConfig(512, 512, cluster, vectors=2, stages=4, turned=True) for cluster in (1, 2)]
 
 
@@ -172,6 +173,16 @@ def _worth(spec, config):
         return False
     t = row_plan.tile(spec, config)
     return t.cluster == config.cluster and 4 <= t.per_thread * spec.width // 32 <= 32
+
+
+# So few rows, and logits in all, take their mean or sum in one launch (`once`): a call's CPU time is what counts there.
+# Each of its blocks ends with a fence and a ticket, more than a microsecond that a second launch does not have.
+ONCE_ROWS, ONCE_LOGITS = 1024, 1 << 23
+
+
+def once(rows: int, classes: int, reduction: str) -> bool:
+    """Is the total made by the forward's own launch?"""
+    return reduction != "none" and rows <= ONCE_ROWS and rows * classes <= ONCE_LOGITS
 
 
 @dataclass(frozen=True)

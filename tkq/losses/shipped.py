@@ -25,6 +25,9 @@ def shipped() -> list:
     specs += [CrossEntropySpec("forward", N, "bf16", vector=8, keep=False) for N in (4096, 131072)]
     specs += [CrossEntropySpec("forward", 4096, "bf16", weight=w, reduction=reduction, vector=8)
               for reduction, w in (("sum", None), ("mean", None), ("mean", "bf16"))]
+    specs += [CrossEntropySpec("forward", N, "bf16", weight=w, reduction=reduction, vector=8, keep=keep, once=True)
+              for N, reduction, w, keep in ((256, "mean", None, False), (4096, "mean", "fp32", True),
+                                            (131072, "sum", None, False))]
     quick = {("forward", 4096, "mean", None), ("fused", 4096, "none", None), ("backward", 4096, "mean", None)}
     quick |= {(kind, 50257, "none", None) for kind in KINDS}
     found = [runtime.Shipped(_name(s), recipe(s), expectation(s),
@@ -39,7 +42,7 @@ def shipped() -> list:
 
 def _name(s: CrossEntropySpec) -> str:
     options = [s.target, s.weight and f"w{s.weight}", s.smoothing and "smoothing", s.softcap and "softcap",
-               s.shifted and "shifted", s.part and "part", "alone" if not s.keep else "",
+               s.shifted and "shifted", s.part and "part", "alone" if not s.keep else "", "once" if s.once else "",
                f"v{s.vector}"]
     return "-".join(["cross_entropy_" + s.kind, s.x, f"n{s.N}", s.reduction, *filter(None, options)])
 
@@ -52,7 +55,7 @@ def _total_name(s: TotalSpec) -> str:
 def expectation(spec: CrossEntropySpec) -> Expectation:
     """Accesses as wide as the spec allows, enough room for every thread, no memory but what the plan counts."""
     config = plan(spec)
-    if spec.kind == "forward" and spec.reduction != "none":  # holds of both kernels
+    if spec.kind == "forward" and spec.reduction != "none" and not spec.once:  # holds of both kernels
         return Expectation(instructions=("SHFL",), registers=64, smem=4096)
     t, wide = row_plan.tile(spec, config), []
     if spec.vector * spec.width == 128:
@@ -62,6 +65,8 @@ def expectation(spec: CrossEntropySpec) -> Expectation:
             wide += ["STG.E.EF.128" if config.load == "registers" else "STG.E.128"]
     if spec.kind != "backward":
         wide += ["STAS", "UCGABAR_ARV"] if t.cluster > 1 else ["SHFL"]
+    if spec.once:
+        wide += ["ATOMG.E.INC.STRONG.GPU", "MEMBAR.ALL.GPU"]
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
     registers = min(128, 65536 // t.threads // 8 * 8)
     return Expectation(instructions=tuple(wide) or ("STG",), registers=registers,

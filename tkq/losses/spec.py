@@ -2,8 +2,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
-from .. import reduction_plan as geometry
-from ..row_plan import ACCESS_BITS, WIDTH
+from ..row_plan import WIDTH, check_vector
 
 MAX_V = 1 << 19  # columns of a forward: 16 blocks of 512 threads hold a row of them; a backward takes any number
 MAX_ROWS = 1 << 28
@@ -20,7 +19,8 @@ class CrossEntropySpec:
 
     part: the rows are some of many, so that what belongs to all of them lies apart: see `rows.Kept`. What a fused one
     multiplies its gradients by lies there, too; without a part it is 1.
-    keep: False: a forward of losses alone, that leaves nothing for a backward.
+    keep: False: a forward of losses alone, or of their total at once, that leaves nothing for a backward.
+    once: the total in the forward's own launch, for few rows: see `once`.
 
     vector: elements of one access. shifted: rows begin anywhere in 16 bytes, logits and gradient alike; accesses are
     whole units of 16 bytes all the same. Where not, vector divides N and every row starts at a multiple of it.
@@ -38,11 +38,16 @@ class CrossEntropySpec:
     shifted: bool = False
     part: bool = False
     keep: bool = True
+    once: bool = False
 
     def __post_init__(self):
-        if not self.keep and (self.kind, self.reduction, self.part) != ("forward", "none", False):
+        if self.once and (self.kind != "forward" or self.reduction == "none" or self.part):
+            raise ValueError(f"once: got {self.kind}, reduction {self.reduction}, part {self.part}; allowed are "
+                             "forward, mean or sum, no part")
+        alone = self.reduction == "none" or self.once
+        if not self.keep and (self.kind != "forward" or not alone or self.part):
             raise ValueError(f"keep: got False of {self.kind}, reduction {self.reduction}, part {self.part}; allowed "
-                             "of forward, none, no part")
+                             "of forward, none (or once), no part")
         if self.part and self.kind == "forward" and self.reduction != "none":
             raise ValueError(f"reduction: got {self.reduction} of a part of the rows, allowed is none")
         allowed = {"kind": KINDS, "reduction": REDUCTIONS if self.kind != "fused" else ("none",)}
@@ -55,11 +60,7 @@ class CrossEntropySpec:
                 raise TypeError(f"{name}: got dtype {getattr(self, name)}, allowed are {', '.join(map(str, values))}")
         if self.N < 1 or (self.kind != "backward" and self.N > MAX_V):
             raise NotImplementedError(f"logits: got {self.N} classes, allowed are 1 to {MAX_V}")
-        whole = ACCESS_BITS // self.width
-        widest = whole if self.shifted else geometry.vector(self.N, self.width)
-        if self.vector < 1 or widest % self.vector or (self.shifted and self.vector != whole):
-            raise ValueError(f"vector: got {self.vector} for N = {self.N} in {self.x}, shifted {self.shifted}; "
-                             f"allowed are the divisors of {widest}")
+        check_vector(self)
 
     @property
     def width(self) -> int:

@@ -7,8 +7,7 @@ It loads `rows_each` of them before it waits for any. In the end every group wri
 
     g = dy * w, dx = rstd * g - x * rstd^3 * mean(g * x), dw = sum of dy * x * rstd, db = sum of dy
 """
-from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -24,10 +23,9 @@ from .access import Mine, Place, RowAccess
 FINISH = 256  # threads of a block of the second kernel
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """x, dy, dresidual_out: (R, H, D). weight: (H, D). rstd: (R * H,). dx, dresidual: (R * H, D). partial_w, partial_b:
-    (groups / H, H * D). dweight, dbias: (H * D,)."""
+    (groups / H, H * D). dweight, dbias: (H * D,). An argument of the compiled function."""
 
     dy: cute.Tensor
     x: cute.Tensor
@@ -54,19 +52,15 @@ class HeadsBackward(RowAccess):
         return self.config.threads
 
     @cute.jit
-    def __call__(self, dy: cute.Tensor, x: cute.Tensor, weight: cute.Tensor, rstd: cute.Tensor,
-                 dresidual_out: Optional[cute.Tensor], dx: Optional[cute.Tensor], dresidual: Optional[cute.Tensor],
-                 partial_w: Optional[cute.Tensor], partial_b: Optional[cute.Tensor], dweight: Optional[cute.Tensor],
-                 dbias: Optional[cute.Tensor], offset: Optional[Float32], blocks: Int32, stream: cuda.CUstream):
+    def __call__(self, g: Operands, offset: Optional[Float32], blocks: Int32, stream: cuda.CUstream):
         self._set_cluster_n()
         bits = self.spec.vector * self.dtype.width
         _, tv_layout = self._get_tv_layout(bits)
         self.tile = self._get_tile(bits)
-        g = Operands(dy, x, weight, rstd, dresidual_out, dx, dresidual, partial_w, partial_b, dweight, dbias)
-        heads = cute.fast_divmod_create_divisor_v2(x.shape[1])
+        heads = cute.fast_divmod_create_divisor_v2(g.x.shape[1])
         self.kernel(g, offset, heads, tv_layout).launch(grid=[blocks, 1, 1], block=[self.tile.threads, 1, 1],
                                                         stream=stream)
-        columns = [(p, d) for p, d in ((partial_w, dweight), (partial_b, dbias)) if d is not None]
+        columns = [(p, d) for p, d in ((g.partial_w, g.dweight), (g.partial_b, g.dbias)) if d is not None]
         if const_expr(len(columns) > 0):
             self.finish(columns).launch(grid=[cute.ceil_div(columns[0][1].shape[0], WARP), 1, 1], block=[FINISH, 1, 1],
                                         stream=stream)
@@ -221,7 +215,8 @@ def build(spec, config):
         return dtype and fake.tensor(dtype, (columns,), (1,), align=4)
 
     weight = fake.tensor(spec.weight, (heads, spec.D), (spec.D, 1), align=min(16, bytes_of(spec.weight)))
-    return HeadsBackward(spec, config), (
+    operands = Operands(
         loaded(spec.dy), loaded(spec.x), weight, fake.tensor("fp32", (rows,), (1,), align=4),
         loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight), partial(spec.dbias),
-        summed(spec.dweight), summed(spec.dbias), Float32(0) if spec.offset else None, Int32(1))
+        summed(spec.dweight), summed(spec.dbias))
+    return HeadsBackward(spec, config), (operands, Float32(0) if spec.offset else None, Int32(1))

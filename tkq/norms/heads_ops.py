@@ -39,19 +39,21 @@ def heads_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, *, dresi
     results = [None if t is None else t.view(shape) for t, shape in
                ((dx, x.shape), (dweight, (H, D)), (dbias, (H, D)), (dresidual, x.shape))]
     if x.numel() and any(t is not None for t in results):
-        spec = _spec(dy, x, weight, dresidual_out, dx, dresidual, dweight, dbias, weight_offset)
-        _run(spec, dy, x, weight, rstd, dresidual_out, dx, dresidual, dweight, dbias, weight_offset)
+        _run((dy, x, weight, rstd, dresidual_out), (dx, dresidual, dweight, dbias), weight_offset)
     return tuple(results)
 
 
-def _spec(dy, x, weight, dresidual_out, dx, dresidual, dweight, dbias, offset):
+def _spec(given, made, offset):
+    (dy, x, weight, _, dresidual_out), (dx, dresidual, dweight, dbias) = given, made
     streams = [t for t in (dy, x, dresidual_out, dx, dresidual) if t is not None]
     names = (None if t is None else dtypes.name_of(t.dtype)
              for t in (dy, x, weight, dx, dresidual, dresidual_out, dweight, dbias))
     return HeadsSpec(x.shape[-1], *names, bool(offset), vector(streams, (weight,)))
 
 
-def _run(spec, dy, x, weight, rstd, dresidual_out, dx, dresidual, dweight, dbias, offset):
+def _run(given, made, offset):
+    """given: dy, x, weight, rstd, dresidual_out. made: dx, dresidual, dweight, dbias."""
+    x, spec = given[1], _spec(given, made, offset)
     arch.require_hopper(x.device)
     config, (R, H, D) = plan(spec), x.shape
     count = blocks(config, R * H, H, arch.processors(x.device))
@@ -60,5 +62,6 @@ def _run(spec, dy, x, weight, rstd, dresidual_out, dx, dresidual, dweight, dbias
     def partial(total):
         return None if total is None else torch.empty(shares, H * D, dtype=torch.float32, device=x.device)
 
-    runtime.function(recipe(spec, config))(dy, x, weight, rstd, dresidual_out, dx, dresidual, partial(dweight),
-                                           partial(dbias), dweight, dbias, offset or None, count)
+    dx, dresidual, dweight, dbias = made
+    operands = *given, dx, dresidual, partial(dweight), partial(dbias), dweight, dbias  # as heads_backward.Operands
+    runtime.function(recipe(spec, config))(operands, offset or None, count)

@@ -2,6 +2,7 @@
 from dataclasses import dataclass, replace
 
 from .. import reduction_plan as geometry
+from .. import row_plan
 from .spec import WIDTH, NormSpec
 
 PER_THREAD = 64  # most elements of a row in one thread
@@ -79,18 +80,9 @@ def check(spec: NormSpec, config: Config) -> None:
 # without a residual, at rows of 2 KB and all powers of two from 8 KB to 512 KB (bench/tune_norms.py); a row between two
 # takes that of either.
 # Clusters of 16 are not portable in CUDA's sense, but Hopper has them; the DSL sets the attribute that they need.
-_SHORT = (
-    (128, 8, 128, 1),
-    (256, 16, 128, 1),
-    (1536, 32, 128, 1),
-    (3072, 64, 128, 1),
-    (6144, 128, 128, 1),
-    (12288, 256, 256, 1),
-    (24576, 512, 512, 1),
-)
 # where weight and bias are no more bytes than x (rmsnorm in one type), they come early, and many threads hold a row
 _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
-    *_SHORT,
+    *row_plan.SHORT,
     (49152, 512, 512, 2),
     (98304, 256, 256, 4),
     (196608, 256, 256, 8),
@@ -99,7 +91,8 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (2097152, 512, 512, 16),
 ))
 # where they are more, their way from L2 is what counts: they stay out of the registers, or two rows share one load
-_LATE = (*((limit, Config(*shape, early=False)) for limit, *shape in _SHORT), (49152, Config(512, 512, early=False)))
+_LATE = (*((limit, Config(*shape, early=False)) for limit, *shape in row_plan.SHORT),
+         (49152, Config(512, 512, early=False)))
 _HEAVY = (
     *_LATE,
     (65536, Config(512, 512, load="shared", early=False)),
@@ -119,7 +112,7 @@ _MEDIUM = (
 )
 # results that wait for their scale do so in registers, 32 of a thread where that can be
 _QUANTISED = tuple((limit, Config(*shape)) for limit, *shape in (
-    *_SHORT,
+    *row_plan.SHORT,
     (65536, 512, 512, 2),
     (131072, 512, 512, 4),
     (262144, 512, 512, 8),
@@ -138,14 +131,8 @@ def _vectored(spec: NormSpec) -> Config:
 def _narrow(spec: NormSpec) -> Config:
     """Rows whose alignment allows less than 16 bytes an access: more threads of fewer elements, no shared memory."""
     most, blocks = (512, 16) if spec.scale else (1024, 8)  # results that wait in registers need many of them
-    per = min(32, 8 * spec.vector)  # an access costs an address and a predicate, so few of them
-    threads = 8
-    while threads < most and threads * per < spec.N:
-        threads *= 2
-    cluster = 1
-    while cluster < blocks and threads * cluster * per < spec.N:
-        cluster *= 2
-    return Config(threads, max(threads, 128), cluster, early=False)
+    found = row_plan.narrow(spec, most, blocks)
+    return Config(found.threads_per_row, found.threads, found.cluster, early=False)
 
 
 def plan(spec: NormSpec) -> Config:

@@ -15,7 +15,6 @@ RESERVED = 1024  # bytes of shared memory that each block costs besides its own
 PRODUCER_REGISTERS = 24
 MOST_REGISTERS = 240  # of a consumer thread
 WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums and vectors
-LEAST_WORKING_REGISTERS = 48  # with which a variant is still tried
 SEVERAL_SUMS_REGISTERS = 128  # beside two column sums and more, for whole vectors of everything else
 MOST_STAGES = 8
 MANY_TILES = 24
@@ -374,46 +373,3 @@ def _threads_per_row(shape, cols, cluster, per_thread, warps):
 def _power_of_two(n):
     """The least power of two that is n or more."""
     return 1 << max(0, n - 1).bit_length()
-
-
-# Several choices at once that are worth timing, by name. A block that shares its multiprocessor with another one needs
-# a ring of few stages; "halves" and "quarters" of a row leave less undone when the last rows are dealt out.
-_ONCE = dict(evict_first=True, streaming=True)
-_COMBINED = {
-    "whole rows": dict(cluster=1, per_thread=16, warps=8, stages=4),
-    "whole rows streaming": dict(cluster=1, per_thread=16, warps=8, stages=4, streaming=True),
-    "two blocks of 4": dict(per_thread=32, warps=4, stages=3, resident=2),
-    "two blocks of 8": dict(per_thread=16, warps=8, stages=3, resident=2),
-    "halves two blocks": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2),
-    "halves two blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=4, resident=2),
-    "halves three blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=3, resident=3),
-    "halves two blocks streaming": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2, streaming=True),
-    "halves two blocks 6 stages": dict(cluster=2, per_thread=8, warps=8, stages=6, resident=2),
-    "quarters two blocks of 4": dict(cluster=4, per_thread=8, warps=4, stages=6, resident=2),
-    "quarters two blocks": dict(cluster=4, per_thread=16, warps=8, stages=4, resident=2),
-    "2 x 4096 two blocks": dict(cluster=2, per_thread=16, warps=8, stages=3, resident=2),
-    "2 x 4096 two blocks of 4": dict(cluster=2, per_thread=32, warps=4, stages=3, resident=2),
-    "4 x 4096 two blocks of 4": dict(cluster=4, per_thread=32, warps=4, stages=3, resident=2),
-    "eighths two blocks": dict(cluster=8, per_thread=16, warps=8, stages=4, resident=2),
-}
-
-
-def variants(shape: RowShape) -> dict:
-    """Plans worth timing beside the planned one, by name."""
-    flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=False), dict(finish="tail"),
-             dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
-             dict(warps=16), dict(vectors="packed"), dict(vectors="late"))
-    geometries = [dict(cluster=c, per_thread=n) for c in (1, 2, 4, 8, 16) for n in (16, 32, 64)]
-    named = {" ".join(f"{key}={value}" for key, value in choices.items()): choices
-             for choices in (*flags, *geometries)}
-    found = {"planned": plan(shape)}
-    for name, choices in {**named, **_COMBINED}.items():
-        try:
-            candidate = plan(shape, **choices)
-        except ValueError:
-            continue
-        blocks_well_filled = candidate.cluster == 1 or candidate.cols >= (1024 if name in _COMBINED else 2048)
-        registers = candidate.per_thread * shape.columns <= candidate.consumer_registers - LEAST_WORKING_REGISTERS
-        if candidate not in found.values() and blocks_well_filled and registers:
-            found[name] = candidate
-    return found

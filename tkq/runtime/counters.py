@@ -4,6 +4,7 @@ import itertools
 import torch
 
 _of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
+_rooms: dict = {}  # (device index, stream, size) -> room; likewise
 _of_graphs: dict = {}  # device index -> (counters for captured calls, how many have been handed out)
 CAPTURED_CALLS = 16384
 
@@ -29,6 +30,20 @@ def counter(index: int) -> torch.Tensor:
             torch.cuda.synchronize(index)  # once: a capture, on whatever stream, may come next
             _of_graphs[index] = store, itertools.count()
         found = _of_stream[key] = _zeros(1, index)
+    return found
+
+
+def room(index: int, size: int) -> torch.Tensor:
+    """An int32 tensor of which the first element is a counter as above; the others are the launch's, to write and read.
+
+    A call that is being captured gets a new one, its zeroing captured too.
+    """
+    if _capturing(index):
+        return _zeros(size, index)
+    key = (index, torch._C._cuda_getCurrentRawStream(index), size)
+    found = _rooms.get(key)
+    if found is None:
+        found = _rooms[key] = _zeros(size, index)
     return found
 
 

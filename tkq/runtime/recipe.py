@@ -15,8 +15,8 @@ class Recipe:
         current stream there; a host function that takes none gets none.
     args: frozen dataclasses, strings, numbers, None, or tuples of them: their ``repr`` must tell everything.
     options: more words for the DSL's compiler, as in ``cute.compile(options=)``.
-    sources: more modules, by name, whose files decide the machine code: a new one means a new compile. tkq's own
-        kernel sources and the builder's (its file; its folder, where it is in a package) count always.
+    sources: more modules, by name, whose files decide the machine code: a new one means a new compile. Those of the
+        builder and of the classes in args count always, with what they import from tkq and from their own packages.
     """
 
     builder: str

@@ -1,8 +1,7 @@
 """What a softmax was asked for. Frozen, of plain values: its repr is the compile key."""
 from dataclasses import dataclass
 
-from .. import reduction_plan as geometry
-from ..row_plan import ACCESS_BITS, WIDTH
+from ..row_plan import WIDTH, check_vector
 
 MAX_N = 1 << 18
 
@@ -28,11 +27,7 @@ class SoftmaxSpec:
             raise TypeError(f"x: got dtype {self.x}, allowed are {', '.join(WIDTH)}")
         if not 1 <= self.N <= MAX_N:
             raise NotImplementedError(f"x: got N = {self.N} columns, allowed are 1 to {MAX_N}")
-        whole = ACCESS_BITS // self.width
-        widest = whole if self.shifted else geometry.vector(self.N, self.width)
-        if self.vector < 1 or widest % self.vector or (self.shifted and self.vector != whole):
-            raise ValueError(f"vector: got {self.vector} for N = {self.N} in {self.x}, shifted {self.shifted}; "
-                             f"allowed are the divisors of {widest}")
+        check_vector(self)
 
     @property
     def width(self) -> int:

@@ -1,6 +1,7 @@
-"""A barrier of the whole grid, in two halves, once a launch. All blocks must be resident: a cooperative launch."""
+"""A barrier of the whole grid, in two halves, once a launch. All blocks must be resident: a cooperative launch.
+And, for any launch, which block is the last."""
 from cutlass import Int64, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .bulk import _asm
 
@@ -22,6 +23,16 @@ def grid_wait(counter, blocks, *, loc=None, ip=None):
     _asm([Int64(counter), Uint32(blocks), _last(blocks)],
          "{ .reg .pred p; .reg .b32 v; GRID_WAIT: ld.acquire.gpu.global.u32 v, [$0]; setp.lo.u32 p, v, $1; "
          "@p bra GRID_WAIT; red.relaxed.gpu.global.inc.u32 [$0], $2; }", "l,r,r", loc, ip)
+
+
+@dsl_user_op
+def grid_ticket(counter, blocks, *, loc=None, ip=None):
+    """How many of ``blocks`` blocks came before this one: the one with blocks - 1 is the last, sees what the others'
+    threads released here, and has set the counter to 0 again. One thread of each block; nobody waits for others.
+
+    counter: as in ``grid_arrive``, and not the same in one launch."""
+    return Uint32(_asm([Int64(counter), Uint32(blocks) - Uint32(1)],
+                       "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;", "=r,l,r", loc, ip, T.i32()))
 
 
 def _last(blocks):
