@@ -114,11 +114,12 @@ def _planned(spec, length):
         return _D256_SOFTCAP if spec.softcap else _D256_LEFT if spec.left else _D256
     if spec.width == 64:
         return _D64_SOFTCAP if spec.softcap else _D64
-    return _D128_SHORT if length == "short" else _D128
+    return _D128_SOFTCAP if spec.softcap else _D128_SHORT if length == "short" else _D128
 
 
 # A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
 _D64_SOFTCAP = BackwardConfig(dq_add="bulk")
+_D128_SOFTCAP = BackwardConfig(dq_add="bulk", dq_cols=32, registers=(24, 56, 216))
 _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
 _D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
 _D256_LEFT = replace(_D256, dq_cols=64, registers=(24, 72, 208, 208))  # likewise, for what a limit on the left takes
