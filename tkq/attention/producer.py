@@ -16,7 +16,9 @@ class Producer:
     @cute.jit
     def run(self, g, s):
         tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
-        k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
+        k_ring = s.k_pipe.ring()
+        v_ring = k_ring if self.config.one_ring else s.v_pipe.ring()
+        q_ring = tk.ring(self.config.q_stages)
         tasks, schedule = g.tasks.begin(g.schedule)
         number = schedule.first()
         while number < schedule.tasks:
