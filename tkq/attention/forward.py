@@ -11,7 +11,7 @@ from tkq.attention.consumer import Consumer
 from tkq.attention.launch import Numbers, Operands, Sequences
 from tkq.attention.plan import AttentionConfig
 from tkq.attention.producer import Producer
-from tkq.attention.ranges import ceil_div, heads_in_section
+from tkq.attention.ranges import ceil_div, even_section, heads_in_section
 from tkq.attention.spec import AttentionSpec
 from tkq.attention.state import Globals, Shared, Tiles, field_names
 from tkq.attention.tasks import Dense, Varlen
@@ -100,6 +100,7 @@ class AttentionForward:
         tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
         section = heads_in_section(cutlass.min(k.shape[0], Int32(1 << 20)) * key_bytes, c.section_mb << 20,
                                    heads_per_kv, all_heads)
+        section = even_section(section, heads_per_kv, all_heads)
         return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, section,
                      spec.longest_first), tiles * all_heads
 

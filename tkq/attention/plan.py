@@ -20,9 +20,10 @@ class AttentionConfig:
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
     together, in MB of L2. cluster: blocks that share K and V. late: O is corrected under the next S, not before it.
-    one_ring: tiles of K and of V follow one another through one ring of ``stages``, which may be odd. half: a consumer whose rows see no key of the second half
-    of a task's first block, or of the first half of its last block, leaves that half out. registers: of a producer's
-    thread and a consumer's; without, tkq.tile's own."""
+    one_ring: tiles of K and of V follow one another through one ring of ``stages``, which may be odd. stagger: at how
+    many places of K and V the tiles of a head begin, where every row sees every key. half: a consumer whose rows see no
+    key of the second half of a task's first block, or of the first half of its last block, leaves that half out.
+    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -39,6 +40,7 @@ class AttentionConfig:
     half: bool = False
     late: bool = False
     one_ring: bool = False
+    stagger: int = 1
     registers: tuple = ()
 
     @property
@@ -145,11 +147,12 @@ _D128_LONG_FULL = AttentionConfig(
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
 _D64_SHORT = AttentionConfig()
 
-# Not measured yet. Beyond 128 columns the products take so much longer than the softmax that no turns are needed.
+# Beyond 128 columns the products take so much longer than the softmax that no turns are needed. 192 and 192 is not
+# measured; what the others were chosen from is in docs/attempts.md.
 _WIDE = {
-    (192, 128): AttentionConfig(kv=128, bridge=False, turns=False, q_stages=1, o_panels=2),
+    (192, 128): AttentionConfig(bridge=False, turns=False, q_stages=1, o_direct=True),
     (192, 192): AttentionConfig(kv=112, bridge=False, turns=False, q_stages=1, o_over_q=True),
-    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_over_q=True),
+    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_over_q=True, section_mb=32),
 }
 
 
