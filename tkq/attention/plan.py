@@ -152,7 +152,7 @@ _D64_SHORT = AttentionConfig()
 _WIDE = {
     (192, 128): AttentionConfig(bridge=False, turns=False, q_stages=1, o_direct=True),
     (192, 192): AttentionConfig(kv=112, bridge=False, turns=False, q_stages=1, o_over_q=True),
-    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_over_q=True, section_mb=32),
+    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_direct=True, late=True, section_mb=32),
 }
 
 
