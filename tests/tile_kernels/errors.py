@@ -33,6 +33,25 @@ def _heads(x):
     return cute.make_tensor(x.iterator, cute.make_layout((8, 32, 6), stride=(256, 1, 32)))
 
 
+def _bare(**given):
+    """A kernel on the LCF template, of which nothing but the numbers is said."""
+    class Bare(tk.LCF):
+        inputs = dict(a=tk.st(64, 64))
+
+    kernel = Bare()
+    for name, value in given.items():
+        setattr(kernel, name, value)
+    return kernel
+
+
+def pipe(stages=2, bytes=16, consumers=1, **more):
+    return tk.SharedAllocator().pipe(stages, bytes, consumers, **more)
+
+
+def sem():
+    return tk.SharedAllocator().semaphores()
+
+
 KERNEL = {
     "rt_cols": (
         lambda x: tk.rt(12),
@@ -298,6 +317,153 @@ KERNEL = {
     "turns": (
         lambda x: tk.Turns(15, 0),
         ValueError, "Turns: groups is 15 from barrier 2, allowed are 1 to 15"),
+    "lcf_lag": (
+        lambda x: _bare(stages=2, lag=2).run(None),
+        ValueError, "LCF: lag is 2 with 2 stages, allowed are 0 to 1"),
+    "lcf_lag_below": (
+        lambda x: _bare(lag=-1).run(None),
+        ValueError, "LCF: lag is -1 with 4 stages"),
+    "lcf_stages": (
+        lambda x: _bare(stages=0, lag=0).run(None),
+        ValueError, "LCF: stages is 0"),
+    "lcf_consumers": (
+        lambda x: _bare(consumers=0).run(None),
+        ValueError, "LCF: consumers is 0"),
+    "lcf_memory": (
+        lambda x: _bare(stages=30).run(None),
+        ValueError, "SharedAllocator: with 30 tiles of 64 x 64 bf16 the block has 245760 bytes .*allowed are 231424"),
+    "memory_tiles": (
+        lambda x: tk.SharedAllocator().tile(tk.st(64, 64), 40),
+        ValueError, "SharedAllocator: with 40 tiles of 64 x 64 bf16 the block has 327680 bytes"),
+    "memory_vector": (
+        lambda x: tk.SharedAllocator().vector(1 << 16),
+        ValueError, "SharedAllocator: with a tensor of 65536 fp32 the block has 262144 bytes"),
+    "memory_array": (
+        lambda x: tk.SharedAllocator().allocate_array(BFloat16, 1 << 17),
+        ValueError, "SharedAllocator: with an array of 131072 bf16 the block has 262144 bytes"),
+    "quad_sum_dst": (
+        lambda x: tk.quad_sum(tk.rt_fl(64)),
+        TypeError, "quad_sum: operand dst is 64 x 64 fp32 in registers, allowed is a row vector"),
+    "finite_dst": (
+        lambda x: tk.finite_or_zero(tk.rt_fl(64), tk.rv()),
+        TypeError, "finite_or_zero: operand dst is 64 x 64 fp32"),
+    "finite_src": (
+        lambda x: tk.finite_or_zero(tk.rv(), tk.cv(64)),
+        TypeError, "finite_or_zero: operand src is column vector of 64"),
+    "row_sum_v": (
+        lambda x: tk.row_sum(tk.rv(), tk.rt_fl(64), tk.cv(64)),
+        TypeError, "row_sum: operand v is column vector of 64, allowed is a row vector"),
+    "zero_shared": (
+        lambda x: tk.zero(one(64, 64)),
+        TypeError, "zero: dst is SharedTile.*allowed are register tiles and vectors"),
+    "neg_infty_shared": (
+        lambda x: tk.neg_infty(one(64, 64)),
+        TypeError, "neg_infty: dst is SharedTile"),
+    "fill_dst": (
+        lambda x: tk.fill(3, 1.0),
+        TypeError, "fill: dst is 3, allowed are register tiles and vectors"),
+    "fill_value": (
+        lambda x: tk.fill(tk.rv(), tk.rv()),
+        TypeError, "fill: value is row vector, allowed is a number"),
+    "right_fill_diagonal": (
+        lambda x: tk.right_fill(tk.rt_fl(64), 3, 0.0, diagonal=-2),
+        ValueError, "right_fill: diagonal is -2, allowed are False, True and numbers from 1 on"),
+    "right_fill_t": (
+        lambda x: tk.right_fill(tk.rv(), 3, 0.0),
+        TypeError, "right_fill: t is row vector, allowed is a register tile"),
+    "left_fill_t": (
+        lambda x: tk.left_fill(tk.cv(8), 3, 0.0),
+        TypeError, "left_fill: t is column vector of 8"),
+    "left_fill_diagonal": (
+        lambda x: tk.left_fill(tk.rt_fl(64), 3, 0.0, diagonal=1.5),
+        ValueError, "left_fill: diagonal is 1.5"),
+    "columns_x": (
+        lambda x: tk.columns(tk.rv(), 0, 8),
+        TypeError, "columns: x is row vector, allowed are register tiles and column vectors"),
+    "fma_outer_number": (
+        lambda x: tk.fma_outer(tk.rt_fl(64), tk.rt_fl(64), tk.rv(), 3.0),
+        TypeError, "fma_outer: block is 3.0 .float., allowed is a list of numbers"),
+    "mm_k_pair": (
+        lambda x: tk.mm_ABt(tk.rt_fl(64), one(64, 64), one(64, 64), k=64),
+        TypeError, "mm_ABt: k is 64, allowed is a pair"),
+    "mma_wait_most": (
+        lambda x: tk.mma_wait(9),
+        ValueError, "mma_wait: n is 9, allowed are 0 to 7"),
+    "mma_wait_below": (
+        lambda x: tk.mma_wait(-1),
+        ValueError, "mma_wait: n is -1"),
+    "store_wait_below": (
+        lambda x: tk.store_wait(-1),
+        ValueError, "store_wait: n is -1, allowed are numbers from 0 on"),
+    "store_elements_src": (
+        lambda x: tk.store_elements(x, tk.rv(), 0, 0),
+        TypeError, "store_elements: src is row vector, allowed is a register tile"),
+    "store_narrow_src": (
+        lambda x: tk.store_narrow(x, tk.rv(), 0, 64),
+        TypeError, "store_narrow: src is row vector"),
+    "shared_cols_src": (
+        lambda x: tk.load_shared_cols(tk.cv(64), 3),
+        TypeError, "load_shared_cols: src is 3, allowed is a tensor of fp32"),
+    "copy_async_tile": (
+        lambda x: tk.copy_async(one(64, 64, Float32), 0, x, (0, 0)),
+        TypeError, "copy_async: dst is SharedTile"),
+    "copy_async_arrive": (
+        lambda x: tk.copy_async_arrive(None),
+        TypeError, "copy_async_arrive: sem is None"),
+    "prefetch_tensor": (
+        lambda x: tk.prefetch(x),
+        TypeError, "prefetch: the global operand is .*allowed is a descriptor"),
+    "load_src": (
+        lambda x: tk.load_async(one(64, 64), None, (0, 0), sem()),
+        TypeError, "load_async: the global operand is None, allowed is a descriptor"),
+    "init_arrivals": (
+        lambda x: tk.init(sem(), 0),
+        ValueError, "init: arrivals is 0, allowed are 1 to 1048575"),
+    "init_sem": (
+        lambda x: tk.init(None, 1),
+        TypeError, "init: sem is None, allowed is a Semaphore"),
+    "wait_sem": (
+        lambda x: tk.wait(None, 0),
+        TypeError, "wait: sem is None"),
+    "arrive_sem": (
+        lambda x: tk.arrive(3),
+        TypeError, "arrive: sem is 3"),
+    "arrive_at_sem": (
+        lambda x: tk.arrive_at(None, 0),
+        TypeError, "arrive_at: sem is None"),
+    "arrive_cluster_blocks": (
+        lambda x: tk.arrive_cluster(sem(), 33),
+        ValueError, "arrive_cluster: blocks is 33, allowed are 1 to 16"),
+    "expect_below": (
+        lambda x: tk.expect_bytes(sem(), -16),
+        ValueError, "expect_bytes: bytes is -16, allowed are 0 to 1048575"),
+    "expect_most": (
+        lambda x: tk.expect_bytes(sem(), 1 << 21),
+        ValueError, "expect_bytes: bytes is 2097152"),
+    "expect_sem": (
+        lambda x: tk.expect_bytes(None, 16),
+        TypeError, "expect_bytes: sem is None"),
+    "remote_floats": (
+        lambda x: tk.store_remote(tk.SharedAllocator().vector(4).iterator, [1.0, 2.0], sem(), 0),
+        TypeError, r"store_remote: values is \[1.0, 2.0\], allowed is a list of Float32"),
+    "remote_three": (
+        lambda x: tk.store_remote(tk.SharedAllocator().vector(4).iterator, [Float32(1.0)] * 3, sem(), 0),
+        ValueError, "store_remote: 3 values, allowed are 1, 2 and 4"),
+    "pipe_bytes": (
+        lambda x: pipe(bytes=1 << 21),
+        ValueError, "Pipe: bytes is 2097152, allowed are 0 to 1048575"),
+    "pipe_copies": (
+        lambda x: pipe(copies=-1),
+        ValueError, "Pipe: copies is -1"),
+    "mailbox_consumers": (
+        lambda x: tk.SharedAllocator().mailbox(1, 2, 0),
+        ValueError, "Mailbox: consumers is 0"),
+    "producer_warps": (
+        lambda x: tk.specialise(lambda: None, lambda wg: None, 2, (), 5),
+        ValueError, "specialise: producer_warps is 5, allowed are 1 to 4"),
+    "schedule_no_cluster": (
+        lambda x: tk.Schedule(3, "static", 0),
+        ValueError, "Schedule: cluster is 0, allowed is 1 or more"),
 }
 HOST = {
     "gl_dtype": (
@@ -330,6 +496,27 @@ HOST = {
     "gl_packed": (
         lambda x: tk.gl.load(tk.packed(_heads(x), 3), tk.st(64, 32, Float32)),
         ValueError, "gl.load: x's rows are 3 by .* between each other, the tile is 64 x 32"),
+    "packed_rank": (
+        lambda x: tk.packed(x, 2),
+        ValueError, "packed: x has 2 dimensions, allowed are 3 and 4"),
+    "packed_depth": (
+        lambda x: tk.packed(_heads(x), 4),
+        ValueError, "packed: n is 4, x's depth is 6, allowed are divisors of it"),
+    "packed_none": (
+        lambda x: tk.packed(_heads(x), 0),
+        ValueError, "packed: n is 0, x's depth is 6"),
+    "ragged_rank": (
+        lambda x: tk.ragged(x),
+        ValueError, "ragged: x has 2 dimensions, allowed are 3"),
+    "ragged_store_rank": (
+        lambda x: tk.ragged_store(x),
+        ValueError, "ragged_store: x has 2 dimensions, allowed are 3"),
+    "part_of_two": (
+        lambda x: tk.gl.load(x, tk.st(64, 32, Float32)).part(3),
+        ValueError, "part: the descriptor is a gl.load of a tensor that is not ragged"),
+    "part_of_a_load": (
+        lambda x: tk.gl.load(tk.ragged_store(_heads(x)), tk.st(8, 32, Float32)).part(3),
+        ValueError, "part: the descriptor is a gl.load of a tensor that is not ragged"),
     "gl_columns": (
         lambda x: tk.gl.load(_view(x, 1, 0), tk.st(64, 32, Float32)),
         ValueError, r"gl.load: x's stride 1 \(columns\) is 64"),
@@ -359,33 +546,46 @@ class Host:
 
 
 class Move:
-    """body(g, tile) in a kernel: what load_async and store_async refuse."""
+    """body(load, tile, semaphore, store) in a kernel: what load_async and store_async refuse."""
 
     def __init__(self, body):
         self.body = body
 
     @cute.jit
     def __call__(self, x: cute.Tensor, stream: cuda.CUstream):
-        self.kernel(tk.gl.load(x, tk.st(64, 32, Float32))).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+        type = tk.st(64, 32, Float32)
+        self.kernel(tk.gl.load(x, type), tk.gl.store(x, type)).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
 
     @cute.kernel
-    def kernel(self, g: tk.gl):
-        self.body(g, tk.SharedAllocator().tile(tk.st(64, 32, Float32)), tk.SharedAllocator().semaphores())
+    def kernel(self, load: tk.gl, store: tk.gl):
+        self.body(load, tk.SharedAllocator().tile(tk.st(64, 32, Float32)), tk.SharedAllocator().semaphores(), store)
 
 
 MOVES = {
     "load_ring": (
-        lambda g, t, s: tk.load_async(t, g, (0, 0), s),
+        lambda g, t, s, d: tk.load_async(t, g, (0, 0), s),
         TypeError, "load_async: the shared operand must be one tile"),
     "load_coord": (
-        lambda g, t, s: tk.load_async(t[0], g, (0, 0, 0), s),
+        lambda g, t, s, d: tk.load_async(t[0], g, (0, 0, 0), s),
         ValueError, "load_async: coord has 3 numbers, the global tensor has 2"),
     "store_coord": (
-        lambda g, t, s: tk.store_async(g, t[0], (0,)),
+        lambda g, t, s, d: tk.store_async(d, t[0], (0,)),
         ValueError, "store_async: coord has 1 numbers"),
     "load_type": (
-        lambda g, t, s: tk.load_async(one(32, 32, Float32), g, (0, 0), s),
+        lambda g, t, s, d: tk.load_async(one(32, 32, Float32), g, (0, 0), s),
         TypeError, "load_async: the shared tile is 32 x 32 fp32, the descriptor moves 64 x 32 fp32"),
+    "load_a_store": (
+        lambda g, t, s, d: tk.load_async(t[0], d, (0, 0), s),
+        TypeError, "load_async: the descriptor is a gl.store, allowed is gl.load"),
+    "store_a_load": (
+        lambda g, t, s, d: tk.store_async(g, t[0], (0, 0)),
+        TypeError, "store_async: the descriptor is a gl.load, allowed is gl.store and gl.add"),
+    "load_sem": (
+        lambda g, t, s, d: tk.load_async(t[0], g, (0, 0), None),
+        TypeError, "load_async: sem is None, allowed is a Semaphore"),
+    "store_src": (
+        lambda g, t, s, d: tk.store_async(t[0], t[0], (0, 0)),
+        TypeError, "store_async: the global operand is .*allowed is a descriptor"),
 }
 GROUPS = {"kernel": (KERNEL, OneBlock), "host": (HOST, Host), "move": (MOVES, Move)}
 
