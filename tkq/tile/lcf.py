@@ -96,8 +96,8 @@ class LCF:
             raise ValueError(f"LCF: lag is {self.lag} with {self.stages} stages, allowed are 0 to {self.stages - 1}")
 
     def schedule(self, g):
-        """The ``Schedule``: which tasks this block has, in which order. Called by each role, and once when traced to see
-        whether it needs a mailbox; with the same g it always says the same. ``g.schedule`` where not written."""
+        """The ``Schedule``: which tasks a block has, in which order. ``g.schedule`` where a subclass does not say. Each
+        role calls it, and ``run`` does to see whether it needs a mailbox: with the same g it says the same."""
         return g.schedule
 
     def _mailbox(self, g, al):

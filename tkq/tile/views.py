@@ -47,8 +47,8 @@ def ragged(x: cute.Tensor) -> cute.Tensor:
 
 
 def ragged_store(x: cute.Tensor) -> cute.Tensor:
-    """As ``ragged``, of x (rows, cols, depth), with a dimension less, so that it can be ``packed``; for ``gl.store`` and
-    ``gl.add`` alone.
+    """As ``ragged``, of x (rows, cols, depth), with a dimension less, so that it can be ``packed``; for ``gl.store``
+    and ``gl.add`` alone.
 
     The tensor begins ``rows`` rows before x, where there may be no memory. Stores touch what is inside and nothing
     else. Loads also read where the tensor begins, whatever their coordinates: in front of x an illegal access."""
