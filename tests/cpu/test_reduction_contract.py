@@ -71,6 +71,27 @@ def test_the_contract_name_for_name():
         "x", "op", "threads_per_row", "reduction_buffer", "mbar_ptr", "phase", "init_val", "hook_fn"]
     assert list(inspect.signature(utils.predicate_k).parameters) == ["tAcA", "limit"]
     assert list(inspect.signature(utils.domain_offset_i64).parameters)[:2] == ["coord", "tensor"]
+    assert list(inspect.signature(utils.rsqrt).parameters)[:1] == ["x"]
+
+
+def defaults(function):
+    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
+
+
+def test_the_contract_default_for_default():
+    """A kernel that leaves out what the tutorial leaves out gets the same."""
+    methods = {name: defaults(getattr(ReductionBase, name)) for name in vars(ReductionBase) if name[:2] != "__"
+               and inspect.isfunction(getattr(ReductionBase, name))}
+    found = {name: values for name, values in methods.items() if values}
+    assert found == {"_get_tile": {"num_copy_bits": 128}, "_get_tv_layout": {"num_copy_bits": 128},
+                     "_allocate_reduction_buffer_and_mbar": {"is_persistent": False},
+                     "_initialize_cluster": {"is_persistent": False}}
+    assert [p.__name__ for p in defaults(ReductionBase).values()] == ["Float32"]
+    assert defaults(utils.row_reduce) == {"reduction_buffer": None, "mbar_ptr": None, "phase": None, "init_val": 0.0,
+                                          "hook_fn": None}
+    assert "limit" not in defaults(utils.predicate_k) and "tensor" not in defaults(utils.domain_offset_i64)
+    assert [p.default for p in inspect.signature(utils.rsqrt).parameters.values()
+            if p.kind is not p.KEYWORD_ONLY] == [inspect.Parameter.empty]
 
 
 def test_attributes_and_defaults():
