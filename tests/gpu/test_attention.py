@@ -198,6 +198,13 @@ def test_large_strides():
     compare(q, q, q, True, what="far apart")
 
 
+@pytest.mark.parametrize("causal", ["no", None, 2])
+def test_bad_causal_is_named(causal):
+    q, k, v = make(1, 64, 64, 2, 2, 64, torch.bfloat16)
+    with pytest.raises(TypeError, match="flash_attn: causal is"):
+        tkq.flash_attn(q, k, v, causal=causal)
+
+
 def test_layout_errors_name_the_argument():
     q, k, v = make(1, 64, 64, 2, 2, 64, torch.bfloat16)
     with pytest.raises(ValueError, match="k has strides .* contiguous"):
