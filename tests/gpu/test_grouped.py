@@ -8,9 +8,8 @@ import tkq
 from tests.fp8_cases import E4M3, blocks, matrix, scale
 from tests.rule import assert_2x
 from tkq.gemm import grouped_ops
-from tkq.gemm.grouped_spec import FAST, PROMOTED, GroupedSpec, fitted, recipe
+from tkq.gemm.grouped_spec import FAST, PROMOTED, GroupedSpec, fitted
 from tkq.reference_grouped import bounds, grouped_gemm
-from tkq.runtime import function
 
 pytestmark = pytest.mark.slow  # until they have run on a GPU once
 SIZES = {"equal": [128] * 4, "skewed": [0, 1, 700, 0, 130, 3, 500, 0], "all in one": [0, 0, 300], "none": [0, 0],
@@ -45,23 +44,17 @@ def spec_of(kind):
     return GroupedSpec("m", "e4m3", "e4m3", "bf16", kind)
 
 
-def launch(kind, c, a, b, offsets, scales, config, sms=132):
-    kernel = function(recipe(spec_of(kind), fitted(config, spec_of(kind))))
-    sa, sb = scales
-    kernel(a, b, c, offsets, (0,) * 4 if sa is None else (sa.data_ptr(), 0, *sa.stride()),
-           (0,) * 4 if sb is None else grouped_ops._of_groups(sb), sms // config.cluster * config.cluster)
-
-
-def check(kind, sizes, n, k, config, behind=5, sms=132):
+def check(kind, sizes, n, k, config, behind=5, blocks=None):
     """Into a view between poisoned rows: rows of groups are exact, the others as they were."""
     m, offsets = sum(sizes) + behind, ends(sizes)
     a, b, *scales = operands(kind, m, len(sizes), n, k)
     if behind:
         a.view(torch.uint8)[sum(sizes):] = 0xFF  # NaN in bf16 and e4m3
-    buffer = torch.full((m + 2, n), POISON, dtype=torch.bfloat16, device="cuda")
-    launch(kind, buffer[1:-1], a, b, offsets, scales, config, sms)
+    buffer = torch.full((m + 2, n + 16), POISON, dtype=torch.bfloat16, device="cuda")
+    spec = spec_of(kind)
+    grouped_ops.run(spec, a, b, buffer[1:-1, 8:-8], offsets, scales, fitted(config, spec), blocks)
     want = torch.full_like(buffer, POISON)
-    want[1:-1][:sum(sizes)] = grouped_gemm(a, b, offsets, *scales, torch.bfloat16, torch.float64)[:sum(sizes)]
+    want[1:1 + sum(sizes), 8:-8] = grouped_gemm(a, b, offsets, *scales, torch.bfloat16, torch.float64)[:sum(sizes)]
     wrong = buffer != want
     assert not wrong.any(), f"{kind} {sizes} {n} {k}: {int(wrong.sum())} wrong, rows {wrong.any(1).nonzero()[:9].t()}"
 
@@ -71,7 +64,7 @@ def test_every_tile(kind):
     for config in PROMOTED if kind == "block" else FAST:
         for sizes in SIZES.values():
             check(kind, sizes, 776, 272, config)
-        check(kind, SIZES["skewed"], 1536, 528, config, behind=0, sms=6)
+        check(kind, SIZES["skewed"], 1536, 528, config, behind=0, blocks=6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

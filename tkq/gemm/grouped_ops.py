@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tkq import reference_grouped
+from tkq.gemm import candidates, tuned
 from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe
 from tkq.gemm.spec import TMA_BYTES
 from tkq.runtime import arch, check, dtypes, function, ops
@@ -76,13 +77,28 @@ def _product(a, b, offsets, scale_a, scale_b, out_dtype):
     c = torch.empty(shape, dtype=out, device=a.device)
     if kernel is None:  # nothing to multiply
         return c.zero_()
-    kernel(a, b, c, offsets, _NO_SCALES if scale_a is None else (scale_a.data_ptr(), 0, *scale_a.stride()),
-           _NO_SCALES if scale_b is None else _of_groups(scale_b), blocks)
+    kernel(a, b, c, offsets, _of_rows(scale_a), _of_columns(scale_b), blocks)
     return c
 
 
-def _of_groups(scale):
-    """(address, stride of groups, of columns, of steps)"""
+def run(spec, a, b, c, offsets, scales=(None, None), config=None, blocks=None):
+    """The kernel of a spec, with no more checks than its own: for tests and tuning, with a config and a number of
+    blocks (at least a cluster) instead of the plan's."""
+    processors, n = arch.processors(a.device), b.shape[-1]
+    config = config or plan(spec, a.shape[0], n, offsets.shape[0], processors)
+    blocks = (blocks or processors) // config.cluster * config.cluster
+    function(recipe(spec, config))(a, b, c, offsets, _of_rows(scales[0]), _of_columns(scales[1]), blocks)
+
+
+def _of_rows(scale):
+    """(address, stride of groups, of rows, of steps) of scale_a."""
+    return _NO_SCALES if scale is None else (scale.data_ptr(), 0, *scale.stride())
+
+
+def _of_columns(scale):
+    """(address, stride of groups, of columns, of steps) of scale_b."""
+    if scale is None:
+        return _NO_SCALES
     group, step, column = scale.stride()
     return scale.data_ptr(), group, column, step
 
@@ -105,7 +121,8 @@ def _launcher(a, b, offsets, scales, out_dtype):
         return None, 0, shape, out
     arch.require_hopper(device)
     processors = arch.processors(device)
-    config = plan(spec, m, shape[-1], groups, processors)
+    config = tuned.chosen("grouped_gemm", spec, (m, shape[-1], k, groups), device)
+    config = config or plan(spec, m, shape[-1], groups, processors)
     return function(recipe(spec, config)), processors // config.cluster * config.cluster, shape, out
 
 
@@ -240,3 +257,21 @@ def _backward(ctx, dc):
 _op = ops.torch_op("grouped_gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _Function = ops.eager_function("GroupedGemm", forward=lambda *args: (_cuda if args[0].is_cuda else _cpu)(*args),
                                setup=_setup, backward=_backward)
+
+
+def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
+    """For ``tkq.tune``: a call of ``grouped_gemm``."""
+    spec, shape, out = _check(a, b, offsets, scale_a, scale_b, out_dtype)
+    _aligned(a=a, b=b)
+    (m, k), n, groups = a.shape, b.shape[-1], offsets.shape[0]
+
+    def call(config, a, b, offsets, scale_a, scale_b):
+        c = torch.empty(shape, dtype=out, device=a.device)
+        run(spec, a, b, c, offsets, (scale_a, scale_b), config)
+        return c
+
+    sizes = m, n, k, groups
+    found = candidates.of_grouped_gemm(spec, m, n, groups, arch.processors(a.device)) if all(sizes) else []
+    last = int(offsets[-1]) if groups and spec.along == "m" else None  # rows behind it belong to none
+    return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
+                         (a, b, offsets, scale_a, scale_b), call, _launcher.cache_clear, lambda c: c[:last])
