@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import arch, check, dtypes, function
-from . import candidates, tuned
+from . import tuned
 from .epilogue import GATED, Epilogue, is_located, name_of
 from .epilogue import PLAIN as PLAIN_EPILOGUE
 from .plan import launch
@@ -117,6 +117,8 @@ def spec_of(dtype, out, ways, size, epilogue):
 
 def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, out=None, out_dtype=None):
     """For ``tkq.tune``: a call of ``gemm``."""
+    from . import candidates  # the plans of all products
+
     extra = Extra(bias, "" if activation is None else name_of(activation), c, alpha, beta)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     check_call(a, b, dtype, extra)

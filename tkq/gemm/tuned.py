@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..runtime import arch, tuned
-from .candidates import CLASSES
 
 
 class Tunable(NamedTuple):
@@ -27,4 +26,6 @@ def problem(op: str, spec, sizes: tuple, device) -> tuned.Problem:
 def chosen(op: str, spec, sizes: tuple, device):
     """The configuration for a problem on this kind of GPU; None where ``tkq.tune`` has not been asked, or what it found
     does not fit today's kernels."""
+    from .candidates import CLASSES  # with the first call: the plans of all products
+
     return tuned.config(tuned.read(problem(op, spec, sizes, device)), spec, CLASSES)
