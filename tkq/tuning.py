@@ -48,7 +48,8 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
 
     The inputs are copied until they exceed the L2 cache, as far as memory goes; nothing but ``out``, where it is given,
     is written. Candidates are compiled first, seconds each and kept in the kernel cache, and take turns, as
-    ``tkq.testing.timing`` says; one whose result is not that of the planned configuration is left out.
+    ``tkq.testing.timing`` says; one whose result is not that of the planned configuration is left out. (Last bits may
+    differ, and so may those of calls before and after: some configurations add up K in another order.)
 
     What is found is kept on disk, in the folder ``tuned`` of the kernel cache (``tkq.runtime.cache().folder``), one
     JSON file a call, which later processes read when such a call comes first. A call that has been tuned is not
