@@ -135,13 +135,13 @@ def test_gemm_takes_what_was_found(hopper):
     c = torch.zeros(512, 512, dtype=torch.bfloat16)
     *_, kind = call.kind_of(a, b, c, False, False, call.PLAIN)
     spec, sizes, batches = call.spec_of(*kind[:-1])
-    planned = call._launcher(*kind, None)[0].args[1]
+    planned = call._launcher(kind, None)[0].args[1]
     other = next(x for x in candidates.of_gemm(spec, *sizes, 132) if x != planned)
     tuned.write(chosen.problem("gemm", spec, (*sizes, batches), a.device), other, {})
-    assert call._launcher(*kind, None)[0].args[1] == planned, "nothing is read at call time"
+    assert call._launcher(kind, None)[0].args[1] == planned, "nothing is read at call time"
     call._launcher.cache_clear()
-    assert call._launcher(*kind, None)[0].args[1] == other
-    assert call._launcher(*kind, planned)[0].args[1] == planned, "what a test asks for comes first"
+    assert call._launcher(kind, None)[0].args[1] == other
+    assert call._launcher(kind, planned)[0].args[1] == planned, "what a test asks for comes first"
 
 
 def test_the_others_take_what_was_found(hopper):

@@ -38,7 +38,7 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
     zeros, or added to.
     For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
     a, b, kind = kind_of(a, b, out, accumulate, room, extra)
-    kernel, planned = _launcher(*kind, config)
+    kernel, planned = _launcher(kind, config)
     kernel(a, b, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
 
 
@@ -88,11 +88,12 @@ def _epilogue(extra, size) -> tuple:
 
 
 @lru_cache(4096)
-def _launcher(dtype, out, ways, size, epilogue, device, config):
+def _launcher(kind, config):
     """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels. config: None for
     what ``tkq.tune`` found or else the plan's."""
+    *facts, device = kind
     arch.require_hopper(device)
-    spec, sizes, batches = spec_of(dtype, out, ways, size, epilogue)
+    spec, sizes, batches = spec_of(*facts)
     if config is None:
         config = tuned.chosen("gemm", spec, (*sizes, batches), device)
     recipe, blocks = launch(spec, *sizes, arch.processors(device), config, batches)
