@@ -59,6 +59,7 @@ def check(kind, sizes, n, k, config, behind=5, blocks=None):
     assert not wrong.any(), f"{kind} {sizes} {n} {k}: {int(wrong.sum())} wrong, rows {wrong.any(1).nonzero()[:9].t()}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tile(kind):
     for config in PROMOTED if kind == "block" else FAST:
@@ -134,6 +135,7 @@ def check_along_k(kind, sizes, m, n, config, out="bf16", behind=5, blocks=None):
         f"{wrong.flatten(1).any(1).nonzero()[:9].t()}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FLOAT8_K)
 def test_float8_along_k(kind):
     for config in PROMOTED if kind == "line" else FAST:

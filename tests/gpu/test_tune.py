@@ -11,7 +11,7 @@ from tkq.runtime.cache import Cache
 from tkq.testing import timing
 
 EFFORT = timing.Effort(rounds=7, round_seconds=0.002, warmup_seconds=0.01)
-FEW = 3  # candidates
+FEW = 2  # candidates
 
 
 @pytest.fixture(autouse=True)
