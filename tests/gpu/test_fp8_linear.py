@@ -8,7 +8,6 @@ from torch import nn
 import tkq
 from tests.fp8_cases import E4M3, E5M2
 
-pytestmark = pytest.mark.slow  # until they have run on a GPU once
 
 def off(got, want):
     return ((got.double() - want.double()).norm() / want.double().norm()).item()

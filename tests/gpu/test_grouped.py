@@ -11,7 +11,6 @@ from tkq.gemm import grouped_ops
 from tkq.gemm.grouped_spec import FAST, PROMOTED, GroupedSpec, fitted
 from tkq.reference_grouped import bounds, grouped_gemm
 
-pytestmark = pytest.mark.slow  # until they have run on a GPU once
 SIZES = {"equal": [128] * 4, "skewed": [0, 1, 700, 0, 130, 3, 500, 0], "all in one": [0, 0, 300], "none": [0, 0],
          "single rows": [1] * 40, "just over a tile": [129, 0, 1, 129], "many": [5, 0, 64, 1] * 20}
 KINDS = ("bf16", "bf16 rows", "row", "block")
