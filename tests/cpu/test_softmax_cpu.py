@@ -13,6 +13,8 @@ from tkq import reference_losses as reference
 from tkq import row_plan
 from tkq.softmax import ops, plan
 from tkq.softmax.spec import MAX_N, SoftmaxSpec
+from tkq.testing import sass
+from tkq.testing.expectation import Expectation
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 OPS = {False: tkq.softmax, True: tkq.log_softmax}
@@ -235,3 +237,28 @@ def test_recipes_differ_where_kernels_do():
              SoftmaxSpec(64, "bf16", 8, backward=True), SoftmaxSpec(64, "bf16", 8, shifted=True),
              SoftmaxSpec(64, "fp16", 8)]
     assert len({repr(ops.recipe(s)) for s in specs}) == len(specs)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
+def test_memory_that_nobody_uses(most):
+    """So many blocks fit on a multiprocessor, and no more; none is added where rows need as much themselves."""
+    spec = SoftmaxSpec(262144, "bf16", 8)
+    config = row_plan.RowConfig(256, 256, 16, "shared", most=most)
+    plan.check(spec, config)
+    a_block = row_plan.smem_bytes(spec, config, plan.EXCHANGES) + 1024
+    assert (228 << 10) // a_block == most
+    assert row_plan.unused(config, 200 << 10) == 0
+
+
+@pytest.mark.parametrize("l1, hold", [(True, True), (True, False), (False, True)])
+def test_machine_code_of_a_way_through_shared_memory(l1, hold):
+    if sass.nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    config = row_plan.RowConfig(256, 256, 16, "shared", l1=l1, hold=hold)
+    found = sass.report(ops.recipe(SoftmaxSpec(262144, "bf16", 8), config))
+    loads = ("LDGSTS.E.128",) if l1 else ("LDGSTS.E.BYPASS.128",)
+    wanted = Expectation(instructions=(*loads, "STG.E.128", "STAS"), registers=128)
+    assert sass.expect_all(found, wanted) == [], sass.text("shared", found)
+    (kernel,) = found
+    exponentials = kernel.count("MUFU.EX2")
+    assert exponentials < 80 if hold else exponentials > 128  # 64 of them a thread, once or twice

@@ -11,14 +11,14 @@ from .online import OnlineRow, exp, finite, log, reciprocal
 class Softmax(OnlineRow):
     """exp(scale * x - max) / sum, or its logarithm, row by row.
 
-    The row lies in registers, as the exponentials below the warp's own largest value, or in shared memory, from where
-    they are computed a second time: see RowConfig.load.
+    Over the exchange the exponentials below the warp's own largest value lie in registers; or the row in shared memory,
+    from where they are computed a second time: see RowConfig.load and RowConfig.hold.
     """
 
     def __init__(self, spec, config):
         super().__init__(tk.element_type(spec.x), spec.N, spec.vector, config, shifted=spec.shifted)
         self.log = spec.log
-        self.holds = config.load == "registers"
+        self.holds = config.load == "registers" or config.hold
 
     def value(self, x, scale):
         return x * scale
