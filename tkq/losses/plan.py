@@ -158,6 +158,7 @@ WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors,
 WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors=vectors)
           for threads, resident, vectors in _LOADS]
 WALKS += [WalkConfig(512, 512, cluster, vectors=2, stages=4, turned=True) for cluster in (1, 2)]
+WALKS += [replace(c, l1=True) for c in (_WALK, _LONG_WALK)]
 
 
 def _serves(spec, config):
