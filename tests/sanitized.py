@@ -41,7 +41,7 @@ def norms(device):
 
 
 def residents(device):
-    """layernorm's backward with two blocks on a multiprocessor, whose rows are whole or halves."""
+    """layernorm's backward with two blocks on a multiprocessor, whose rows are whole or halves, and with tiles held."""
     from tkq.norms.backward import LayerNormBackward
     from tkq.norms.backward_ops import norm_backward
     from tkq.norms.backward_shipped import spec
@@ -52,7 +52,7 @@ def residents(device):
     mean = x.cpu().float().mean(-1)
     rstd, mean = on(device, torch.rsqrt((x.cpu().float() - mean[:, None]).square().mean(-1) + 1e-5), mean)
     plans = variants(spec("layernorm", N).shape)
-    for name in ("two blocks of 8", "halves two blocks of 4"):
+    for name in ("two blocks of 8", "halves two blocks of 4", "halves two blocks 8 held 3"):
         if device == "cpu":
             yield name, norm_backward("layernorm", dy, x, weight, rstd, mean, needs=(True, True, True))[:3]
             continue
@@ -60,6 +60,20 @@ def residents(device):
         LayerNormBackward.launch(plan=plans[name], dy=dy, x=x, weight=weight, rstd=rstd, mean=mean,
                                  **dict(zip(("dx", "dweight", "dbias"), found)))
         yield name, found
+
+
+def heads(device):
+    """Each head with a weight of its own, in a slice of a packed tensor; and the sum with a residual."""
+    import tkq
+
+    packed, weight, dy = on(device, randn(0, 2, 9, 3, 4, 128), randn(1, 4, 128, grad=True), randn(2, 2, 9, 4, 128))
+    x = packed[:, :, 1].requires_grad_()
+    y = tkq.rmsnorm(x, weight)
+    yield "rmsnorm of heads", (y, *grad(y, (x, weight), dy))
+    x, residual, weight, dy = on(device, randn(0, 37, 1024, grad=True), randn(1, 37, 1024, grad=True),
+                                 randn(2, 1024, grad=True), randn(3, 37, 1024))
+    y, total = tkq.rmsnorm(x, weight, residual=residual, prenorm=True)
+    yield "rmsnorm + residual", (y, total, *grad((y, total), (x, residual, weight), (dy, dy)))
 
 
 def softmax(device):
@@ -126,7 +140,7 @@ def gated(device):
             yield f"{op.__name__} {N}", (y, *grad(y, (gate, up), dy))
 
 
-FAMILIES = {f.__name__: f for f in (norms, residents, softmax, cross_entropy, linear, quant, rope, gated)}
+FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated)}
 
 
 def apart(a, b) -> float:
