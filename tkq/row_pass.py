@@ -84,9 +84,6 @@ class RowPass(RowCopies):
     def _set_cluster_n(self):
         self.cluster_n = self.config.cluster
 
-    def _past_l1(self):
-        return not self.config.l1
-
     def _get_tile(self, num_copy_bits: int = 128):
         if not self.shifted:
             return super()._get_tile(num_copy_bits)

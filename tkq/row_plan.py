@@ -27,8 +27,6 @@ class RowConfig:
     itself, once for each pass, and so needs few registers).
     resident: blocks for which a multiprocessor is to have registers; 0: threads get what they need.
     most: blocks at most on a multiprocessor, by shared memory that nobody uses; 0: as many as fit.
-    l1: copies to shared memory go through L1, and not past it.
-    hold: what is computed from a row in shared memory stays in registers over the exchange, and is computed once.
     """
 
     threads_per_row: int
@@ -37,8 +35,6 @@ class RowConfig:
     load: str = "registers"
     resident: int = 0
     most: int = 0
-    l1: bool = False
-    hold: bool = False
 
 
 def check_vector(spec) -> None:

@@ -254,7 +254,7 @@ def test_memory_that_nobody_uses(most):
 def test_machine_code_of_a_way_through_shared_memory(l1, hold):
     if sass.nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
-    config = row_plan.RowConfig(256, 256, 16, "shared", l1=l1, hold=hold)
+    config = plan.SharedConfig(256, 256, 16, l1=l1, hold=hold)
     found = sass.report(ops.recipe(SoftmaxSpec(262144, "bf16", 8), config))
     loads = ("LDGSTS.E.128",) if l1 else ("LDGSTS.E.BYPASS.128",)
     wanted = Expectation(instructions=(*loads, "STG.E.128", "STAS"), registers=128)

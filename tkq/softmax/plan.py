@@ -1,5 +1,5 @@
 """Which threads, blocks and memory path a softmax takes. Pure: no torch, no DSL; bench/tune_row_passes.py times it."""
-from dataclasses import replace
+from dataclasses import dataclass
 
 from .. import row_plan
 from ..row_plan import RowConfig
@@ -7,6 +7,17 @@ from .spec import SoftmaxSpec
 
 EXCHANGES = 1
 WORDS = {False: 64, True: 36}  # registers of a thread for a row as it lies in memory; backward: for each of its two
+
+
+@dataclass(frozen=True)
+class SharedConfig(RowConfig):
+    """For a forward of rows that pass through shared memory. l1: their copies go through L1, and not past it. hold: the
+    exponentials stay in registers over the exchange, and are computed once."""
+
+    load: str = "shared"
+    l1: bool = False
+    hold: bool = False
+
 
 # (largest row in bytes, threads to a row, threads, blocks of a cluster[, "shared"]), for 16-byte accesses.
 # Forward: what bench/tune_norms.py found for rmsnorm, which reads, holds and writes rows in the same way.
@@ -55,11 +66,10 @@ def _of(table, spec):
 
 def _long() -> list[RowConfig]:
     """More for the longest rows: through L1 or past it, exponentials held or computed again, fewer rows at a time."""
-    sixteenth = RowConfig(256, 256, 16, "shared")
-    found = [replace(sixteenth, l1=l1, hold=hold, most=most)
-             for l1 in (True, False) for hold in (False, True) for most in (0, 2, 3, 4)]
-    return [*found, RowConfig(512, 512, 16, "shared", l1=True, hold=True), RowConfig(512, 512, 8, "shared", l1=True),
-            RowConfig(512, 512, 8, "shared", l1=True, hold=True)]
+    found = [SharedConfig(256, 256, 16, l1=l1, hold=hold, most=most)
+             for l1 in (True, False) for hold in (False, True) for most in (0, 2, 3, 4) if l1 or hold or most]
+    return [*found, SharedConfig(512, 512, 16, l1=True, hold=True), SharedConfig(512, 512, 8, l1=True),
+            SharedConfig(512, 512, 8, l1=True, hold=True)]
 
 
 def variants(spec: SoftmaxSpec) -> list[RowConfig]:
