@@ -62,6 +62,20 @@ def residents(device):
         yield name, found
 
 
+def heads(device):
+    """Each head with a weight of its own, in a slice of a packed tensor; and the sum with a residual."""
+    import tkq
+
+    packed, weight, dy = on(device, randn(0, 2, 9, 3, 4, 128), randn(1, 4, 128, grad=True), randn(2, 2, 9, 4, 128))
+    x = packed[:, :, 1].requires_grad_()
+    y = tkq.rmsnorm(x, weight)
+    yield "rmsnorm of heads", (y, *grad(y, (x, weight), dy))
+    x, residual, weight, dy = on(device, randn(0, 37, 1024, grad=True), randn(1, 37, 1024, grad=True),
+                                 randn(2, 1024, grad=True), randn(3, 37, 1024))
+    y, total = tkq.rmsnorm(x, weight, residual=residual, prenorm=True)
+    yield "rmsnorm + residual", (y, total, *grad((y, total), (x, residual, weight), (dy, dy)))
+
+
 def softmax(device):
     import tkq
 
@@ -160,8 +174,8 @@ def grouped(device):
     yield "grouped_gemm of float8 along K", (tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=sx, scale_b=sy.t()),)
 
 
-FAMILIES = {f.__name__: f for f in (norms, residents, softmax, cross_entropy, linear, quant, rope, gated, gemm, fp8,
-                                    grouped)}
+FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
+                                    fp8, grouped)}
 
 
 def apart(a, b) -> float:

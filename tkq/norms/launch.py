@@ -62,12 +62,19 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
         shape = x.shape
         run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype]
-        rows = x if len(shape) == 2 else _one_stride(x, weight)
-        if 0 < rows.shape[0] <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
-            if y is None:
-                y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
-            run(rows, weight, bias, y if rows is x else y.view(rows.shape), eps)
-            return y
+        if len(shape) == 2:
+            if 0 < shape[0] <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
+                if y is None:
+                    y = torch.empty_like(x)  # contiguous, as the rows of an x that is taken are
+                run(x, weight, bias, y, eps)
+                return y
+        else:
+            rows = _one_stride(x, weight)
+            if 0 < rows.shape[0] <= _MAX_ROWS and eps >= 0.0:
+                if y is None:
+                    y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
+                run(rows, weight, bias, y.view(rows.shape), eps)
+                return y
     except Exception:  # nothing is known, or it was refused
         pass
     call = Call(kind, eps)
@@ -80,10 +87,11 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
         shape = x.shape
         run = _known[kind, True, x.dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype]
-        rows = x if len(shape) == 2 else _one_stride(x, weight)
-        M = rows.shape[0]
+        flat = len(shape) == 2
+        rows = x if flat else _one_stride(x, weight)
+        M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:
-            y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
+            y = torch.empty_like(x) if flat or x.is_contiguous() else _empty(shape, x.dtype, x.device)
             rstd = new.floats(x, (M,), (1,))
             mean = new.floats(x, (M,), (1,)) if kind == "layernorm" else None
             run(rows, weight, bias, y if rows is x else y.view(rows.shape), None, None, rstd, mean, None, eps, None)
