@@ -16,6 +16,7 @@ class Numbers(NamedTuple):
     softcap: Float32
     left: Int32
     right: Int32
+    processors: Int32  # of the device
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,13 @@ class Globals:
     do: tk.gl
     k: tk.gl
     v: tk.gl
-    dk: tk.gl
-    dv: tk.gl
+    dk: Any  # a tk.gl; where it is written from registers (row, col, head[, batch])
+    dv: Any
     stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
     dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
     counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
+    schedule: Optional[tk.Schedule]  # of blocks that take one task after the other
     places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
@@ -67,7 +69,9 @@ class Shared:
     last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
     pair: Optional[Pair]
     task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
-    kv_full: tk.Semaphore
+    tasks: Optional[tk.Mailbox]  # where the producer names one after the other: fields of Task
+    kv_full: tk.Semaphore  # of K, of V
+    kv_empty: tk.Semaphore  # likewise, where there is a next task
     q_pipe: tk.Pipe
     do_pipe: tk.Pipe
     ds_pipe: tk.Pipe
