@@ -40,6 +40,9 @@ VARIANTS = {
     "direct skip": {"direct": True, "skip": True},
     "persistent": _STAYS,
     "persistent turns": {**_STAYS, "turns": True},
+    "background": {**_STAYS, "background": True, "registers": (32, 64, 208)},
+    "background turns": {**_STAYS, "background": True, "registers": (32, 64, 208), "turns": True},
+    "background sections of 8 MB": {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8},
     "cluster": {"cluster": 2},
     "stagger": {"stagger": True},
     "2 stages": {"stages": 2},
@@ -68,7 +71,7 @@ def variants(dim: int, causal: bool, length: int = 4096) -> dict[str, BackwardCo
     """The plan, and the variants that can run, and that differ from it."""
     found = {"plan": plan(BackwardSpec(width=dim, right=causal), length_class(length))}
     for name, change in VARIANTS.items():
-        if ("stagger" in name and causal) or (("sections" in name or "head by" in name) and not causal):
+        if ("stagger" in name and causal) or (name.startswith(("sections", "head by")) and not causal):
             continue
         if not causal or dim != 128:  # there, the tiles of a block have something for both warpgroups
             change = {k: v for k, v in change.items() if k != "skip"}

@@ -30,7 +30,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     config = plan(spec)
     tiles = -(-rows // config.tile)
     a_row = 2 + (spec.width if spec.dq and not spec.deterministic else 0)
-    assert config.workspace_floats(spec, rows) == tiles * config.tile * a_row + 1
+    assert config.workspace_floats(spec, rows) == tiles * config.tile * a_row + 8
 
 
 @pytest.mark.parametrize("change, words", [
@@ -45,6 +45,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"dq_add": "bulk", "dq_buffers": 3, "stages": 2}, "dq_buffers is 3, allowed are divisors of the 2 parts"),
     ({"persistent": True}, "persistent needs direct and post, and no cluster"),
     ({"persistent": True, "direct": True, "post": False}, "persistent needs direct and post, and no cluster"),
+    ({"background": True}, "background needs persistent"),
     ({"pair": True}, "a pair is a cluster of 2"),
     ({"pair": True, "cluster": 2, "stages": 3}, "bytes of shared memory at"),
 ])
@@ -79,7 +80,7 @@ def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen):
     """Pairs, last blocks and the like: dense, at most a limit on the right, dQ added up, no softcap."""
     config = plan(dataclasses.replace(spec, varlen=varlen), length)
     if varlen or spec.left or spec.softcap or not spec.dq or spec.deterministic:
-        assert not config.pair and config.post and config.cluster == 1 and not config.persistent and not config.skip
+        assert not config.pair and config.post and config.cluster == 1 and not (config.persistent or config.skip)
 
 
 def test_each_shipped_kernel_has_its_name():

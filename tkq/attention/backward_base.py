@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.attention.backward_background import Background, BackwardBackground, BackwardClear, Counters
 from tkq.attention.backward_dq import BackwardQueries
 from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
@@ -34,6 +35,9 @@ class BackwardBase:
         self.spec, self.config = spec, config.check(spec.width)
         if spec.varlen and not config.post:
             raise NotImplementedError("attention backward: post=False with varlen: slots without keys are not counted")
+        if config.background and (spec.varlen or not spec.adds_dq):
+            raise NotImplementedError("attention backward: background with varlen, or without dQ to be added up")
+        self.background = BackwardBackground(spec, config) if config.background else None
         dtype = tk.element_type(spec.dtype)
         self.q_tile = tk.st(config.tile, spec.width, dtype)
         self.kv_tile = tk.st(64, spec.width, dtype)
@@ -64,9 +68,13 @@ class BackwardBase:
         tasks = blocks * kv_heads * batches
         stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
-        BackwardPre(spec, c)(rows, parts, places, stream)
+        if const_expr(c.background):
+            BackwardClear()(counters, stream)
+        else:
+            BackwardPre(spec, c)(rows, parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
+        section = row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches)
         g = Globals(
             q=loads(q, self.q_tile, ragged, c.multicast), do=loads(do, self.q_tile, ragged, c.multicast),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
@@ -75,17 +83,23 @@ class BackwardBase:
             schedule=tk.Schedule(tasks, "dynamic", 1, counters) if c.persistent else None, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
-            section=row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches),
+            section=section, background=self.in_background(rows, dq, counters, 2 * section * (heads // kv_heads) * tiles),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors, c.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1],
                               block=[self.warpgroups * WARPGROUP, 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.adds_dq and c.post):
+        if const_expr(spec.adds_dq and c.post and not c.background):
             BackwardPost(spec, c)(acc, dq, places, numbers.scale, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
+
+    def in_background(self, rows, dq, counters, lead):
+        """counters: all of them."""
+        if not self.config.background:
+            return None
+        return Background(rows, dq, Counters.of(counters), lead)
 
     def output(self, x):
         """dk or dv, as it is written."""
@@ -103,7 +117,8 @@ class BackwardBase:
             acc = cute.make_tensor(end, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
             end = end + Int64(tiles) * of_acc
         if c.persistent or (spec.adds_dq and not c.post):
-            counters = cute.make_layout((1 if c.persistent else heads,))
+            n = Counters.count(heads) if c.background else 1 if c.persistent else heads
+            counters = cute.make_layout((n,))
             return Workspace(stats, acc, cute.make_tensor(cute.recast_ptr(end, dtype=Int32), counters))
         return Workspace(stats, acc)
 
@@ -249,6 +264,10 @@ class BackwardBase:
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h
 
+    def kv_head(self, g, t):
+        """Of all batches."""
+        return t.batch_k * g.kv_heads + t.head
+
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
         return Int64(t.first_tile) + Int64(head) * g.tiles + m
@@ -275,16 +294,21 @@ class BackwardBase:
         """V, which is free first, then the first queries, then K."""
         kv, box = tk.ring(1), s.tasks.ring()
         cute.arch.griddepcontrol_wait()  # the counter, the statistics are BackwardPre's
-        number = g.schedule.first()
+        number = g.schedule.first() if const_expr(self.background is None) else self.background.next_task(g)
         while number < g.schedule.tasks:
             t = self.find_task(g, number)
             if t.block * self.config.block < t.rows_k:  # else the slot has no key
                 s.tasks.post(box, *values_of(t))
                 tk.wait(s.kv_empty[1], kv.phase ^ 1)
                 self.load_keys(g, s, t, 1)
+                if const_expr(self.background is not None):
+                    self.background.await_ready(g, self.kv_head(g, t))
                 self.load_queries(g, s, t, ring, kv)
                 kv.advance()
-            number = g.schedule.following(number, g.schedule.fetch())
+            if const_expr(self.background is None):
+                number = g.schedule.following(number, g.schedule.fetch())
+            else:
+                number = self.background.next_task(g)
         s.tasks.post(box, *[Int32(0) for _ in fields(Task)])
 
     @cute.jit

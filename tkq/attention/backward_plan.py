@@ -25,7 +25,8 @@ class BackwardConfig:
     L2. cluster: blocks that go through the same tiles of Q and dO; share: and load each together. pair: two of them
     hand dS to each other, and dQ is added up once for the keys of both (``tkq.attention.backward_pair``). skip: a
     warpgroup whose keys no query of a tile sees leaves the tile out. direct: dK and dV are written from registers, not
-    by way of K's and V's memory; persistent: which then has the next task's K and V meanwhile.
+    by way of K's and V's memory; persistent: which then has the next task's K and V meanwhile. background: and the
+    producer's neighbours do what kernels before and after would (``tkq.attention.backward_background``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -50,6 +51,7 @@ class BackwardConfig:
     skip: bool = False
     direct: bool = False
     persistent: bool = False
+    background: bool = False
     kv: int = 128
     kv_stages: int = 2
     alone_registers: tuple = (24, 240)
@@ -71,8 +73,8 @@ class BackwardConfig:
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
         """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32
-        and a counter."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 1
+        and counters."""
+        return -(-rows // self.tile) * self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 8
 
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
@@ -101,6 +103,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
         if self.persistent and (not self.direct or not self.post or self.cluster > 1):
             raise ValueError(f"{self}: persistent needs direct and post, and no cluster")
+        if self.background and (not self.persistent or wide or self.dq_cols % 32):
+            raise ValueError(f"{self}: background needs persistent, dq_cols a multiple of 32, and widths up to 128")
         if self.skip and wide:
             raise ValueError(f"{self}: skip is for two warpgroups with keys")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
@@ -185,5 +189,5 @@ def _expectation(spec, config):
                                  *["STSM"] * (spec.adds_dq or not config.direct), *dq),
         roles=config.roles,
         others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
-                ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+                ("BackwardClear", Expectation()), ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

@@ -31,6 +31,7 @@ class Globals:
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
     dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
     counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
+    background: Any  # a Background, where there is one
     schedule: Optional[tk.Schedule]  # of blocks that take one task after the other
     places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
