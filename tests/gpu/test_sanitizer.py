@@ -1,4 +1,5 @@
-"""compute-sanitizer over one small call of each kind of kernel that reduces or turns rows: `tests/sanitized.py`."""
+"""compute-sanitizer over one small call of each kind of kernel that reduces or turns rows, and of attention's
+gradients: `tests/sanitized.py`."""
 import os
 import pathlib
 import shutil
