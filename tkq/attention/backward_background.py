@@ -1,5 +1,5 @@
-"""What else attention's backward has to do, under its products: warps with nothing else to do make the statistics of the
-rows and the zeroes that dQ is added to, ahead of the tasks, and dQ of what has been added, behind them."""
+"""What else attention's backward has to do, under its products: warps that are free make the statistics of the rows and
+the zeroes that dQ is added to, ahead of the tasks, and dQ of what has been added, behind them."""
 from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
@@ -16,9 +16,9 @@ WARP, CLEARING = 32, 128
 
 
 class Counters(NamedTuple):
-    """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to prepare and of
-    those to finish. ready: of the K/V heads of all batches, tiles that are prepared. added: likewise, warps that have
-    added all of a task's dQ."""
+    """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to prepare and
+    of those to finish. ready: of the K/V heads of all batches, tiles that are prepared. added: likewise, warps that
+    have added all of a task's dQ."""
 
     next: cute.Tensor
     ready: cute.Tensor
@@ -68,8 +68,8 @@ class BackwardBackground:
     """Whatever there is to do, tasks as well as tiles, is given out in order, to who can begin with it at once. So it
     gets done even if only some of the grid's blocks are there, as when other kernels have the other processors.
 
-      each warp     the next tile to finish | prepare tiles, up to ``lead`` ahead of it | wait until all of its head's dQ
-                    has been added | write its dQ | ..
+      each warp     the next tile to finish | prepare tiles, up to ``lead`` ahead of it | wait until all of its head's
+                    dQ has been added | write its dQ | ..
       producer      the next task | wait until its head is ready | its tiles | ..
       dQ warps      likewise | add | say so | ..
     """
@@ -100,7 +100,7 @@ class BackwardBackground:
 
     @cute.jit
     def prepare(self, g, n):
-        tile, end = self.config.tile, g.places.rows_q
+        tile = self.config.tile
         head, m = n // g.tiles, n % g.tiles
         self.zero(g.acc[Int64(n), None])
         for i in cutlass.range(0, tile, 2 * self.together, unroll=1):

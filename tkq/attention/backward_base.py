@@ -83,7 +83,8 @@ class BackwardBase:
             schedule=tk.Schedule(tasks, "dynamic", 1, counters) if c.persistent else None, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
-            section=section, background=self.in_background(rows, dq, counters, 2 * section * (heads // kv_heads) * tiles),
+            section=section,
+            background=self.in_background(rows, dq, counters, 2 * section * (heads // kv_heads) * tiles),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors, c.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1],
