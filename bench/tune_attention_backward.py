@@ -28,6 +28,8 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 # What differs from ``SINGLE``, blocks by themselves, and for which head_dims and masks it makes sense.
 _PAIR = {"pair": True, "cluster": 2, "stages": 2}
 _STAYS = {"direct": True, "persistent": True, "skip": True}
+_BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208)}
+_BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 VARIANTS = {
     "single": {},
     "red": {"dq_add": "red"},
@@ -40,9 +42,11 @@ VARIANTS = {
     "direct skip": {"direct": True, "skip": True},
     "persistent": _STAYS,
     "persistent turns": {**_STAYS, "turns": True},
-    "background": {**_STAYS, "background": True, "registers": (32, 64, 208)},
-    "background turns": {**_STAYS, "background": True, "registers": (32, 64, 208), "turns": True},
-    "background sections of 8 MB": {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8},
+    "background": _BEHIND,
+    "background turns": {**_BEHIND, "turns": True},
+    "background sections of 8 MB": {**_BEHIND, "section_mb": 8},
+    "wide background": {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)},
+    "wide bulk background": {**_BULK, **_BEHIND, "registers": (32, 64, 208, 208)},
     "cluster": {"cluster": 2},
     "stagger": {"stagger": True},
     "2 stages": {"stages": 2},
@@ -59,9 +63,8 @@ VARIANTS = {
     "pair red": {**_PAIR, "dq_add": "red"},
     "pair turns": {**_PAIR, "turns": True},
     "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},
-    "bulk": {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)},
-    "bulk persistent": {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1,
-                        "registers": (24, 72, 208, 208), **_STAYS},
+    "bulk": _BULK,
+    "bulk persistent": {**_BULK, **_STAYS},
     "1 stage of dS": {"ds_stages": 1},
     "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
 }

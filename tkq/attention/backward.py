@@ -46,19 +46,9 @@ class AttentionBackward(BackwardAdding):
 
     def roles(self, g, s):
         producer, queries, keys = self.config.registers
-        return (tk.Role(lambda _: self.first_group(g, s), producer, warps=4 if self.config.background else 1),
+        return (self.first_role(g, s, producer),
                 tk.Role(lambda _: self.queries(g, s), queries),
                 tk.Role(lambda wg: self.keys(g, s, wg), keys, warpgroups=2))
-
-    @cute.jit
-    def first_group(self, g, s):
-        if const_expr(self.config.background):
-            if tk.first_warp_of_group():
-                self.producer(g, s)
-            else:
-                self.background.run(g)
-        else:
-            self.producer(g, s)
 
     @cute.jit
     def keys(self, g, s, wg):

@@ -188,6 +188,20 @@ class BackwardBase(BackwardTasks):
 
     # ---- producer ------------------------------------------------------------------------------
 
+    def first_role(self, g, s, registers):
+        """The first warpgroup's: the producer is one warp of it."""
+        return tk.Role(lambda _: self.first_group(g, s), registers, warps=4 if self.config.background else 1)
+
+    @cute.jit
+    def first_group(self, g, s):
+        if const_expr(self.config.background):
+            if tk.first_warp_of_group():
+                self.producer(g, s)
+            else:
+                self.background.run(g)
+        else:
+            self.producer(g, s)
+
     @cute.jit
     def producer(self, g, s):
         c, ring = self.config, s.q_pipe.ring()

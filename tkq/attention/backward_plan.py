@@ -103,8 +103,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
         if self.persistent and (not self.direct or not self.post or self.cluster > 1):
             raise ValueError(f"{self}: persistent needs direct and post, and no cluster")
-        if self.background and (not self.persistent or wide or self.dq_cols % 32):
-            raise ValueError(f"{self}: background needs persistent, dq_cols a multiple of 32, and widths up to 128")
+        if self.background and (not self.persistent or self.dq_cols % 32):
+            raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
         if self.skip and wide:
             raise ValueError(f"{self}: skip is for two warpgroups with keys")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:

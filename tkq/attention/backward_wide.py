@@ -33,7 +33,7 @@ class WideBackward(BackwardAdding):
 
     def roles(self, g, s):
         producer, queries, values, keys = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
+        return (self.first_role(g, s, producer),
                 tk.Role(lambda _: self.queries(g, s), queries), tk.Role(lambda _: self.values(g, s), values),
                 tk.Role(lambda _: self.keys(g, s), keys))
 
