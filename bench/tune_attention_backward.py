@@ -58,6 +58,8 @@ VARIANTS = {
     "head by head": {"longest_first": False},
     "pair": _PAIR,
     "pair direct": {**_PAIR, "direct": True},
+    "pair persistent": {**_PAIR, **_STAYS},
+    "pair background": {**_PAIR, **_BEHIND},
     "pair own loads": {**_PAIR, "share": False},
     "pair red own loads": {**_PAIR, "dq_add": "red", "share": False},
     "pair red": {**_PAIR, "dq_add": "red"},

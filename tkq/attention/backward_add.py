@@ -1,7 +1,7 @@
 """The warpgroup of attention's backward that adds dQ up, and how the last block of a head finishes it."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr
+from cutlass import Constexpr, Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_base import BackwardBase
@@ -25,14 +25,14 @@ class BackwardAdding(BackwardBase):
         if const_expr(self.spec.adds_dq):
             dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
             cute.arch.griddepcontrol_wait()  # the accumulator is zero
-            self.each_task(g, s, lambda t, _: self.add_task(g, s, t, dq, ring, kv))
+            self.each_task(g, s, lambda t, again: self.add_task(g, s, t, again, dq, ring, kv))
             # who reads the accumulator in this launch needs all of it; the next kernel waits for the whole launch
             tk.store_wait(read=g.counters is None)
             if const_expr(g.counters is not None):
                 self.sign_off(g, s, self.task(g, s))
 
     @cute.jit
-    def add_task(self, g, s, t, dq, ring, kv):
+    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
         tk.wait(s.kv_full[0], kv.phase)
         if const_expr(self.background is not None):
             self.background.await_ready(g, self.kv_head(g, t))
@@ -45,7 +45,7 @@ class BackwardAdding(BackwardBase):
         self.done_with(s, 0)
         self.next_keys(kv)
         if const_expr(self.background is not None):
-            self.background.sign_off(g, self.kv_head(g, t))
+            self.background.sign_off(g, self.kv_head(g, again()))
 
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):

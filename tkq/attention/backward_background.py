@@ -11,6 +11,7 @@ import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_pre import VECTOR, Rows
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_tasks import claim
 
 WARP, CLEARING = 32, 128
 
@@ -35,7 +36,7 @@ class Counters(NamedTuple):
                           for first, n in ((0, 3), (3, heads), (3 + heads, heads))])
 
 
-TASK, PREPARED, FINISHED = range(3)  # of Counters.next
+PREPARED, FINISHED = 1, 2  # of Counters.next
 
 
 class Background(NamedTuple):
@@ -84,17 +85,17 @@ class BackwardBackground:
         counters, lead = g.background.counters, g.background.lead
         tiles, prepared = cute.size(g.stats, mode=[0]), Int32(0)
         cute.arch.griddepcontrol_wait()  # the counters are zero
-        n = claim(counters, FINISHED)
+        n = claim(counters.next, FINISHED)
         while n < tiles:
             goal = cutlass.min(n + lead, tiles)
             while prepared < goal:
-                prepared = claim(counters, PREPARED)
+                prepared = claim(counters.next, PREPARED)
                 if prepared < tiles:
                     self.prepare(g, prepared)
                 prepared = prepared + 1
-            await_count(counters.added, n // (g.tiles * g.heads_per_kv), 4 * g.blocks)
+            await_count(counters.added, n // (g.tiles * g.heads_per_kv), 4 * self.config.cluster * g.blocks)
             self.convert(g, n)
-            n = claim(counters, FINISHED)
+            n = claim(counters.next, FINISHED)
 
     # ---- before ------------------------------------------------------------------------------------
 
@@ -180,10 +181,6 @@ class BackwardBackground:
 
     # ---- for the other roles -----------------------------------------------------------------------
 
-    def next_task(self, g):
-        """For the producer."""
-        return claim(g.background.counters, TASK)
-
     @cute.jit
     def await_ready(self, g, head):
         """Until all tiles of the query heads of a K/V head, of all batches, are prepared. A warp, before its own bulk
@@ -203,15 +200,6 @@ def columns(x: cute.Tensor, first) -> cute.Tensor:
     rows, cols = x.shape
     start = (x.iterator + first * x.stride[1]).align(16)
     return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))
-
-
-@cute.jit
-def claim(counters, what):
-    """The next number. A whole warp."""
-    number = Int32(0)
-    if tk.lane_id() == 0:
-        number = Int32(cute.arch.atomic_add(counters.next.iterator + what, Int32(1), sem="relaxed", scope="gpu"))
-    return cute.arch.shuffle_sync(number, 0)
 
 
 @cute.jit

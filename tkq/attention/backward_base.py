@@ -80,7 +80,7 @@ class BackwardBase(BackwardTasks):
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
             dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc,
             dq=None if c.post else stores(dq, self.dq_tile, ragged), counters=None if c.post else counters,
-            schedule=tk.Schedule(tasks, "dynamic", 1, counters) if c.persistent else None, places=places,
+            next=counters if c.persistent else None, tasks=tasks, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
             section=section,
@@ -155,6 +155,7 @@ class BackwardBase(BackwardTasks):
             if const_expr(s.pair is not None):
                 tk.init(s.pair.k_full, 1)
                 for i, arrivals in enumerate((4 * self.halves, 1)):
+                    tk.init(s.pair.told[i], 1)
                     tk.init(s.pair.full[i], arrivals)
                     tk.init(s.pair.empty[i], 4)
 
@@ -164,8 +165,7 @@ class BackwardBase(BackwardTasks):
         elif const_expr(self.spec.varlen):
             self.post_task(g, s.task)
             t = self.task(g, s)
-            first = t.block // c.cluster * c.cluster * c.block  # of the cluster's keys
-            self.assign_if(first < t.rows_k, self.roles(g, s))  # else the slot has no key
+            self.assign_if(self.first_key(t) < t.rows_k, self.roles(g, s))  # else the slot has no key
         else:
             tk.assign(self.roles(g, s))
         if const_expr(c.cluster > 1):
@@ -212,8 +212,7 @@ class BackwardBase(BackwardTasks):
             t = self.task(g, s)
             for i in cutlass.range_constexpr(2):
                 self.load_keys(g, s, t, i)
-            if const_expr(s.pair is not None):
-                self.load_tiles_of(s.pair.k, piece(g.places, g.k, t.rows_k), t, t.block ^ 1, s.pair.k_full)
+            self.load_other_keys(g, s, t)
             cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
             self.load_queries(g, s, t, ring)
 
@@ -221,11 +220,12 @@ class BackwardBase(BackwardTasks):
     def one_after_the_other(self, g, s, ring):
         """V, which is free first, then the first queries, then K."""
         kv, box = tk.ring(1), s.tasks.ring()
-        cute.arch.griddepcontrol_wait()  # the counter, the statistics are BackwardPre's
-        number = g.schedule.first() if const_expr(self.background is None) else self.background.next_task(g)
-        while number < g.schedule.tasks:
+        cute.arch.griddepcontrol_wait()  # the counter is zero, the statistics are there
+        turn = tk.ring(1)
+        number = self.next_task(g, s, turn)
+        while number < g.tasks:
             t = self.find_task(g, number)
-            if t.block * self.config.block < t.rows_k:  # else the slot has no key
+            if self.first_key(t) < t.rows_k:  # else the slot has no key
                 s.tasks.post(box, *values_of(t))
                 tk.wait(s.kv_empty[1], kv.phase ^ 1)
                 self.load_keys(g, s, t, 1)
@@ -233,10 +233,7 @@ class BackwardBase(BackwardTasks):
                     self.background.await_ready(g, self.kv_head(g, t))
                 self.load_queries(g, s, t, ring, kv)
                 kv.advance()
-            if const_expr(self.background is None):
-                number = g.schedule.following(number, g.schedule.fetch())
-            else:
-                number = self.background.next_task(g)
+            number = self.next_task(g, s, turn)
         s.tasks.post(box, *[Int32(0) for _ in fields(Task)])
 
     @cute.jit
@@ -262,6 +259,12 @@ class BackwardBase(BackwardTasks):
     def load_free_keys(self, g, s, t, kv):
         tk.wait(s.kv_empty[0], kv.phase ^ 1)
         self.load_keys(g, s, t, 0)
+        self.load_other_keys(g, s, t)
+
+    def load_other_keys(self, g, s, t):
+        """Of a pair's other block."""
+        if s.pair is not None:
+            self.load_tiles_of(s.pair.k, piece(g.places, g.k, t.rows_k), t, t.block ^ 1, s.pair.k_full)
 
     def load_keys(self, g, s, t, which):
         """K (0) or V (1)."""

@@ -101,8 +101,10 @@ class BackwardConfig:
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
         if self.pair and (wide or self.cluster != 2 or self.ds_stages != 2 or not self.post):
             raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
-        if self.persistent and (not self.direct or not self.post or self.cluster > 1):
-            raise ValueError(f"{self}: persistent needs direct and post, and no cluster")
+        if self.persistent and (not self.direct or not self.post or (self.cluster > 1 and not self.pair)):
+            raise ValueError(f"{self}: persistent needs direct and post, and no cluster but a pair")
+        if self.stagger and self.pair:
+            raise ValueError(f"{self}: the blocks of a pair take turns, tile by tile: stagger is for others")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
         if self.skip and wide:

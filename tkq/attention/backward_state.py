@@ -32,7 +32,8 @@ class Globals:
     dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
     counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
     background: Any  # a Background, where there is one
-    schedule: Optional[tk.Schedule]  # of blocks that take one task after the other
+    next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
+    tasks: Int32  # how many there are, of blocks or of clusters
     places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
@@ -53,6 +54,8 @@ class Pair:
     k: tk.SharedTile  # the other block's keys
     ds: tk.SharedTile  # the other block's dS, for tiles whose dQ is made here
     k_full: tk.Semaphore
+    number: cute.Tensor  # (1, 1): of the next task, from the first block to the second
+    told: tk.Semaphore  # it is there; it has been read
     full: tk.Semaphore  # dS is here: the own one, the other's
     empty: tk.Semaphore  # dQ has been made, here, and in the other block of what was sent there
 

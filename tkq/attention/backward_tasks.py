@@ -27,6 +27,14 @@ class BackwardTasks:
     def number(self, g):
         return Int32(cute.arch.block_idx()[0]) // self.config.cluster
 
+    def next_task(self, g, s, turn):
+        """The number of the producer's next task. turn: a ring of one stage, for a pair's."""
+        return claim(g.next, 0)
+
+    def first_key(self, t):
+        """Of the block's keys, or of its cluster's."""
+        return t.block // self.config.cluster * self.config.cluster * self.config.block
+
     @cute.jit
     def each_task(self, g, s, work: Constexpr):
         """``work(t, again)`` for the block's task, or for one after the other, as the producer names them. again(): t
@@ -109,3 +117,12 @@ def values_of(t: Task) -> list:
 def task_from(slots, i) -> Task:
     """That somebody has written down."""
     return Task(*[cute.arch.make_warp_uniform(slots[f, i]) for f in range(len(fields(Task)))])
+
+
+@cute.jit
+def claim(counters, what):
+    """The next number that a counter gives out. A whole warp."""
+    number = Int32(0)
+    if tk.lane_id() == 0:
+        number = Int32(cute.arch.atomic_add(counters.iterator + what, Int32(1), sem="relaxed", scope="gpu"))
+    return cute.arch.shuffle_sync(number, 0)
