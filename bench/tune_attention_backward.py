@@ -68,7 +68,7 @@ VARIANTS = {
     "bulk": _BULK,
     "bulk persistent": {**_BULK, **_STAYS},
     "1 stage of dS": {"ds_stages": 1},
-    "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
+    "wide dQ": {"dq_cols": 128, "registers": (24, 96, 192, 200)},
 }
 
 

@@ -41,7 +41,7 @@ PREPARED, FINISHED = 1, 2  # of Counters.next
 
 class Background(NamedTuple):
     """rows: as of ``BackwardPre``. dq: (B, Sq, H, D). lead: tiles that are prepared ahead of the last that is done
-    with: those of two sections, so that no task of the section waits for what waits for it."""
+    with: those of two sections, or more, so that no task of a section waits for what waits for it."""
 
     rows: Rows
     dq: cute.Tensor

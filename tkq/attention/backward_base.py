@@ -20,6 +20,7 @@ from tkq.attention.backward_state import Globals, Numbers, Shared, Task
 from tkq.attention.backward_tasks import BackwardTasks, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.attention.query_ranges import mask_limits, nth_tile
+from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
 
 
@@ -75,6 +76,8 @@ class BackwardBase(BackwardTasks):
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         section = row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches)
+        # heads with twice as many blocks as there are at once: the longest then begin early enough
+        tail = Int32(0) if const_expr(ragged) else ceil_div(2 * numbers.processors, blocks * c.cluster)
         g = Globals(
             q=loads(q, self.q_tile, ragged, c.multicast), do=loads(do, self.q_tile, ragged, c.multicast),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
@@ -83,8 +86,8 @@ class BackwardBase(BackwardTasks):
             next=counters if c.persistent else None, tasks=tasks, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
-            section=section,
-            background=self.in_background(rows, dq, counters, 2 * section * (heads // kv_heads) * tiles),
+            section=section, tail=tail,
+            background=self.in_background(rows, dq, counters, (2 * section + tail) * (heads // kv_heads) * tiles),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors, c.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1],

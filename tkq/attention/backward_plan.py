@@ -130,7 +130,7 @@ def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
 
 def _planned(spec, length):
     if spec.width == 256:
-        return _D256_SOFTCAP if spec.softcap else _D256_LEFT if spec.left else _D256
+        return _D256_SOFTCAP if spec.softcap else _D256
     if spec.width == 64:
         return _D64_SOFTCAP if spec.softcap else _D64
     if spec.softcap:
@@ -144,14 +144,14 @@ def _planned(spec, length):
 _D64_SOFTCAP = BackwardConfig(dq_add="bulk")
 _D128_SOFTCAP = BackwardConfig(dq_add="bulk", dq_cols=32, registers=(24, 56, 216))
 _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
-_D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
-_D256_LEFT = replace(_D256, dq_cols=64, registers=(24, 72, 208, 208))  # likewise, for what a limit on the left takes
+_D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
 _D128 = BackwardConfig(dq_add="bulk")
 _D128_SHORT = replace(_D128, turns=True)
 _D128_PAIR = replace(_D128, pair=True, cluster=2, stages=2)
 # A pair goes through the tiles that either sees: of short causal sequences that is much in vain.
 _D128_FULL = {"short": replace(_D128, post=False), "medium": _D128_PAIR, "long": _D128_PAIR}
-_D128_CAUSAL = {"short": _D128_SHORT, "medium": _D128, "long": replace(_D128_PAIR, share=False)}
+_D128_STAYS = replace(_D128_SHORT, direct=True, persistent=True, skip=True)
+_D128_CAUSAL = {"short": _D128_STAYS, "medium": _D128, "long": replace(_D128_PAIR, share=False)}
 _D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks by themselves, what variants are made of
 

@@ -43,6 +43,7 @@ class Globals:
     tiles: Int32  # slots of a query head
     blocks: Int32  # slots of a K/V head, of a block's or a cluster's keys
     section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
+    tail: Int32  # see ``place``
     scale: Float32
     scores: Scores
 

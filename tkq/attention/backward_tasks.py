@@ -80,7 +80,7 @@ class BackwardTasks:
             section = g.section
             if self.spec.varlen:
                 section = self.section(rows_q, g.section, heads)
-            return place(index, blocks, heads, section, masks and c.longest_first)
+            return place(index, blocks, heads, section, masks and c.longest_first, g.tail)
 
         at = g.places.at(True, keys, i, g.kv_heads, order)
         block = at.number
