@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from bench.tuning import Turns, add_turns, precompile, size
+from bench.tuning import Turns, add_turns, has_gpu, precompile, size
 from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 
@@ -110,6 +110,7 @@ def arguments(argv=None):
     p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME all": a block on each '
                    "processor")
     add_turns(p)
+    p.add_argument("--precompile", action="store_true", help="compile only; needs no GPU")
     p.add_argument("--list", action="store_true", help="check and print what would be compiled, no more")
     return p.parse_args(argv)
 
@@ -130,6 +131,8 @@ def main(argv=None) -> None:
         print(*(r.args for r in recipes), sep="\n")
         return
     precompile(recipes)
+    if args.precompile or not has_gpu():
+        return
     run(kinds, sizes, args)
 
 

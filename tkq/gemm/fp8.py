@@ -320,7 +320,7 @@ class Fp8Gemm:
                 bias = tk.cv(self.panel)
                 tk.load_cols(bias, g.bias, t.col * x.n + first, g.n)
                 tk.add_col(part, part, bias)
-            activate(part, spec.activation)
+            activate(part, spec.activation, self.out)
             if const_expr(spec.out == "e4m3"):
                 tk.mul(part, part, shrink)
             at = (t.row * (x.m // 64) + wg * x.waves + w, t.col * each + p)

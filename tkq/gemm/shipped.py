@@ -62,7 +62,7 @@ def _plain():
     specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
     for spec, tile in itertools.product(specs, TILES):
         quick = spec in QUICK_PLAIN and tile is TILES[0]
-        yield _dense(spec, fitted(tile, spec), "batch" + spec.batch if spec.batch else "", quick)
+        yield _dense(spec, fitted(with_epilogue(tile, spec), spec), "batch" + spec.batch if spec.batch else "", quick)
 
 
 def _epilogues():
@@ -72,11 +72,9 @@ def _epilogues():
             continue
         quick = name in QUICK and out == "bf16" and tile is TILES[0]
         yield _dense(spec, fitted(with_epilogue(tile, spec), spec), name, quick)
-
-
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
-        yield _dense(spec, Config(spread=2, late=True), f"{name}_spread2")
+        yield _dense(spec, Config(spread=4, late=True), f"{name}_spread4")
 
 
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
