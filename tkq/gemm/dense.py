@@ -72,7 +72,7 @@ class DenseGemm:
       consumer 1  |k0 .. kn|finish|k0 + store|k1 .. kn|finish|k0 + store|
       consumer 2    the same, on the same stages of B
       spread      |k0 .. kn|finish|k0 + panel 0|k1 + panel 1|k2 + panel 2|k3 + panel 3|k4 .. kn|finish|
-      late        as spread, and the activation is not in finish but in its panel's step, or a piece of it in each of 2 or 4
+      late        as spread, and the activation is not in finish but in its panel's step, or in pieces under 2 or 4
 
     Pipeline, ``stages`` deep:
       full[i]    1 arrival, the producer's, and the bytes of both tiles
@@ -298,8 +298,8 @@ class DenseGemm:
 
     @cute.jit
     def write_spread(self, g, s: Constexpr, u: Constexpr, number, wg):
-        """The tile before, a panel or a piece of it under each of this one's first steps of K, as far as it has as many.
-        Returns the next step."""
+        """The tile before, a panel or a piece of one under each of this one's first steps of K, as far as it has as
+        many. Returns the next step."""
         workers = self.order(g).workers()
         t = self.tile(g, number - workers)
         pieces = self.config.spread  # of a panel

@@ -28,9 +28,9 @@ class Config:
     m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory.
     cluster: so many blocks lie one above the other and share B's tiles. group: columns of tiles to a band of the tile
     order. hold: a tile's result waits in registers, in 16 bits, and is written while the next tile's first products
-    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2 and 4: a half and
-    a quarter of a panel, of what is late. late: what waits is the product, and the activation is computed when it is written: the product is
-    rounded before and after it, as where both are calls of their own.
+    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2 and 4: a half
+    and a quarter of a panel, of what is late. late: what waits is the product, and the activation is computed when it
+    is written: the product is rounded before and after it, as where both are calls of their own.
     """
 
     m: int = 128
