@@ -24,6 +24,8 @@ VARIANTS = {  # "NAME all" has a block on each processor, instead of the even nu
     "cluster": Config(),
     "cluster no hold": Config(hold=False),
     "cluster spread": Config(spread=1),
+    "cluster spread pdl": Config(spread=1, pdl=True),
+    "cluster later pdl": Config(spread=2, late=True, pdl=True),
     "cluster late": Config(spread=1, late=True),
     "cluster later": Config(spread=2, late=True),
     "cluster latest": Config(spread=4, late=True),

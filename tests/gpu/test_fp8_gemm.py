@@ -1,5 +1,6 @@
 """fp8_gemm on a GPU: exact where sums are, otherwise against float64; guards around the result untouched."""
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_sizes(kind):
         check_exact(kind, size)
 
 
-@pytest.mark.parametrize("config", FAST + SMALL, ids=lambda x: x.name)
+@pytest.mark.parametrize("config", (*FAST, *SMALL, replace(FAST[0], spread=True, pdl=True)), ids=lambda x: x.name)
 def test_every_tile(config):
     for size in SIZES:
         check_exact("row", (size[0], -(-size[1] // 8) * 8, size[2]), config)

@@ -119,7 +119,7 @@ class DenseGemm:
             rows=rows, cols=cols, batches=batches, steps=cute.ceil_div(K, STEP))
         grid = tk.blocks_for("static", rows * cols * batches, cutlass.max(blocks, x.cluster), x.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[tk.WARPGROUP * (1 + x.consumers), 1, 1],
-                              cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1)
+                              cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
     def destination(self, out):
         if self.spec.store != "tma":
@@ -140,6 +140,9 @@ class DenseGemm:
             out=al.tile(self.out_tile, BUFFERS * x.consumers) if self.spec.store == "tma" else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster))
         tk.init_block(s.pipe.init, x.cluster)
+        if const_expr(x.pdl):  # up to here nothing was read or written that another kernel has to do with
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers)
         if const_expr(x.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it

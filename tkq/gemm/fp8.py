@@ -172,12 +172,9 @@ class Fp8Gemm:
 
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
-        x, order, u = self.config, self.order(g, s), self.state(s)
+        order, u = self.order(g, s), self.state(s)
         number = order.first()
-        if const_expr(x.lead > 0):
-            if wg == 1 and number < order.tasks:
-                if self.steps(g, self.tile(g, s, order, number)) > x.lead:
-                    tk.wait(s.pipe.full[x.lead], 0)
+        self.fall_behind(g, s, order, number, wg)
         while number < order.tasks:
             t = self.tile(g, s, order, number)
             if const_expr(self.spec.promote):
@@ -187,6 +184,15 @@ class Fp8Gemm:
             self.write(g, s, u, t, wg)
             number = order.following(number)
         tk.store_wait()
+
+    @cute.jit
+    def fall_behind(self, g, s: Constexpr, order, number, wg):
+        """The second consumer waits at the first tile, until the first one can have ``lead`` stages."""
+        lead = self.config.lead
+        if const_expr(lead > 0):
+            if wg == 1 and number < order.tasks:
+                if self.steps(g, self.tile(g, s, order, number)) > lead:
+                    tk.wait(s.pipe.full[lead], 0)
 
     def state(self, s) -> State:
         x = self.config
@@ -378,5 +384,8 @@ def operands(spec: Fp8Spec):
 def build(spec: Fp8Spec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
     out_scale, 0 where there is none; how many blocks to launch."""
+    from .fp8_spread import SpreadFp8Gemm
+
     scales = (Int64(1), Int64(1), Int64(1))
-    return Fp8Gemm(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))
+    kernel = SpreadFp8Gemm if config.spread else Fp8Gemm
+    return kernel(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

@@ -31,6 +31,7 @@ class Config:
     run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2 and 4: a half
     and a quarter of a panel, of what is late. late: what waits is the product, and the activation is computed when it
     is written: the product is rounded before and after it, as where both are calls of their own.
+    pdl: the launch lies under the end of the kernel before.
     """
 
     m: int = 128
@@ -41,6 +42,7 @@ class Config:
     hold: bool = True
     spread: int = 0
     late: bool = False
+    pdl: bool = False
 
     @property
     def consumers(self) -> int:
