@@ -96,7 +96,7 @@ def test_c_of_any_stride():
 
 SMOOTH = ("silu", "gelu", "gelu_tanh")
 GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_interleaved", "geglu_interleaved")
-LATE = {4: Config(spread=4, late=True), 2: Config(spread=2, late=True), True: Config(spread=1, late=True), False: Config()}
+LATE = {True: Config(spread=1, late=True), False: Config(), **{i: Config(spread=i, late=True) for i in (2, 4)}}
 
 
 def check_activation(a, b, config, activation, out_dtype=BF16, **extra):

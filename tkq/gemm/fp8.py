@@ -48,7 +48,7 @@ class Fp8Gemm:
         self.panel = x.panel(spec.out) if spec.store == "tma" else min(64, x.part)
         self.c_tile = tk.st(64, self.panel, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
-        self.early = spec.scales == "row" and not spec.promote and spec.activation != "gelu"  # erf takes many itself
+        self.early = spec.scales == "row" and not spec.promote
 
     # ---- host ----------------------------------------------------------------------------------
 
