@@ -87,11 +87,12 @@ def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional
         raise
 
 
-def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None):
-    """The kernel of a spec without bias and float8 result, with no more checks than its own: for tests and tuning, with
+def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, bias=None):
+    """The kernel of a spec without a float8 result, with no more checks than its own: for tests and tuning, with
     a config and a number of blocks (at most; at least a cluster) instead of the plan's."""
     recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
-    function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0, 0, blocks or planned)
+    function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), bias.data_ptr() if bias is not None else 0, 0,
+                      blocks or planned)
 
 
 def _facts(x):
