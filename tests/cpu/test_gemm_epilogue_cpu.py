@@ -182,11 +182,11 @@ def test_combinations_that_no_kernel_takes_are_named():
         GemmSpec(batch="c")
 
 
-@pytest.mark.parametrize("activation, late", (("", False), ("relu", False), ("silu", True), ("swiglu", True)))
-def test_an_activation_is_computed_under_the_next_tile(activation, late):
+@pytest.mark.parametrize("activation, spread", (("", 1), ("relu", 1), ("silu", 4), ("swiglu", 2)))
+def test_an_activation_is_computed_under_the_next_tile(activation, spread):
     spec = GemmSpec(b_major="k", epilogue=Epilogue(activation, bias="bf16"))
     config = plan(spec, 4096, 4096, 4096, 132)
-    assert config.hold and config.late is late and config.spread == (2 if late else 1)
+    assert config.hold and config.late is (spread > 1) and config.spread == spread
     assert not plan(GemmSpec(out="fp32", b_major="k", epilogue=spec.epilogue), 4096, 4096, 4096, 132).late
     assert with_epilogue(Config(hold=False), spec).late is False
 

@@ -119,8 +119,8 @@ class Fp8Config:
 
 
 # The larger first. bench/tune_fp8.py, one H100, bursts, torch's time / ours at 8192^3 and 4096^3: by rows the first
-# 1.004 and 0.988, 128x256 with lag 0 0.993 and 0.967; by blocks 128x256 in two parts 1.001 and 1.003, 128x192 1.013 and
-# 0.949 (4096 is no multiple of 192), 256x128 alone 0.971 and 1.005.
+# 1.000 to 1.004 and 0.988 to 0.999, 128x256 with lag 0 0.993 and 0.967; by blocks the first 1.005 and 1.013, 128x192
+# 1.015 and 0.952 (4096 is no multiple of 192), 256x128 alone 0.971 and 1.005.
 FAST = (
     Fp8Config(m=256, n=128, across=True, lag=0),
     Fp8Config(lag=0),
@@ -128,14 +128,14 @@ FAST = (
     Fp8Config(n=64, stages=7, cluster=1),
 )
 PROMOTED = (
-    Fp8Config(split=2, panels=1),
-    Fp8Config(n=192),
+    Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
+    Fp8Config(n=192, pdl=True),
     Fp8Config(m=256, n=128, stages=3, cluster=1),
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
-SMALL = (  # M up to 64: B comes once, and is all that counts; blocks side by side share A
-    Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0),
+SMALL = (  # M up to 64: B comes once, and is all that counts
+    Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
 )

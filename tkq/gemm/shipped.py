@@ -74,7 +74,8 @@ def _epilogues():
         yield _dense(spec, fitted(with_epilogue(tile, spec), spec), name, quick)
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
-        yield _dense(spec, Config(spread=4, late=True), f"{name}_spread4")
+        yield _dense(spec, Config(spread=2 if name == "bias_silu" else 4, late=True), f"{name}_other")
+    yield _dense(GemmSpec(), Config(spread=1, pdl=True), "spread")
 
 
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
