@@ -201,8 +201,11 @@ class Fp8Gemm:
 
     # ---- sums of all of K, scaled at the end ------------------------------------------------------
 
+    def sum_all(self, g, s, u, t, wg):
+        self.sum_products(g, s, u, t, wg)
+
     @cute.jit
-    def sum_all(self, g, s: Constexpr, u: Constexpr, t, wg):
+    def sum_products(self, g, s: Constexpr, u: Constexpr, t, wg):
         x = self.config
         self.multiply(s, u, self.mm, wg)
         if const_expr(self.early):  # under the first product
