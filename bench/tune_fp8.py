@@ -198,7 +198,8 @@ def call(kind, small, name):
         c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
         if asked.bias and not bias:  # of zeros, so that torch's product shows a wrong one
             bias.append(torch.zeros(b.shape[1], dtype=torch.bfloat16, device=a.device))
-        fp8_ops.run(asked, a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None, *bias)
+        fp8_ops.run(asked, a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None,
+                    bias=bias[0] if bias else None)
         return c
 
     return f

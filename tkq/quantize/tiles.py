@@ -147,7 +147,7 @@ class Tiles:
     # ---- in and out ----------------------------------------------------------------------------------
 
     def load(self, m, row, col):
-        """VECTOR neighbours of a row. Past the end a whole vector is the last one, which is of the same tile and changes
+        """VECTOR neighbours of a row. Past the end a whole one is the last one, which is of the same tile and changes
         no maximum, and no branch keeps a load from flying with others; elements by themselves are zeros there."""
         if self.spec.wide:
             row, col = cutlass.min(row, m.shape[0] - 1), cutlass.min(col, m.shape[1] - VECTOR)
