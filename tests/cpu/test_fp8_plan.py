@@ -55,7 +55,8 @@ def test_panels_cover_a_part(config):
 def test_what_it_chooses():
     row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
     assert plan(row, 8192, 8192, 8192, 132).name == "256x128_across2"
-    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_split2"
+    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_pdl_split2"
+    assert plan(block, 8192, 8192, 8192, 132).name == "128x192_cluster2_pdl"
     assert plan(row, 1, 8192, 8192, 132).m == plan(block, 64, 8192, 8192, 132).m == 64
     assert plan(row, 1, 16, 16, 132).cluster == 1
 
