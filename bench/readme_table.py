@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.results import Case, Cost, Report
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = tuple(ROOT / "bench" / "results" / "h100" / name for name in ("foundation.json", "foundation_norms.json"))
+RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
 README = ROOT / "README.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
 ROOFS = ("copy",)  # timed beside the peers to show what memory allows; not a rival

@@ -2,6 +2,7 @@
 
     python -m bench.tune_norms --precompile            compile only; needs no GPU
     python -m bench.tune_norms --out DIRECTORY         compile, time, print a table, write norms.json
+    python -m bench.tune_norms --case "layernorm with bias" --n 262144 --match kept
 
 First all variants in short turns; then the quickest few among the peers. plan.py's table is what this script finds.
 """
@@ -15,9 +16,11 @@ from pathlib import Path
 
 from bench import tuning
 from bench.shapes import NORM_SHAPES
+from tkq.norms import kept_plan
 from tkq.norms.launch import recipe
-from tkq.norms.plan import Config, plan, variants
+from tkq.norms.plan import plan, variants
 from tkq.norms.spec import OUT_WIDTH, NormSpec
+from tkq.rows.plan import RowPlan
 
 EPS = 1e-5
 
@@ -46,7 +49,20 @@ def gigabytes(spec: NormSpec, M: int) -> float:
     return M * spec.N * sum(OUT_WIDTH[d] for d in (spec.x, spec.residual, spec.total, spec.result) if d) / 8 * 1e-9
 
 
-def label(c: Config) -> str:
+def chosen(spec: NormSpec, match: str = "") -> dict:
+    """The planned config, and those whose label contains one of the texts, by label."""
+    every = [*variants(spec), *kept_plan.variants(spec)]
+    return {label(c): c for c in [every[0], *(c for c in every if any(t in label(c) for t in match.split(",")))]}
+
+
+def _recipe(spec: NormSpec, c):
+    return (kept_plan.recipe if isinstance(c, RowPlan) else recipe)(spec, c)
+
+
+def label(c) -> str:
+    if isinstance(c, RowPlan):
+        hints = " evict stream" * c.evict_first
+        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{hints}"
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
     words += ["late"] if not c.early else []
     words += [f"x{c.rows_each}"] if c.rows_each > 1 else []
@@ -56,18 +72,23 @@ def label(c: Config) -> str:
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-def _candidate(spec: NormSpec, config: Config):
+def _candidate(spec: NormSpec, config):
     import torch
 
     from tkq import runtime
     from tkq.norms import launch
+    from tkq.runtime import clusters
     from tkq.runtime.dtypes import torch_type
 
-    run = runtime.function(recipe(spec, config))
+    run, units = runtime.function(_recipe(spec, config)), ()
     if spec.plain:
+        if isinstance(config, RowPlan):
+            device = torch.device("cuda", torch.cuda.current_device())
+            units = (config.resident * clusters.resident(device, config.cluster, config.block),)
+
         def call(x, weight, bias, residual):
             out = torch.empty_like(x)
-            run(x, weight, bias, out, EPS)
+            run(x, weight, bias, out, EPS, *units)
             return out
         return call
     types = [None if d is None else torch_type(d) for d in (spec.out, spec.total)]
@@ -106,15 +127,29 @@ def _peers(case: str, names: tuple):
     return {name: lambda x, w, b, _, call=call: call(x, w, b) for name, call in found.items()}, missing
 
 
-def tune(case: str, M: int, N: int, peer_names: tuple) -> dict:
+def _error(spec: NormSpec):
+    """Of a norm without options, at its first and last rows; None for a peer's."""
+    from tkq import reference_norms
+    from tkq.testing.timing import relative_error
+
+    def error(name, inputs, output):
+        x, weight, bias, _ = inputs
+        ends = (slice(0, 64), slice(max(0, x.shape[0] - 64), x.shape[0]))
+        return max(relative_error(output[r], reference_norms.norm(spec.kind, x[r], weight, bias, eps=EPS)[0])
+                   for r in ends)
+
+    return error if spec.plain else None
+
+
+def tune(case: str, M: int, N: int, peer_names: tuple, match: str = "") -> dict:
     """Milliseconds of the finalists and the peers for one shape, and every candidate's of the first round."""
     from tkq.testing.timing import Effort
 
     spec = spec_of(case, N)
-    ours, planned = {label(c): c for c in variants(spec)}, label(plan(spec))
+    ours, planned = chosen(spec, match), label(plan(spec))
     found, missing = _peers(case, peer_names)
     done = tuning.final({name: _candidate(spec, c) for name, c in ours.items()}, planned, found, _inputs(spec, M),
-                        (Effort(7, 0.002, 0.02), Effort(9, 0.02, 0.1)))
+                        (Effort(7, 0.002, 0.02), Effort(9, 0.02, 0.1)), error=_error(spec))
     print(f"\n{case} M {M} N {N}   (planned: {planned})")
     tuning.show(done, gigabytes(spec, M), missing)
     return dict(case=case, M=M, N=N, planned=planned,
@@ -127,18 +162,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for norms.json")
     parser.add_argument("--case", choices=tuple(CASES), action="append", help="all where not given")
     parser.add_argument("--n", type=int, action="append", help="only these N")
+    parser.add_argument("--match", default="", help="by parts of labels: 'kept,c16 sha'")
     parser.add_argument("--compiled", action="store_true", help="torch.compile too: a minute more")
     options = parser.parse_args()
     peer_names = ("copy", "QuACK", "torch.compile")[: 3 if options.compiled else 2]
-    chosen = options.case or tuple(CASES)
-    cases = [(case, M, N) for M, N in NORM_SHAPES for case in chosen if not options.n or N in options.n]
-    tuning.precompile((recipe(spec_of(case, N), c) for case, _, N in cases for c in variants(spec_of(case, N))),
-                      options.processes)
+    wanted = options.case or tuple(CASES)
+    cases = [(case, M, N) for M, N in NORM_SHAPES for case in wanted if not options.n or N in options.n]
+    tuning.precompile((_recipe(spec_of(case, N), c) for case, _, N in cases
+                       for c in chosen(spec_of(case, N), options.match).values()), options.processes)
     if options.precompile:
         return
     results = []
     for case in cases:
-        results.append(tune(*case, peer_names))
+        results.append(tune(*case, peer_names, options.match))
         if options.out:
             options.out.mkdir(parents=True, exist_ok=True)
             (options.out / "norms.json").write_text(json.dumps(results, indent=1))

@@ -20,7 +20,6 @@ from tkq.losses import plan as losses
 from tkq.losses.plan import WalkConfig
 from tkq.losses.spec import CrossEntropySpec
 from tkq.row_plan import RowConfig
-from tkq.rows.plan import RowPlan
 from tkq.softmax import plan as softmax
 from tkq.softmax.spec import SoftmaxSpec
 
@@ -28,7 +27,6 @@ KINDS = ("softmax", "softmax_backward", "forward", "fused", "backward")
 STREAMS = {"softmax": 2, "softmax_backward": 3, "forward": 1, "fused": 2, "backward": 2}
 PEERS = {"softmax": ("QuACK", "copy"), "softmax_backward": ("QuACK", "add"), "forward": ("QuACK",),
          "fused": ("QuACK", "copy"), "backward": ("QuACK", "copy")}
-PEER_OP = {"forward": "cross_entropy", "fused": "both", "backward": "cross_entropy_backward"}
 
 
 def spec_of(kind: str, N: int):
@@ -38,9 +36,9 @@ def spec_of(kind: str, N: int):
 
 
 def variants(kind: str, N: int, match: str = "") -> list:
-    """The planned one, and those whose label contains one of the texts."""
+    """The planned one, and those whose label contains one of the texts, or is "=text"."""
     found = (softmax if kind.startswith("softmax") else losses).variants(spec_of(kind, N))
-    return found[:1] + [c for c in found[1:] if any(text in label(c) for text in match.split(","))]
+    return found[:1] + [c for c in found[1:] if any(t in f"={label(c)}=" for t in match.split(","))]
 
 
 def recipe(kind: str, N: int, config: RowConfig):
@@ -52,11 +50,9 @@ def recipe(kind: str, N: int, config: RowConfig):
 
 def label(c) -> str:
     walk = ""
-    if isinstance(c, RowPlan):
-        hints = " evict" * c.evict_first + " stream" * c.streaming
-        return f"stays {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{hints}"
     if isinstance(c, WalkConfig):
         walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
+        walk += " l1" * c.l1
     resident = f" r{c.resident}" * (c.resident > 0) + f" m{c.most}" * (c.most > 0)
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 
@@ -69,12 +65,8 @@ def _candidate(kind: str, N: int, config: RowConfig):
     import torch
 
     from tkq import runtime
-    from tkq.softmax.ops import compiled as of_softmax
 
-    if kind == "softmax":
-        run = of_softmax(spec_of(kind, N), config, torch.device("cuda", torch.cuda.current_device()))
-    else:
-        run = runtime.function(recipe(kind, N, config))
+    run = runtime.function(recipe(kind, N, config))
 
     def floats(x, n):
         return torch.empty(n, dtype=torch.float32, device=x.device)
@@ -103,16 +95,15 @@ def _candidate(kind: str, N: int, config: RowConfig):
     return calls.get(kind, softmax_)
 
 
-def _inputs(kind: str, M: int, N: int):
+def _job(kind: str, M: int, N: int):
+    """The benchmark's: what says how its peers are called, and with what."""
     from bench import cross_entropy
     from bench import softmax as softmax_bench
 
-    if kind in ("forward", "fused"):
-        return next(cross_entropy.forward_jobs([(M, N)])).make_inputs
-    if kind == "backward":
-        return next(cross_entropy.backward_jobs([(M, N)])).make_inputs
-    jobs = softmax_bench.forward_jobs if kind == "softmax" else softmax_bench.backward_jobs
-    return next(jobs([(M, N)])).make_inputs
+    jobs = {"softmax": softmax_bench.forward_jobs, "softmax_backward": softmax_bench.backward_jobs,
+            "forward": cross_entropy.forward_jobs, "fused": cross_entropy.both_jobs,
+            "backward": cross_entropy.backward_jobs}
+    return next(jobs[kind]([(M, N)]))
 
 
 def tune(kind: str, M: int, N: int, match: str = "") -> dict:
@@ -121,9 +112,10 @@ def tune(kind: str, M: int, N: int, match: str = "") -> dict:
     from tkq.testing.timing import Effort
 
     ours = {label(c): _candidate(kind, N, c) for c in variants(kind, N, match)}
-    planned = next(iter(ours))
-    found, missing = peers.find(PEER_OP.get(kind, kind), PEERS[kind])
-    done = tuning.final(ours, planned, found, _inputs(kind, M, N), (Effort(7, 0.002, 0.02), Effort(9, 0.02, 0.1)))
+    planned, job = next(iter(ours)), _job(kind, M, N)
+    found, missing = peers.find(job.peer_op, PEERS[kind])
+    efforts = Effort(7, 0.002, 0.02), Effort(9, 0.02, 0.1)
+    done = tuning.final(ours, planned, found, job.make_inputs, efforts, error=job.error)
     print(f"\n{kind} M {M} N {N}   (planned: {planned})")
     tuning.show(done, STREAMS[kind] * M * N * 2 * 1e-9, missing)
     return dict(kind=kind, M=M, N=N, planned=planned, **done.as_dict())
@@ -150,7 +142,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for row_passes.json")
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--shapes", help="such as 32768x1024,16384x16384")
-    parser.add_argument("--match", default="", help="variants whose label contains one of these: 'walk,c8 sha'")
+    parser.add_argument("--match", default="", help="by parts of labels: 'walk,c8 sha'; '=label=' is a whole one")
     options = parser.parse_args()
     cases = _cases(options)
     tuning.precompile((recipe(kind, N, c) for kind, _, N in cases for c in variants(kind, N, options.match)),

@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "cross_entropy": "tkq.losses.ops",
+    "cross_entropy_and_gradient": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
     "fp8_gemm": "tkq.gemm.fp8_ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
@@ -33,6 +34,7 @@ _PUBLIC = {
     "rope_qk": "tkq.pointwise.rope_ops",
     "softmax": "tkq.softmax.ops",
     "swiglu": "tkq.pointwise.gated_ops",
+    "tune": "tkq.tuning",
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }

@@ -8,6 +8,7 @@ from tkq.attention.ranges import (
     Extent,
     KeyRange,
     ceil_div,
+    even_section,
     heads_in_section,
     key_range,
     keys_of_row,
@@ -148,6 +149,19 @@ def test_sections_fit(kv_bytes, mb, group, kv_heads):
     n = heads_in_section(kv_bytes, mb << 20, group, kv_heads * group)
     assert n % group == 0 and group <= n <= kv_heads * group
     assert n == group or n // group * kv_bytes <= mb << 20
+
+
+@given(st.integers(1, 16), st.integers(1, 300), st.integers(1, 300))
+def test_sections_are_evened_and_no_more_of_them(group, kv_heads, most):
+    section, heads = min(most, kv_heads) * group, kv_heads * group
+    even = even_section(section, group, heads)
+    count = -(-heads // section)
+    assert even % group == 0 and group <= even <= section
+    assert -(-heads // even) <= count
+    last = heads - (-(-heads // even) - 1) * even
+    assert last >= heads - (count - 1) * section, "the last section is narrower than before"
+    if kv_heads % count == 0:
+        assert last == even
 
 
 @given(st.integers(0, 1 << 22), st.integers(0, 1 << 22))

@@ -81,3 +81,11 @@ def test_turns_go_on_without_a_variant_that_fails(tmp_path, capsys):
     assert case["notes"]["torch"] == "WRONG by 1" and case["notes"]["half"] == "" and "Zero" in case["notes"]["bad"]
     assert capsys.readouterr().out.splitlines()[1:3] == ["row (1, 2, 3)", "  half                          2.000  "
                                                          "(2.000..2.000)  1.0 ms    "]
+
+
+def test_the_peers_of_row_passes_are_known_by_the_names_that_are_asked_for():
+    from bench import peers, tune_row_passes
+
+    for kind in tune_row_passes.KINDS:
+        job = tune_row_passes._job(kind, 8, 1024)
+        assert set(tune_row_passes.PEERS[kind]) <= set(peers.PEERS[job.peer_op])

@@ -212,8 +212,8 @@ def test_the_paths_of_a_call(monkeypatch):
     """Which kernel a call gets, from the strides: seen at the door of the launcher."""
     Key = collections.namedtuple("Key", "dtype out ways size epilogue")
 
-    def launcher(*key):
-        seen.append(Key(*key[:5]))
+    def launcher(kind, config):
+        seen.append(Key(*kind[:5]))
         return lambda *args: None, 1
 
     seen = []

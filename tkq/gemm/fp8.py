@@ -216,10 +216,14 @@ class Fp8Gemm:
     def multiply(self, s, u, product, wg):
         """Issue one step of K."""
         x = self.config
-        s.pipe.wait(u.full)
+        self.ready(s, u, wg)
         for w in range(x.waves):
             self.multiply_wave(product, u.acc[w], s, u.full, w, wg)
         u.full.advance()
+
+    def ready(self, s, u, wg):
+        """Wait until a step's tiles are what is to be multiplied."""
+        s.pipe.wait(u.full)
 
     def multiply_wave(self, product, acc, s, r, w, wg):
         product(acc, self.rows_of(s, r, w, wg), s.b[r.stage])
@@ -248,7 +252,7 @@ class Fp8Gemm:
         held, row = tk.rt(STEP, self.a_dtype) if x.hold else None, tk.rv()
         n = x.waves * x.split
         for _ in cutlass.range(self.steps(g, t), unroll=1):
-            s.pipe.wait(u.full)
+            self.ready(s, u, wg)
             if const_expr(x.ahead):
                 self.start(s, u, part[0], held, 0, wg)
             for i in cutlass.range_constexpr(n):

@@ -160,11 +160,12 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
 
     A cluster only where each of its blocks has a part of C."""
     few = (c for c in SMALL if M <= 64)
-    some = [c for c in (*few, *(PROMOTED if spec.promote else FAST)) if _of_use(c, M, N)]
+    some = [c for c in (*few, *(PROMOTED if spec.promote else FAST)) if of_use(c, M, N)]
     return fitted(min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote)), spec)
 
 
-def _of_use(config, M, N):
+def of_use(config: Fp8Config, M: int, N: int) -> bool:
+    """Has each block of a cluster a part of C?"""
     down, right = (1, config.cluster) if config.across else (config.cluster, 1)
     return config.m * (down - 1) < M and config.n * (right - 1) < N
 

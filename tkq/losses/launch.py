@@ -18,14 +18,14 @@ _launchers: dict = {}  # with addresses -> any launcher
 _ROOM = 4 + ONCE_ROWS  # where a launch that makes the total has a counter and, at 16 bytes, its losses: `once.Once`
 
 
-def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> tuple:
-    """(loss, what a backward needs: see rows.Kept), with as little Python as it takes. Not keep: nobody asks for the
-    second one, which is None or room that the reduction needed."""
+def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> tuple:
+    """(loss, what a backward needs: see rows.Kept), with as little Python as it takes. terms: the fields of a Terms.
+    Not keep: nobody asks for the second one, which is None or room that the reduction needed."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
     try:
         M, N = logits.shape
-        one = once(M, N, reduction)
+        one = not each and once(M, N, reduction)
         run = _known["forward", logits.dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
                      smoothing != 0, softcap != 0, keep or not (each or one), one]
         if target.dim() == 1 and 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
@@ -40,7 +40,7 @@ def forward(logits: Tensor, target: Tensor, terms: Terms, keep: bool = True) -> 
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
-    return _carefully(logits, target, terms, keep)
+    return _carefully(logits, target, Terms(*terms), keep)
 
 
 def _carefully(logits, target, terms, keep):

@@ -51,10 +51,14 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
-    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    softcap = 0.0 if softcap is None else cap(softcap)
     way = ops.route(logits, target, weight)
+    if way == "direct" and logits.is_cuda:  # Terms, without its cost
+        terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap
+        return launch.forward(logits, target, terms, False)[0]
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
     if way == "direct":
-        return (launch.forward(logits, target, terms, False) if logits.is_cuda else _on_cpu(logits, target, terms))[0]
+        return _on_cpu(logits, target, terms)[0]
     if weight is not None:
         check.refuse_gradient("cross_entropy", weight=weight)
     if way == "record":

@@ -33,6 +33,7 @@ class WalkConfig(RowConfig):
 
     load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are on their way;
     "registers": a step is loaded when it is its turn.
+    l1: a ring's copies go through L1, and not past it.
     turned: each row begins at another of its steps, so that rows which begin at once do not read the same places of
         theirs; for a ring, and rows of whole steps.
     """
@@ -41,6 +42,7 @@ class WalkConfig(RowConfig):
     vectors: int = 4
     stages: int = 3
     turned: bool = False
+    l1: bool = False
 
 
 # Longer rows, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their way; from
@@ -158,6 +160,7 @@ WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors,
 WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors=vectors)
           for threads, resident, vectors in _LOADS]
 WALKS += [WalkConfig(512, 512, cluster, vectors=2, stages=4, turned=True) for cluster in (1, 2)]
+WALKS += [replace(c, l1=True) for c in (_WALK, _LONG_WALK)]
 
 
 def _serves(spec, config):

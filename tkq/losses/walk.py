@@ -41,6 +41,9 @@ class CrossEntropyWalk(CrossEntropy):
     more on its way. The blocks of a cluster walk side by side.
     """
 
+    def _past_l1(self):
+        return not self.config.l1
+
     @property
     def pace(self):
         """Columns from a thread's vector to its next one."""

@@ -62,7 +62,7 @@ def _gated(kind, gate, up, layout):
     packing = layout if up is None else "apart"
     way = ops.route(gate, up)
     if way == "direct":
-        return _forward(gate, up, kind, packing)
+        return (_plain if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
     if way == "record":
         return _Recorded.apply(gate, up, kind, packing)
     _check(gate, up, kind, packing)
@@ -84,8 +84,14 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
     """The forward, with as little Python as it takes."""
     try:
-        run = _known[kind, packing, gate.dtype, gate.dim()]
-        if gate.is_contiguous() and 0 < gate.numel() < MAX_UNITS:
+        shape = gate.shape
+        run = _known[kind, packing, gate.dtype, len(shape)]
+        if len(shape) == 2 and packing == "apart":
+            if 0 < shape[0] * shape[1] < MAX_UNITS:
+                out = torch.empty_like(gate)  # contiguous, as the rows of a gate that is taken are
+                run(gate, up, None, out, None)
+                return out
+        elif 0 < gate.numel() < MAX_UNITS and gate.is_contiguous():
             out = torch.empty_like(gate) if packing == "apart" else _empty_result(gate, packing)
             run(gate, up, None, out, None)
             return out

@@ -21,10 +21,10 @@ def launch_simple(x, cos, sin, offset, interleaved, inverse):
     """x (B, S, H, D) turned by a table of rows for positions offset .. offset + S, with as little Python as it takes;
     None where that is not known yet, or was refused."""
     try:
-        length, heads, width = x.shape[1:]
+        batch, length, heads, width = x.shape
         rows, half = cos.shape
         run = _known[x.dtype, cos.dtype, heads if heads < 8 else 8, width, half, interleaved]
-        if 0 <= offset <= rows - length and x.is_contiguous() and 0 < x.numel() <= MAX_UNITS:
+        if 0 <= offset <= rows - length and 0 < batch * length * heads * width <= MAX_UNITS and x.is_contiguous():
             out = torch.empty_like(x)
             run(x, out, None, None, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
             return out

@@ -48,7 +48,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int and not inplace:
         way = ops.route(x, cos, sin)
         if way == "direct":
-            return _simple(x, cos, sin, seqlen_offsets, interleaved, False)
+            out = launch_simple(x, cos, sin, seqlen_offsets, interleaved, False) if x.is_cuda else None
+            return _forward(x, *_positions_from(cos, sin, seqlen_offsets, interleaved, False)) if out is None else out
         if way == "record" and not (cos.requires_grad or sin.requires_grad):
             return _RecordedSimple.apply(x, cos, sin, seqlen_offsets, interleaved)
     turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
@@ -100,7 +101,12 @@ def _empty(x):
 def _simple(x, cos, sin, offset, interleaved, inverse):
     """Positions offset, offset + 1, ... of each sequence: the shortest way to the kernel."""
     out = launch_simple(x, cos, sin, offset, interleaved, inverse) if x.is_cuda else None
-    return _forward(x, cos, sin, offset, None, None, None, interleaved, inverse) if out is None else out
+    return _forward(x, *_positions_from(cos, sin, offset, interleaved, inverse)) if out is None else out
+
+
+def _positions_from(cos, sin, offset, interleaved, inverse):
+    """The fields of such a Turn."""
+    return cos, sin, offset, None, None, None, interleaved, inverse
 
 
 def _forward(x, *turn):

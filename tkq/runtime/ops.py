@@ -7,6 +7,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 _PLAIN = frozenset((Tensor, Parameter))
+_PLAIN_OR_NONE = _PLAIN | {type(None)}
 
 
 def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None):
@@ -55,6 +56,11 @@ def route(*tensors) -> str:
     "op": the custom op, through the dispatcher."""
     if _dynamo() or _modes() or _functorch() is not None or forward_ad._current_level >= 0:
         return "op"
+    if not _grad_mode():  # then nobody need be asked for requires_grad
+        for x in tensors:
+            if type(x) not in _PLAIN_OR_NONE:
+                return "op"
+        return "direct"
     needs = False
     for x in tensors:
         if x is not None:
@@ -62,7 +68,7 @@ def route(*tensors) -> str:
                 return "op"
             if x.requires_grad:
                 needs = True
-    return "record" if needs and _grad_mode() else "direct"
+    return "record" if needs else "direct"
 
 
 def direct(*tensors) -> bool:

@@ -1,16 +1,13 @@
 """From a spec and a config to something that can be compiled: the builder of this package's recipes."""
-from cutlass import Float32, Int32
+from cutlass import Float32
 
-from ..rows.plan import RowPlan
 from ..runtime import fake
 from .backward import SoftmaxBackward
 from .forward import Softmax
-from .long import LongSoftmax
 
 
 def build(spec, config):
-    """(kernel, fake arguments): x and out, or y, dy and dx, (M, N) with any row stride; scale; for a RowPlan
-    the number of clusters."""
+    """(kernel, fake arguments): x and out, or y, dy and dx, (M, N) with any row stride; and scale."""
     rows = fake.sym()
 
     def matrix():
@@ -19,6 +16,4 @@ def build(spec, config):
 
     if spec.backward:
         return SoftmaxBackward(spec, config), (matrix(), matrix(), matrix(), Float32(0))
-    if isinstance(config, RowPlan):
-        return LongSoftmax(spec, config), (matrix(), matrix(), Float32(0), Int32(0))
     return Softmax(spec, config), (matrix(), matrix(), Float32(0))

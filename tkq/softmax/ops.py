@@ -4,8 +4,7 @@ from torch import Tensor
 
 from .. import reference_losses as reference
 from .. import row_plan, runtime
-from ..rows.plan import RowPlan
-from ..runtime import arch, check, clusters, dtypes, ops
+from ..runtime import arch, check, dtypes, ops
 from .plan import plan
 from .spec import MAX_N, SoftmaxSpec
 
@@ -152,19 +151,10 @@ def _launcher(x, tensors, scale, log, backward):
     size = x.element_size()
     vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in tensors])
     spec = SoftmaxSpec(x.shape[1], dtypes.name_of(x.dtype), vector, log, backward, shifted)
-    run = compiled(spec, plan(spec), x.device)
+    run = runtime.function(recipe(spec))
     if vector * size == 16 and not shifted:
         _known[log, backward, x.dtype, x.shape[1]] = run
     return run
-
-
-def compiled(spec: SoftmaxSpec, config, device):
-    """What runs a spec on a device: called with the tensors and the scale."""
-    run = runtime.function(recipe(spec, config))
-    if not isinstance(config, RowPlan):
-        return run
-    units = config.resident * clusters.resident(device, config.cluster, config.block)
-    return lambda *given: run(*given, units)
 
 
 def recipe(spec: SoftmaxSpec, config=None):
