@@ -7,10 +7,16 @@ As `tests/sanitized.py`, whose command line this has.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 
 from tests.sanitized import main, on, randn
+from tkq import reference
+from tkq import reference_attention_backward as formula
+from tkq.attention import backward_ops
+from tkq.attention.arguments import Options
+from tkq.attention.backward_plan import SINGLE
 
 
 def qkv(rows, keys, heads, kv_heads, dim, dim_v=None):
@@ -56,36 +62,27 @@ def varlen(device):
         yield f"D{dim} {'causal' if causal else 'full'} {', '.join(more)}", (o,)
 
 
-def backward(device):
+def gradients(device):
     """Blocks by themselves and in pairs, that stay, of which the last makes dQ, and dQ by a kernel of its own."""
-    from dataclasses import replace
-
-    from tkq import reference
-    from tkq import reference_attention_backward as formula
-    from tkq.attention import backward_ops
-    from tkq.attention.arguments import Options
-    from tkq.attention.backward_plan import SINGLE
-
     forms = (("by itself", {}), ("in pairs", {"pair": True, "cluster": 2, "stages": 2}), ("last", {"post": False}),
              ("stays", {"direct": True, "persistent": True}), ("dQ by itself", None))
     for dim in (64, 128, 256):
+        q, k, v = qkv(130, 200, 2, 1, dim)
+        o, lse = reference.flash_attn(q, k, v, True)
+        do, q, k, v, o, lse = on(device, randn(3, *q.shape), q, k, v, o, lse)
         for name, change in forms:
             if dim != 128 and name == "in pairs":
                 continue
-            given = [randn(i, 1, n, h, dim) for i, (n, h) in enumerate(((130, 2), (200, 1), (200, 1), (130, 2)))]
-            q, k, v, do = given
-            o, lse = reference.flash_attn(q, k, v, True)
-            do, q, k, v, o, lse = on(device, do, q, k, v, o, lse)
             if device == "cpu":
-                yield f"D{dim} {name}", formula.flash_attn_backward(do, q, k, v, o, lse, None, True)[:3]
-                continue
-            found = [torch.empty_like(x) for x in (q, k, v)]
-            backward_ops.run((do, q, k, v, o, lse, None), found, Options(True), deterministic=change is None,
-                             config=None if change is None else replace(SINGLE[dim], **change))
+                found = formula.flash_attn_backward(do, q, k, v, o, lse, None, True)[:3]
+            else:
+                found = [torch.empty_like(x) for x in (q, k, v)]
+                backward_ops.run((do, q, k, v, o, lse, None), found, Options(True), deterministic=change is None,
+                                 config=None if change is None else replace(SINGLE[dim], **change))
             yield f"D{dim} {name}", found
 
 
-FAMILIES = {f.__name__: f for f in (forward, options, varlen, backward)}
+FAMILIES = {f.__name__: f for f in (forward, options, varlen, gradients)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -24,7 +24,7 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, dtype, change", (
-    (128, False, BF16, PAIR), (128, True, BF16, {**PAIR, "share": False}), (128, True, FP16, {**PAIR, "share": False}),
+    (128, False, BF16, PAIR), (128, True, BF16, PAIR), (128, True, FP16, PAIR),
     (128, True, BF16, {**STAYS, "skip": True}), (128, False, BF16, STAYS), (64, True, BF16, STAYS),
     (256, True, BF16, STAYS), (256, False, BF16, BULK)), ids=shown)
 def test_form(dim, causal, dtype, change, monkeypatch):
@@ -63,7 +63,7 @@ def test_what_is_planned_for_each_length(dim, causal):
 @pytest.mark.parametrize("causal", (False, True))
 def test_dk_and_dv_of_pairs_are_the_same_in_each_run(causal):
     q, k, v, do = make(4, 700, 1111, 8, 4, 128, BF16)
-    config = dataclasses.replace(SINGLE[128], **PAIR, share=not causal)
+    config = dataclasses.replace(SINGLE[128], **PAIR)
     o, lse, _ = forward(q, k, v, causal, 128**-0.5, (-1, -1))
     given, found = (do, q, k, v, o.to(BF16), lse.float(), None), []
     for _ in range(20):

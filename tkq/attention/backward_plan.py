@@ -151,7 +151,7 @@ _D128_PAIR = replace(_D128, pair=True, cluster=2, stages=2)
 # A pair goes through the tiles that either sees: of short causal sequences that is much in vain.
 _D128_FULL = {"short": replace(_D128, post=False), "medium": _D128_PAIR, "long": _D128_PAIR}
 _D128_STAYS = replace(_D128_SHORT, direct=True, persistent=True, skip=True)
-_D128_CAUSAL = {"short": _D128_STAYS, "medium": _D128, "long": replace(_D128_PAIR, share=False)}
+_D128_CAUSAL = {"short": _D128_STAYS, "medium": _D128, "long": _D128_PAIR}
 _D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks by themselves, what variants are made of
 
