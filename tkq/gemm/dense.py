@@ -307,28 +307,27 @@ class DenseGemm:
         t = self.tile(g, number - workers)
         pieces = self.config.spread  # of a panel
         for i in cutlass.range_constexpr(self.panels):
-            result = tk.rt(self.panel, self.out) if const_expr(pieces > 1) else None
             for piece in cutlass.range_constexpr(pieces):
                 if number >= workers:
                     if const_expr(pieces > 1):
-                        self.activate_piece(u, result, i, piece)
+                        self.activate_piece(u, i, piece)
                         if const_expr(piece == pieces - 1):
-                            self.put(g, s, result, t, i, wg)
+                            self.put(g, s, u.held[i], t, i, wg)
                     else:
                         self.write_panel(g, s, u, t, i, wg)
                 if pieces * i + piece + 1 < g.steps:
                     self.step(s, u, wg)
         return cutlass.min(pieces * self.panels + 1, g.steps)
 
-    def activate_piece(self, u, result, i, piece):
-        """One of ``spread`` pieces of panel i's activation."""
+    def activate_piece(self, u, i, piece):
+        """One of ``spread`` pieces of panel i's activation, in the product's registers: others would spill."""
         width = self.panel // self.config.spread
 
         def columns(x):
             return tk.columns(x, piece * width, width)
 
         parts = [columns(u.held[part * self.panels + i]) for part in range(self.parts)]
-        ep.activate_narrow(columns(result), self.epilogue, parts)
+        ep.activate_narrow(parts[0], self.epilogue, parts)
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
