@@ -230,3 +230,13 @@ def test_repeats_and_graphs(activation):
     y.fill_(math.nan)
     graph.replay()
     assert torch.equal(y, once)
+
+
+def test_a_tile_that_is_one_panel():
+    """Of a gated tile of 128 columns 64 are left: two tiles in a row write by way of the same shared memory, and with
+    one step of K to a tile hardly anything but the writing takes time."""
+    m, n, k = 65536, 128, 64
+    a, b = (matrix(*shape, seed=seed) / 32 for shape, seed in (((m, k), 1), ((n, k), 2)))
+    want = between_poison(a, b.T, Config(m=64, n=256, cluster=1), activation="swiglu")
+    for _ in range(10):
+        assert torch.equal(between_poison(a, b.T, Config(n=128, stages=6), activation="swiglu"), want)
