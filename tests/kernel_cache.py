@@ -125,10 +125,11 @@ class Carried:
     def __init__(self, file, worker, counts):
         """counts: of a test, whether what it asks for is to be remembered."""
         self.file, self.worker, self.counts = file, worker, counts
-        self.known, self.asked, self.before = set(), {}, {}
+        self.known, self.asked, self.before, self.began = set(), {}, {}, False
 
     def pytest_sessionstart(self, session):
         if not self.worker:
+            self.began = True
             found = unpack(self.file)
             self.before = found.asked
             print(_told(self.file, found))
@@ -148,8 +149,10 @@ class Carried:
                 self.asked.setdefault(report.location[0], set()).update(texts)
 
     def pytest_unconfigure(self, config):
-        if not self.worker and not config.getoption("--collect-only"):
-            count = pack(self.file, {**self.before, **self.asked})  # test files that did not run now: as they were
+        if self.began and not config.getoption("--collect-only"):  # `pytest --markers` runs nothing
+            names = self.before.keys() | self.asked.keys()  # what did not run now stays as it was
+            asked = {name: {*self.before.get(name, ()), *self.asked.get(name, ())} for name in names}
+            count = pack(self.file, asked)
             print(f"{self.file}: {count} kernels packed", *_table(self.asked), sep="\n")
 
 

@@ -52,6 +52,7 @@ def test_nothing_is_wrong(change):
     (dict(tvm_ffi="0.1.14"), ("0.1.14", "0.1.15", "pip install 'apache-tvm-ffi>=0.1.15,<0.2'"), True),
     (dict(tvm_ffi="0.2.0"), ("0.2.0", "not including, 0.2"), True),
     (dict(cuda_python=None), ("cuda-python is missing", "pip install"), True),
+    (dict(cuda_python="12.2.0"), ("cuda-python is 12.2.0", "12.8", "pip install"), True),
     (dict(cudart=None), ("libcudart.so.13", "PyTorch for CUDA 13", "pip install nvidia-cuda-runtime."), True),
     (dict(cudart=None, torch="2.9.0+cu128", torch_cuda=(12, 8), flavour="cu12"),
      ("libcudart.so.12", "pip install nvidia-cuda-runtime-cu12"), True),

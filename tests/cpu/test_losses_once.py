@@ -61,7 +61,9 @@ def test_leading_dimensions(monkeypatch):
 def test_few_rows_take_it():
     assert plan.once(8, 256, "mean") and plan.once(plan.ONCE_ROWS, 4096, "sum") and not plan.once(8, 256, "none")
     assert not plan.once(plan.ONCE_ROWS + 1, 8, "mean") and not plan.once(plan.ONCE_ROWS, 16384, "mean")
-    assert launch._ROOM >= plan.ONCE_ROWS + 4
+    from tkq.losses import once
+
+    assert launch._ROOM >= plan.ONCE_ROWS + once.AHEAD
 
 
 def test_what_a_spec_refuses():

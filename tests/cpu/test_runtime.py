@@ -318,7 +318,7 @@ def test_the_fingerprint_is_cheap():
         "began = time.process_time(); sources.digest(('tkq.losses.build',)); print(time.process_time() - began)"))
     seconds = [float(subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True,
                                     check=True).stdout) for _ in range(3)]
-    assert min(seconds) < 0.01  # 5 to 7 ms for 20 to 40 files; it is part of a second process's first call
+    assert min(seconds) < 0.03  # 5 to 8 ms for 20 to 40 files; it is part of a second process's first call
 
 
 def test_no_warning_in_a_usual_compile(recipe):

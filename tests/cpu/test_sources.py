@@ -184,7 +184,8 @@ def test_each_file_that_counts_changes_the_digest_and_no_other_does(tree, name):
     assert (sources.digest(("kernels.build",)) == before) == (name == "kernels/other.py")
 
 
-@pytest.mark.parametrize("line", ("import tkq", "import tkq as t", "from tkq import ReductionBase",
+@pytest.mark.parametrize("line", ("import tkq", "import tkq as t", "import os, tkq.reduction_plan  # binds tkq",
+                                  "from tkq import ReductionBase",
                                   "import importlib; importlib.import_module('tkq')", "from tkq import *"))
 def test_who_imports_tkq_itself_may_use_all_of_it(tmp_path, monkeypatch, line):
     (tmp_path / "whole_of_tkq.py").write_text(f"{line}\n")

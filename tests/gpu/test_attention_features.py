@@ -179,7 +179,7 @@ def test_o_from_registers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", (dict(late=True), dict(late=True, o_over_q=False, o_direct=True), dict(stagger=8),
+@pytest.mark.parametrize("changes", (dict(late=False), dict(late=False, o_direct=False, o_over_q=True), dict(stagger=8),
                                      dict(late=True, turns=True, stagger=64), dict(kv=96, one_ring=True, stages=3),
                                      dict(kv=96, one_ring=True, stages=3, late=True)), ids=str)
 def test_variants_of_wide_heads(changes):

@@ -147,7 +147,7 @@ def _launch(operands, sizes, options, config=None):
     if softcap or softmax_scale is not None:
         refuse_out_of_range(softmax_scale, softcap)
     if left >= 0 or right >= 0:
-        causal = causal or right == 0
+        causal = True if causal is False and right == 0 else causal
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
     index, short, long = q.get_device(), keys < SHORT, keys >= LONG

@@ -128,7 +128,9 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
     if softcap or softmax_scale is not None:
         refuse_out_of_range(softmax_scale, softcap)
     _, _, used_q, used_k, max_q, max_k = lengths
-    causal, right = causal or right == 0, -1 if causal else right
+    if right == 0 and causal is False:
+        causal = True
+    right = -1 if causal else right
     pack = 1 if heads == kv_heads else pack_of(max_q, heads // kv_heads)
     index, short, long = q.get_device(), max_k < SHORT, max_k >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right <= 0, softcap == 0.0, sinks is None or sinks.dtype,

@@ -23,7 +23,8 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
     Not keep: nobody asks for the second one, which is None or room that the reduction needed."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
-    if logits.dim() > 2 and logits.shape[:-1] == target.shape and logits.is_contiguous() and target.is_contiguous():
+    if (logits.dim() > 2 and logits.shape[:-1] == target.shape and logits.shape[-1] > 0 and logits.is_contiguous()
+            and target.is_contiguous() and not enabled()):  # errors speak of the shapes as they came
         loss, saved = forward(logits.view(-1, logits.shape[-1]), target.view(-1), terms, keep)
         return loss.view_as(target) if each else loss, saved
     try:

@@ -10,6 +10,7 @@ from .build import cache
 
 _TESTED_DSL = ((4, 8, 1), (4, 9))
 _TESTED_FFI = ((0, 1, 15), (0, 2))
+_TESTED_CUDA_PYTHON = ((12, 8), (14,))
 _OLDEST_TORCH = (2, 9)
 _NEEDED_DRIVER = {13: "580", 12: "525"}  # the first driver branch of each CUDA version, on Linux
 _HOPPER = (9, 0)
@@ -119,8 +120,13 @@ def _wrong_packages(facts):
     elif not low <= _numbers(facts.tvm_ffi) < high:
         yield Finding(f"apache-tvm-ffi is {facts.tvm_ffi}; tkq is tested with {_dotted(low)} up to, not including, "
                       f"{_dotted(high)}: {ffi}.")
+    low, high = _TESTED_CUDA_PYTHON
+    cuda_python = f"pip install 'cuda-python>={_dotted(low)},<{_dotted(high)}'"
     if facts.cuda_python is None:
-        yield Finding("cuda-python is missing: pip install 'cuda-python>=12.8,<14'.")
+        yield Finding(f"cuda-python is missing: {cuda_python}.")
+    elif not low <= _numbers(facts.cuda_python) < high:
+        yield Finding(f"cuda-python is {facts.cuda_python}; tkq is tested with {_dotted(low)} up to, not including, "
+                      f"{_dotted(high)}: {cuda_python}.")
     low, high = _TESTED_DSL
     if facts.dsl is None:
         yield Finding("nvidia-cutlass-dsl is missing: pip install 'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'.")

@@ -30,6 +30,7 @@ _IMPORT = re.compile(r"import(?=[\s\\(*])[ \t\\\r\n]*(?:\(((?:[^()#]|#[^\n]*)*)\
 _FROM = re.compile(r"(?<![\w.])from(?!\w)[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")
 _BY_NAME = re.compile(r"import(?:_module|__)\s*\(\s*[rub]?[\"']([\w.]+)[\"']")
 _COMMENT, _FIRST_WORD = re.compile(r"#[^\n]*"), re.compile(r"[\s\\]*([\w.*]+)")
+_BINDS_TKQ = re.compile(r"[\s\\]*tkq\.[\w.]+[\s\\]*\Z")
 
 
 @functools.cache
@@ -79,8 +80,10 @@ def _imports(name, path) -> tuple:
         origin = _absolute(_origin(text, match.start()), package)
         if origin and origin.partition(".")[0] not in tops:
             continue
-        words = map(_FIRST_WORD.match, _COMMENT.sub("", match[1] or match[2] or "").split(","))
-        names = [word[1] for word in words if word]
+        parts = _COMMENT.sub("", match[1] or match[2] or "").split(",")
+        names = [word[1] for word in map(_FIRST_WORD.match, parts) if word]
+        if not origin and any(_BINDS_TKQ.match(part) for part in parts):  # `import tkq.x` binds tkq, all of it
+            names.append("tkq")
         modules.update(_from(origin, names) if origin else names)
     return tuple({part for module in modules if module.partition(".")[0] in tops for part in _with_packages(module)})
 
