@@ -176,6 +176,8 @@ def launcher_of(device, key, **more):
     spec = BackwardSpec(dtypes.name_of(dtype), width(head_dim, head_dim_v), not no_left, not no_right, not no_softcap,
                         not no_dq, not no_dlse, bool(deterministic), **more)
     config = key[11] or plan(spec, length)
+    if config.persistent and config.cluster > 1 and not spec.adds_dq:
+        raise ValueError(f"{config}: blocks that stay, in clusters, are for pairs, and {spec} has none")
     return function(Recipe("tkq.attention.backward:build", (spec, config))), spec, config, arch.processors(device)
 
 
