@@ -15,8 +15,8 @@ BF16, FP16 = torch.bfloat16, torch.float16
 PAIR = {"pair": True, "cluster": 2, "stages": 2}
 STAYS = {"direct": True, "persistent": True}
 BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
-NOT_PLANNED = [pytest.param(128, causal, BF16, change, marks=pytest.mark.slow) for causal in (False, True) for change in (
-    {**STAYS, "background": True, "registers": (32, 64, 208)}, {**PAIR, **STAYS})]
+NOT_PLANNED = [pytest.param(128, causal, BF16, change, marks=pytest.mark.slow) for causal in (False, True)
+               for change in ({**STAYS, "background": True, "registers": (32, 64, 208)}, {**PAIR, **STAYS})]
 # Blocks of 128 keys: an odd number of them, one, parts of one; causal with fewer and with more queries than keys.
 SIZES = ((700, 641), (1, 1), (64, 300), (113, 203), (300, 100), (1000, 65), (641, 1100), (1023, 1024), (300, 2100))
 
