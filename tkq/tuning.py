@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from .testing import timing
 OPS = {"gemm": "tkq.gemm.call", "fp8_gemm": "tkq.gemm.fp8_ops", "grouped_gemm": "tkq.gemm.grouped_ops"}
 GAIN = 1.005  # what is faster by less is as fast as the plan's, which stays
 ERROR = 0.02  # of a result's norm: configurations differ in the order of sums, and in where they round
-BLOCK = 64
+PIECE = 64  # of a row of a result, judged by itself
 EFFORT = timing.Effort(rounds=9, round_seconds=0.02, warmup_seconds=0.2)
 
 
@@ -71,7 +72,7 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
         ValueError: another function, tensors on the CPU. And what the function itself raises.
     """
     name = _name(function)
-    with torch.cuda.device(_device(args, kwargs)):  # what allocates, captures and waits does so on the current one
+    with _on(args, kwargs):
         tunable = importlib.import_module(OPS[name]).tunable(*args, **kwargs)
         if not tunable.candidates:
             return None
@@ -92,13 +93,13 @@ def _name(function) -> str:
     return name
 
 
-def _device(args, kwargs):
-    """The first tensor's; None without one, which the function itself names."""
+def _on(args, kwargs):
+    """The tensors' device made the current one: what allocates, captures and waits does so there."""
     devices = [x.device for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     for device in devices:
         if device.type != "cuda":
             raise ValueError(f"tune: got a tensor on {device}, allowed are CUDA tensors")
-    return devices[0] if devices else None
+    return torch.cuda.device(devices[0]) if devices else nullcontext()  # without any, the function itself says so
 
 
 def _known(tunable):
@@ -139,8 +140,8 @@ def _measured(tunable, effort, gpu=None):
 
 
 def _off(output, wanted) -> float:
-    """||output - wanted|| / ||wanted|| of what is finite or, if that is more, an eighth of the worst 64 x 64 block's;
-    infinite where they are not finite in the same places."""
+    """||output - wanted|| / ||wanted|| of what is finite or, if that is more, an eighth of the same for the worst 64
+    numbers of a row; infinite where they are not finite in the same places."""
     if not wanted.numel():
         return 0.0
     x, y = (z.float().reshape(-1, z.shape[-1]) for z in (output, wanted))
@@ -149,17 +150,15 @@ def _off(output, wanted) -> float:
         return float("inf")
     x, y = x.where(finite, 0), y.where(finite, 0)
     most = y.abs().amax().clamp_min(1e-30)  # squares shall not overflow
-    wrong, size = _of_blocks((x - y) / most), _of_blocks(y / most)
+    wrong, size = _in_pieces((x - y) / most), _in_pieces(y / most)
     whole = wrong.sum() / size.sum().clamp_min(1e-30)
-    worst = (wrong / size.clamp_min(1e-6 * size.mean() + 1e-30)).amax()
-    return max(whole.sqrt(), worst.sqrt() / 8).item()
+    least = 1e-2 * size.mean(1, keepdim=True) + 1e-4 * size.mean() + 1e-30  # what cancels is no measure
+    return max(whole.sqrt(), (wrong / least.maximum(size)).amax().sqrt() / 8).item()
 
 
-def _of_blocks(x):
-    """The sum of squares of each 64 x 64 block of a matrix."""
-    rows, cols = x.shape
-    x = F.pad(x.square(), (0, -cols % BLOCK, 0, -rows % BLOCK))
-    return x.view(-1, BLOCK, x.shape[1] // BLOCK, BLOCK).sum((1, 3))
+def _in_pieces(x):
+    """The sum of squares of each PIECE numbers of each row."""
+    return F.pad(x.square(), (0, -x.shape[1] % PIECE)).unflatten(1, (-1, PIECE)).sum(2)
 
 
 def _blank(pattern: Tensor) -> Tensor:

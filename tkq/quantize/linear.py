@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
+from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -60,7 +61,7 @@ class Fp8Linear(nn.Linear):
             raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")
         kind = x.device.type
-        if _can_autocast(kind) and torch.is_autocast_enabled(kind):
+        if under_autocast(kind):
             x = x.to(torch.get_autocast_dtype(kind))
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)
@@ -70,12 +71,6 @@ class Fp8Linear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self.recipe.granularity!r}, gradient={self.recipe.gradient}"
-
-
-def _can_autocast(kind: str) -> bool:
-    """Has a kind of device autocast? Asked of others ("meta") torch raises; older versions cannot tell."""
-    available = getattr(torch.amp, "is_autocast_available", None)
-    return kind in ("cuda", "cpu") if available is None else available(kind)
 
 
 class _Linear(Function):
