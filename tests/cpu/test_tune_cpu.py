@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tkq
 from tests.cpu.test_bench_harness import FakeBatch, FakeGpu
@@ -228,6 +229,33 @@ def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatc
     monkeypatch.setattr(tuning, "_on", lambda *_: contextlib.nullcontext())
     assert tkq.tune(tkq.gemm, *args).chosen == str(other)
     assert call._launcher(kind, None)[0].args[1] == other
+
+
+def test_nothing_is_read_where_nobody_ever_tuned(hopper, monkeypatch):
+    kind, _, planned, *_ = gemm_kind()
+    monkeypatch.setattr(tuned, "read", lambda _: pytest.fail("read"))
+    assert call._launcher(kind, None)[0].args[1] == planned
+
+
+def test_work_is_done_on_the_tensors_device(monkeypatch):
+    current, seen = [], []
+
+    @contextlib.contextmanager
+    def device(which):
+        current.append(which)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    tunable, gpu, _ = fake_call((1.0, 0.5))
+    tunable = tunable._replace(call=lambda config, out, x, _: seen.extend(current) or out.copy_(x))
+    monkeypatch.setattr(call, "tunable", lambda *_: seen.extend(current) or tunable)
+    measured = tuning._measured
+    monkeypatch.setattr(tuning, "_measured", lambda tunable, effort: measured(tunable, effort, gpu))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(8, 8, device="cuda:1")
+    tkq.tune(tkq.gemm, x, x, effort=EFFORT)
+    assert len(seen) > 2 and set(seen) == {torch.device("cuda:1")}
 
 
 def test_what_was_found_can_be_ignored(hopper):

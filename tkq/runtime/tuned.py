@@ -70,7 +70,7 @@ def anything() -> bool:
 
 @functools.cache
 def _is_there(folder) -> bool:
-    return folder.is_dir()
+    return os.path.isdir(folder)  # where it may not be looked for, it is not there
 
 
 def forget() -> None:
