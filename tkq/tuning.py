@@ -17,6 +17,7 @@ OPS = {"gemm": "tkq.gemm.call", "fp8_gemm": "tkq.gemm.fp8_ops", "grouped_gemm": 
 GAIN = 1.005  # what is faster by less is as fast as the plan's, which stays
 ERROR = 0.02  # of a result's norm: configurations differ in the order of sums, and in where they round
 PIECE = 64  # of a row of a result, judged by itself
+MOST_JUDGED = 1 << 26  # numbers of a result at once
 EFFORT = timing.Effort(rounds=9, round_seconds=0.02, warmup_seconds=0.2)
 
 
@@ -144,21 +145,23 @@ def _off(output, wanted) -> float:
     numbers of a row; infinite where they are not finite in the same places."""
     if not wanted.numel():
         return 0.0
-    x, y = (z.float().reshape(-1, z.shape[-1]) for z in (output, wanted))
-    finite = y.isfinite()
-    if not torch.equal(x.isfinite(), finite):
+    pairs = zip(*(z.reshape(-1, z.shape[-1]).split(max(1, MOST_JUDGED // z.shape[-1])) for z in (output, wanted)))
+    sums = [_in_pieces(x.double(), y.double()) for x, y in pairs]
+    if None in sums:
         return float("inf")
-    x, y = x.where(finite, 0), y.where(finite, 0)
-    most = y.abs().amax().clamp_min(1e-30)  # squares shall not overflow
-    wrong, size = _in_pieces((x - y) / most), _in_pieces(y / most)
-    whole = wrong.sum() / size.sum().clamp_min(1e-30)
-    least = 1e-2 * size.mean(1, keepdim=True) + 1e-4 * size.mean() + 1e-30  # what cancels is no measure
+    wrong, size = map(torch.cat, zip(*sums))
+    whole = wrong.sum() / size.sum().clamp_min(1e-60)
+    least = 1e-2 * size.mean(1, keepdim=True) + 1e-4 * size.mean() + 1e-60  # what cancels is no measure
     return max(whole.sqrt(), (wrong / least.maximum(size)).amax().sqrt() / 8).item()
 
 
-def _in_pieces(x):
-    """The sum of squares of each PIECE numbers of each row."""
-    return F.pad(x.square(), (0, -x.shape[1] % PIECE)).unflatten(1, (-1, PIECE)).sum(2)
+def _in_pieces(x, y):
+    """The sums of (x - y)^2 and of y^2 over each PIECE numbers of each row; None where others are finite."""
+    finite = y.isfinite()
+    if not torch.equal(x.isfinite(), finite):
+        return None
+    x, y = x.where(finite, 0), y.where(finite, 0)
+    return tuple(F.pad(z.square(), (0, -z.shape[1] % PIECE)).unflatten(1, (-1, PIECE)).sum(2) for z in (x - y, y))
 
 
 def _blank(pattern: Tensor) -> Tensor:

@@ -338,7 +338,9 @@ def test_one_that_writes_nothing_or_a_corner_wrong_is_left_out():
     assert found.chosen == str(configs[3]) and list(found.failed) == [str(configs[1]), str(configs[2])]
 
 
-def test_the_worst_piece_of_a_row_counts():
+@pytest.mark.parametrize("at_once", (1 << 26, 300_000, 1))
+def test_the_worst_piece_of_a_row_counts(at_once, monkeypatch):
+    monkeypatch.setattr(tuning, "MOST_JUDGED", at_once)
     x = torch.randn(1000, 1000)
     y = x.clone()
     y[64:72, 64:72] = 0
