@@ -58,7 +58,8 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
 
     What is found is kept on disk, in the folder ``tuned`` of the kernel cache (``tkq.runtime.cache().folder``), one
     JSON file a call, which later processes read when such a call comes first. A call that has been tuned is not
-    measured again.
+    measured again, unless the products' sources have changed since. ``tkq.runtime.ignore_tuned()`` takes what is
+    planned, for one process.
 
     Args:
         function: ``tkq.gemm``, ``tkq.fp8_gemm`` or ``tkq.grouped_gemm``.
