@@ -13,6 +13,7 @@ import torch
 
 from bench import harness, peers
 from bench.results import Case, Cost, Environment, Report, geometric_mean
+from tkq.runtime import ignore_tuned
 from tkq.testing.timing import Effort
 
 CALLS = "calls"  # the section of calls' costs
@@ -151,6 +152,7 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print(f"bench.{bench.name} times kernels: it needs a GPU, and PyTorch finds none here.")
         return 2
+    ignore_tuned()  # what is measured is what is planned
     effort = dataclasses.replace(bench.effort, rounds=options.rounds, round_seconds=options.round_seconds)
     if options.quick:
         effort = dataclasses.replace(effort, rounds=QUICK.rounds, round_seconds=QUICK.round_seconds)

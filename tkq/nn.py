@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .norms.ops import layernorm, rmsnorm
+from .runtime.check import under_autocast
 
 __all__ = ["CrossEntropyLoss", "LayerNorm", "Linear", "RMSNorm"]
 
@@ -94,7 +95,7 @@ class Linear(nn.Linear):
             raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")
         weight, bias, kind = self.weight, self.bias, x.device.type
-        if torch.is_autocast_enabled(kind):
+        if under_autocast(kind):
             dtype = torch.get_autocast_dtype(kind)
             x, weight = x.to(dtype), weight.to(dtype)
         if x.dim() == 2:

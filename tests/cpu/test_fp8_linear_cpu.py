@@ -8,6 +8,7 @@ import torch
 import tkq
 from tests.fp8_cases import E4M3, E5M2
 from tkq import reference_fp8
+from tkq.quantize import linear
 
 
 def layers(k=48, n=32, dtype=torch.bfloat16, **kw):
@@ -53,6 +54,25 @@ def test_only_what_is_asked_for(granularity):
     with torch.no_grad():
         assert not ours(x).requires_grad
     assert ours(x[:0]).shape == (0, 32)
+
+
+@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_inference_keeps_nothing(granularity, mode, monkeypatch):
+    ours, _ = layers(granularity=granularity)
+    asked, products = [], linear._PRODUCTS[granularity]
+    real = products.forward
+    monkeypatch.setattr(products, "forward", lambda *args: asked.append(args[-1]) or real(*args))
+    with mode():
+        ours(torch.randn(7, 48, dtype=torch.bfloat16))
+    ours(torch.randn(7, 48, dtype=torch.bfloat16))
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize("layer", (tkq.nn.Fp8Linear, tkq.nn.Linear))
+def test_on_meta(layer):
+    kw = dict(dtype=torch.bfloat16, device="meta")
+    assert layer(48, 32, **kw)(torch.empty(3, 48, **kw)).shape == (3, 32)
 
 
 def test_the_products_are_those_of_what_was_quantised():

@@ -1,12 +1,15 @@
 """tkq.tune without a GPU: what it chooses among, what it keeps, and who looks there."""
+import contextlib
+import dataclasses
 import json
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tkq
 from tests.cpu.test_bench_harness import FakeBatch, FakeGpu
-from tkq import tuning
+from tkq import runtime, tuning
 from tkq.gemm import call, candidates, fp8_ops, grouped_ops, plan
 from tkq.gemm import tuned as chosen
 from tkq.gemm.epilogue import Epilogue
@@ -25,6 +28,7 @@ GEMMS = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(out="fp32"), GemmSpec(store
          GemmSpec(b_major="k", epilogue=Epilogue("swiglu")), GemmSpec(out="fp32", epilogue=Epilogue(residual=True)))
 FP8S = (Fp8Spec(), Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True),
         Fp8Spec(out="e4m3"), Fp8Spec(store="elements"))
+CLASSES = {**candidates.CLASSES["gemm"], **candidates.CLASSES["fp8_gemm"]}
 EFFORT = timing.Effort(rounds=7, round_seconds=0.001, warmup_seconds=0.001)
 
 
@@ -32,7 +36,11 @@ EFFORT = timing.Effort(rounds=7, round_seconds=0.001, warmup_seconds=0.001)
 def fresh_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_cache", None)
     monkeypatch.setenv("TKQ_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    tuned.forget()
+    tuned.ignore_tuned(False)
+    yield tmp_path / "cache"
+    tuned.ignore_tuned(False)
+    tuned._unwritten.clear()
 
 
 @pytest.fixture
@@ -98,24 +106,68 @@ def test_a_configuration_comes_back(config, fresh_cache):
     path = tuned.write(problem(spec), config, {"gain": 1.25})
     note = tuned.read(problem(spec))
     assert path.parent == fresh_cache / "tuned" and note["gain"] == 1.25
-    assert tuned.config(note, spec, candidates.CLASSES) == config
+    assert tuned.config(note, spec, CLASSES) == config
 
 
 def test_another_problem_finds_nothing():
     tuned.write(problem(), Config(group=4), {})
     for other in (problem(GemmSpec(b_major="k")), problem(sizes=(4096, 4096, 4088, 1)), problem(gpu="another")):
-        assert tuned.read(other) is None and tuned.config(None, other.spec, candidates.CLASSES) is None
+        assert tuned.read(other) is None and tuned.config(None, other.spec, CLASSES) is None
 
 
 @pytest.mark.parametrize("change", (lambda x: "{", lambda x: x.replace('"group"', '"no such field"'), lambda x: "[1]",
                                     lambda x: x.replace('"Config"', '"Gone"'),
                                     lambda x: x.replace('"stages": 4', '"stages": 40'),
                                     lambda x: x.replace('"stages": 4', '"stages": "four"'),
+                                    lambda x: x.replace('"stages": 4', '"stages": 4.0'),
+                                    lambda x: x.replace('"hold": true', '"hold": 1'),
+                                    lambda x: x.replace('"pdl": false', '"pdl": null'),
+                                    lambda x: x.replace('"cluster": 2,', ''), lambda x: x[:x.index('"class"')] + "}",
+                                    lambda x: x.replace('"Config"', '"Fp8Config"'), lambda x: "null",
+                                    lambda x: x.replace('"Config"', "[]"),
                                     lambda x: x.replace('"op": "gemm"', '"op": "other"')))
 def test_what_does_not_fit_counts_as_not_there(change):
     path = tuned.write(problem(), Config(group=4), {})
     path.write_text(change(path.read_text()))
-    assert tuned.config(tuned.read(problem()), GemmSpec(), candidates.CLASSES) is None
+    assert chosen.stored(problem(), tuned.read(problem())) is None
+
+
+def fields(config, **changed):
+    return {"class": type(config).__name__, "config": {**dataclasses.asdict(config), **changed}}
+
+
+@pytest.mark.parametrize("op, spec, found", (
+    ("gemm", GemmSpec(), fields(NarrowConfig(), split=0)), ("gemm", GemmSpec(), fields(NarrowConfig(), parts=0)),
+    ("gemm", GemmSpec(), fields(NarrowConfig(), m=0)), ("gemm", GemmSpec(), fields(NarrowConfig(m=16))),
+    ("gemm", GemmSpec(), fields(Config(), n=0)), ("gemm", GemmSpec(), fields(Fp8Config())),
+    ("gemm", GemmSpec(out="fp32"), fields(Config())), ("fp8_gemm", Fp8Spec(), fields(Config())),
+    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), consumers=0)),
+    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), split=0)),
+    ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), stages=4.0)),
+    ("grouped_gemm", GroupedSpec(), fields(NarrowConfig())),
+    ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
+def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
+    assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found) is None
+
+
+def test_other_sources_find_nothing(monkeypatch):
+    tuned.write(problem(), Config(group=4), {})
+    assert tuned.read(problem())
+    monkeypatch.setattr(tuned, "_digest", lambda: "other")
+    assert tuned.read(problem()) is None
+
+
+@pytest.mark.parametrize("wrong", ("a file", "no move"))
+def test_what_cannot_be_written_counts_for_this_process(wrong, fresh_cache, monkeypatch):
+    if wrong == "a file":
+        fresh_cache.write_text("in the folder's place")
+    else:
+        monkeypatch.setattr(tuned.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.warns(UserWarning, match="for this process alone"):
+        tuned.write(problem(), Config(group=4), {})
+    assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(group=4)
+    assert wrong == "a file" or list((fresh_cache / "tuned").iterdir()) == [], "a temporary file stayed"
 
 
 def test_the_kernel_cache_does_not_count_it(fresh_cache):
@@ -158,6 +210,72 @@ def test_the_others_take_what_was_found(hopper):
     assert grouped_ops._launcher(*facts, False, None)[0].args == (spec, config)
 
 
+def gemm_kind():
+    """(what gemm's launcher takes, the problem, the planned configuration, another)"""
+    a, b = torch.zeros(512, 256, dtype=torch.bfloat16), torch.zeros(256, 512, dtype=torch.bfloat16)
+    *_, kind = call.kind_of(a, b, torch.zeros(512, 512, dtype=torch.bfloat16), False, False, call.PLAIN)
+    tunable = call.tunable(a, b)
+    return kind, tunable.problem, *tunable.candidates[:2], (a, b)
+
+
+def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatch):
+    kind, asked, planned, other, args = gemm_kind()
+    assert call._launcher(kind, None)[0].args[1] == planned
+    with monkeypatch.context() as alone:  # another process: this one is not told
+        alone.setattr(tuned, "forget", lambda: None)
+        tuned.write(asked, other, dict(gain=1.1, times={}, failed={}))
+    call._launcher.cache_clear()
+    assert call._launcher(kind, None)[0].args[1] == planned, "the folder is looked for once"
+    monkeypatch.setattr(tuning, "_on", lambda *_: contextlib.nullcontext())
+    assert tkq.tune(tkq.gemm, *args).chosen == str(other)
+    assert call._launcher(kind, None)[0].args[1] == other
+
+
+def test_nothing_is_read_where_nobody_ever_tuned(hopper, monkeypatch):
+    kind, _, planned, *_ = gemm_kind()
+    monkeypatch.setattr(tuned, "read", lambda _: pytest.fail("read"))
+    assert call._launcher(kind, None)[0].args[1] == planned
+
+
+def test_work_is_done_on_the_tensors_device(monkeypatch):
+    current, seen = [], []
+
+    @contextlib.contextmanager
+    def device(which):
+        current.append(which)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    tunable, gpu, _ = fake_call((1.0, 0.5))
+    tunable = tunable._replace(call=lambda config, out, x, _: seen.extend(current) or out.copy_(x))
+    monkeypatch.setattr(call, "tunable", lambda *_: seen.extend(current) or tunable)
+    measured = tuning._measured
+    monkeypatch.setattr(tuning, "_measured", lambda tunable, effort: measured(tunable, effort, gpu))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(8, 8, device="cuda:1")
+    tkq.tune(tkq.gemm, x, x, effort=EFFORT)
+    assert len(seen) > 2 and set(seen) == {torch.device("cuda:1")}
+
+
+def test_what_was_found_can_be_ignored(hopper):
+    kind, asked, planned, other, _ = gemm_kind()
+    tuned.write(asked, other, {})
+    runtime.ignore_tuned()
+    assert call._launcher(kind, None)[0].args[1] == planned
+    runtime.ignore_tuned(False)
+    call._launcher.cache_clear()
+    assert call._launcher(kind, None)[0].args[1] == other
+
+
+def test_memory_shared_with_out(hopper):
+    a, b = torch.ones(64, 64).bfloat16(), torch.ones(64, 64).bfloat16()
+    with pytest.raises(ValueError, match="out shares memory with a"):
+        call.tunable(a, b, out=a)
+    c = torch.ones(64, 64).bfloat16()
+    assert call.tunable(a, b, c=c, beta=1.0, out=c).result is c
+
+
 # ---- tune itself -----------------------------------------------------------------------------------------
 
 
@@ -178,8 +296,13 @@ def fake_call(milliseconds, results=None):
     """(a Tunable whose kernels are additions, a GPU on which configuration i takes milliseconds[i])"""
     configs = [Config(group=i + 1) for i in range(len(milliseconds))]
     forgotten = []
-    tunable = chosen.Tunable(problem(), configs, (torch.ones(8, 8), None),
-                             lambda config, x, _: x + (results or {}).get(config.group, 0),
+
+    def made(config, out, x):
+        result = (results or {}).get(config.group, 0)
+        return result(out, x) if callable(result) else out.copy_(x + result)
+
+    tunable = chosen.Tunable(problem(), configs, (torch.ones(130, 70), None), torch.empty(130, 70),
+                             lambda config, out, x, _: made(config, out, x),
                              lambda: forgotten.append(1))
     return tunable, InTurn(milliseconds), configs
 
@@ -203,6 +326,36 @@ def test_one_with_another_result_is_left_out():
     tunable, gpu, configs = fake_call((1.0, 0.5, 0.9), results={2: 5.0, 3: 1e-4})
     found = tuning._measured(tunable, EFFORT, gpu)
     assert found.chosen == str(configs[2]) and "off by" in found.failed[str(configs[1])]
+
+
+def test_one_that_writes_nothing_or_a_corner_wrong_is_left_out():
+    def corner(out, x):
+        out.copy_(x)[129, 64:] += 1
+        return out
+
+    tunable, gpu, configs = fake_call((1.0, 0.5, 0.6, 0.9), results={2: lambda out, x: out, 3: corner})
+    found = tuning._measured(tunable, EFFORT, gpu)
+    assert found.chosen == str(configs[3]) and list(found.failed) == [str(configs[1]), str(configs[2])]
+
+
+@pytest.mark.parametrize("at_once", (1 << 26, 300_000, 1))
+def test_the_worst_piece_of_a_row_counts(at_once, monkeypatch):
+    monkeypatch.setattr(tuning, "MOST_JUDGED", at_once)
+    x = torch.randn(1000, 1000)
+    y = x.clone()
+    y[64:72, 64:72] = 0
+    assert (y - x).norm() / x.norm() < tuning.ERROR < tuning._off(y, x)
+    y = x.clone()
+    y[999] *= 1.5
+    assert (y - x).norm() / x.norm() < tuning.ERROR < tuning._off(y, x)
+    assert tuning._off(x.bfloat16(), x) < tuning.ERROR and tuning._off(1e30 * x, 1e30 * x) == 0
+
+
+def test_memory_for_results_is_nan():
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32):
+        x = torch.zeros(9, 32).to(dtype)[:, 3:20]
+        y = tuning._blank(x)
+        assert y.float().isnan().all() and y.stride() == x.stride() and (y.data_ptr() - x.data_ptr()) % 16 == 0
 
 
 def test_results_that_are_not_finite():

@@ -1,4 +1,6 @@
 """tkq.tune on a GPU: what it finds is right, and is what later calls run."""
+import itertools
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ FEW = 2  # candidates
 def fresh(tmp_path, monkeypatch):
     """Nothing found before, and few candidates: each is a compile. Kernels stay in their own cache."""
     monkeypatch.setattr(tuned, "cache", lambda: Cache(tmp_path / "cache"))
+    tuned.ignore_tuned(False)
     for name in ("of_gemm", "of_fp8_gemm", "of_grouped_gemm"):
         whole = getattr(candidates, name)
         monkeypatch.setattr(candidates, name, lambda *args, whole=whole: whole(*args)[:FEW])
@@ -53,14 +56,15 @@ def test_gemm(monkeypatch):
     want = torch.relu(a.double() @ b.t().double() + bias.double()).bfloat16()
     kw = dict(bias=bias, activation="relu")
     found = check(tkq.gemm, a, b.t(), wanted=want, **kw)
-    other = pick_another(found, tuning._tunable(tkq.gemm, (a, b.t()), kw))
+    other = pick_another(found, call.tunable(a, b.t(), **kw))
     asked = []
     real = call.function
     monkeypatch.setattr(call, "function", lambda recipe: asked.append(recipe) or real(recipe))
     assert torch.equal(tkq.gemm(a, b.t(), **kw), want) and asked[0].args[1] == other
     assert tkq.tune(tkq.gemm, a[:, 1:9], b[:, 1:9].t()) is None, "one kernel only"
-    out = torch.empty_like(want)
+    out = torch.full_like(want, -77)
     tkq.tune(tkq.gemm, a, b.t(), out=out, effort=EFFORT, again=True, **kw)
+    assert (out == -77).all(), "the user's memory was written"
     assert torch.equal(tkq.gemm(a, b.t(), out=out, **kw), want)
 
 
@@ -75,12 +79,23 @@ def test_fp8_gemm(kind):
     check(tkq.fp8_gemm, *args, wanted=exact(args, torch.bfloat16))
 
 
-def test_grouped_gemm():
+def test_in_place():
+    a, b = (torch.randint(-4, 5, s, device="cuda").bfloat16() for s in ((512, 256), (256, 264)))
+    c = torch.ones(512, 264, device="cuda").bfloat16()
+    found = tkq.tune(tkq.gemm, a, b, c=c, beta=1.0, out=c, effort=EFFORT)
+    assert not found.failed and (c == 1).all()
+    with pytest.raises(ValueError, match="shares memory with a"):
+        tkq.tune(tkq.gemm, a, torch.eye(256, device="cuda").bfloat16(), out=a)
+
+
+def test_grouped_gemm(monkeypatch):
     a, b = (torch.randint(-3, 4, s, device="cuda").bfloat16() for s in ((500, 256), (3, 256, 264)))
     offsets = torch.tensor([100, 100, 500], device="cuda", dtype=torch.int32)
     want = torch.cat([a[:100].double() @ b[0].double(), a[100:].double() @ b[2].double()]).bfloat16()
     check(tkq.grouped_gemm, a, b, offsets, wanted=want)
     shorter = torch.tensor([100, 100, 450], device="cuda", dtype=torch.int32)
+    poison = itertools.count(1)  # each result is written to memory that holds another number
+    monkeypatch.setattr(tuning, "_blank", lambda x: torch.full_like(x, 1000 * next(poison)))
     assert not tkq.tune(tkq.grouped_gemm, a, b, shorter, effort=EFFORT, again=True).failed, "rows that nobody wrote"
 
 

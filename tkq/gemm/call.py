@@ -123,20 +123,20 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
     extra = Extra(bias, "" if activation is None else name_of(activation), c, alpha, beta)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     check_call(a, b, dtype, extra)
-    if out is not None:
+    if out is None:
+        out = torch.empty(shape_of(a, b, extra.activation), dtype=dtype, device=a.device)
+    else:
         check_out(out, a, b, out_dtype, extra)
-    shape = shape_of(a, b, extra.activation)
+        check_apart(out, a, b, extra)
 
-    def call(config, a, b, bias, c, out):
-        out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+    def call(config, out, a, b, bias, c):
         run(a, b, out, config, extra=extra._replace(bias=bias, c=c))
         return out
 
-    *_, kind = kind_of(a, b, torch.empty(shape, dtype=dtype, device=a.device) if out is None else out, False, False,
-                       extra)
+    *_, kind = kind_of(a, b, out, False, False, extra)
     spec, sizes, batches = spec_of(*kind[:-1])
     found = candidates.of_gemm(spec, *sizes, arch.processors(a.device), batches) if all((*sizes, batches)) else []
-    return tuned.Tunable(tuned.problem("gemm", spec, (*sizes, batches), a.device), found, (a, b, bias, c, out), call,
+    return tuned.Tunable(tuned.problem("gemm", spec, (*sizes, batches), a.device), found, (a, b, bias, c), out, call,
                          _launcher.cache_clear)
 
 

@@ -7,7 +7,10 @@ from .fp8_plan import Fp8Config
 from .narrow_plan import NarrowConfig
 from .plan import Config
 
-CLASSES = {found.__name__: found for found in (Config, NarrowConfig, Fp8Config)}
+CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig}, "fp8_gemm": {"Fp8Config": Fp8Config},
+           "grouped_gemm": {"Fp8Config": Fp8Config}}
+_FITTED = {"gemm": lambda config, spec: config if isinstance(config, NarrowConfig) else plan.fitted(config, spec),
+           "fp8_gemm": fp8_plan.fitted, "grouped_gemm": grouped_spec.fitted}
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
 SLACK = 1.5  # tiles that the plan's model says take longer than so many times the best are not tried
 
@@ -27,7 +30,7 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
     best = replace(plan.with_epilogue(tiles[0], spec), group=tiles[0].group)
     found += [replace(best, hold=False, spread=0, late=False), replace(best, spread=0, late=False)]
     found += [replace(best, spread=1), replace(best, spread=2)]
-    return _fitting(found, lambda x: x if isinstance(x, NarrowConfig) else plan.fitted(x, spec))
+    return _fitting(found, lambda x: _FITTED["gemm"](x, spec))
 
 
 def _narrow(spec, M):
@@ -62,6 +65,14 @@ def of_grouped_gemm(spec, M: int, N: int, groups: int, processors: int) -> list:
     table = grouped_spec.PROMOTED if spec.promote else grouped_spec.FAST
     found = [planned, *(replace(tile, group=group) for tile in table for group in GROUPS)]
     return _fitting(found, lambda x: grouped_spec.fitted(x, spec))
+
+
+def fits(op: str, config, spec, M: int) -> bool:
+    """Can a kernel take a configuration as it is, for M rows? It may be anything of the op's classes."""
+    try:
+        return _FITTED[op](config, spec) == config and not (isinstance(config, NarrowConfig) and config.m < M)
+    except (ValueError, ArithmeticError):
+        return False
 
 
 def _worth(table, cycles) -> list:

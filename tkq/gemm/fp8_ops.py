@@ -248,11 +248,11 @@ def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=tor
     _aligned(a=a, b=b)
     (m, k), n = a.shape, b.shape[1]
 
-    def call(config, a, b, scale_a, scale_b, bias, out_scale):
-        c = torch.empty(m, n, dtype=out_dtype, device=a.device)
+    def call(config, c, a, b, scale_a, scale_b, bias, out_scale):
         run(spec, a, b, scale_a, scale_b, c, config, bias=bias, out_scale=out_scale)
         return c
 
     found = candidates.of_fp8_gemm(spec, m, n, k, arch.processors(a.device)) if m and n and k else []
     return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), found,
-                         (a, b, scale_a, scale_b, bias, out_scale), call, _launcher.cache_clear)
+                         (a, b, scale_a, scale_b, bias, out_scale),
+                         torch.empty(m, n, dtype=out_dtype, device=a.device), call, _launcher.cache_clear)

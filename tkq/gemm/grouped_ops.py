@@ -270,8 +270,7 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
     _aligned(a=a, b=b)
     (m, k), n, groups = a.shape, b.shape[-1], offsets.shape[0]
 
-    def call(config, a, b, offsets, scale_a, scale_b):
-        c = torch.empty(shape, dtype=out, device=a.device)
+    def call(config, c, a, b, offsets, scale_a, scale_b):
         run(spec, a, b, c, offsets, (scale_a, scale_b), config)
         return c
 
@@ -279,4 +278,5 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
     found = candidates.of_grouped_gemm(spec, m, n, groups, arch.processors(a.device)) if all(sizes) else []
     last = int(offsets[-1]) if groups and spec.along == "m" else None  # rows behind it belong to none
     return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
-                         (a, b, offsets, scale_a, scale_b), call, _launcher.cache_clear, lambda c: c[:last])
+                         (a, b, offsets, scale_a, scale_b), torch.empty(shape, dtype=out, device=a.device), call,
+                         _launcher.cache_clear, lambda c: c[:last])

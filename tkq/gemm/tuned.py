@@ -3,17 +3,21 @@ what it needs to know to find it."""
 from collections.abc import Callable
 from typing import NamedTuple
 
+from torch import Tensor
+
 from ..runtime import arch, tuned
 
 
 class Tunable(NamedTuple):
     """A call to be tuned. candidates: configurations, the plan's first; empty where there is one kernel only. inputs:
-    tensors, or None, that call(config, *inputs) takes. forget(): what host functions remember of earlier calls.
-    defined(result): the part of a result that is written."""
+    tensors, or None, that call(config, out, *inputs) takes. result: a tensor laid out as those are that are written, or
+    the user's own. forget(): what host functions remember of earlier calls. defined(result): the part of a result that
+    is written."""
 
     problem: tuned.Problem
     candidates: list
     inputs: tuple
+    result: Tensor
     call: Callable
     forget: Callable
     defined: Callable = lambda result: result
@@ -26,6 +30,17 @@ def problem(op: str, spec, sizes: tuple, device) -> tuned.Problem:
 def chosen(op: str, spec, sizes: tuple, device):
     """The configuration for a problem on this kind of GPU; None where ``tkq.tune`` has not been asked, or what it found
     does not fit today's kernels."""
-    from .candidates import CLASSES  # with the first call: the plans of all products
+    if not tuned.anything():
+        return None
+    asked = problem(op, spec, sizes, device)
+    return stored(asked, tuned.read(asked))
 
-    return tuned.config(tuned.read(problem(op, spec, sizes, device)), spec, CLASSES)
+
+def stored(asked: tuned.Problem, found: dict | None):
+    """The configuration in what was read for a problem; None where there is none that its kernels take as it is."""
+    if found is None:
+        return None
+    from .candidates import CLASSES, fits  # with the first call: the plans of all products
+
+    config = tuned.config(found, asked.spec, CLASSES[asked.op])
+    return config if config is not None and fits(asked.op, config, asked.spec, asked.sizes[0]) else None

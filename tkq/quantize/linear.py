@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
+from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -60,12 +61,12 @@ class Fp8Linear(nn.Linear):
             raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")
         kind = x.device.type
-        if torch.is_autocast_enabled(kind):
+        if under_autocast(kind):
             x = x.to(torch.get_autocast_dtype(kind))
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)
         rows = x.reshape(-1, self.in_features)
-        y = _Linear.apply(rows, self.weight, self.bias, self.recipe)
+        y = _Linear.apply(rows, self.weight, self.bias, self.recipe, torch.is_grad_enabled())
         return y.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
@@ -74,9 +75,11 @@ class Fp8Linear(nn.Linear):
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, recipe):
+    def forward(ctx, x, weight, bias, recipe, recording):
+        """recording: is a gradient recorded where this is called? In here grad mode is off, and under no_grad
+        needs_input_grad still says what requires one."""
         products = _PRODUCTS[recipe.granularity]
-        keep = ctx.needs_input_grad[1]
+        keep = recording and ctx.needs_input_grad[1]
         y, kept = products.forward(_padded(x) if keep else x, weight, bias, x.dtype, keep)
         ctx.save_for_backward(weight, *kept)
         ctx.recipe, ctx.biased, ctx.dtype = recipe, None if bias is None else bias.dtype, x.dtype
@@ -86,11 +89,11 @@ class _Linear(Function):
     @once_differentiable
     def backward(ctx, dy):
         weight, *kept = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         dx, dweight = _PRODUCTS[ctx.recipe.granularity].backward(
             dy.contiguous(), weight, kept, ctx.recipe.gradient, (ctx.dtype if wants_x else None, wants_weight))
         dbias = dy.sum(0, dtype=torch.float32).to(ctx.biased) if wants_bias else None
-        return dx, dweight, dbias, None
+        return dx, dweight, dbias, None, None
 
 
 def _padded(x):

@@ -81,3 +81,10 @@ def refuse_gradient(op_name: str, **tensors) -> None:
             raise NotImplementedError(
                 f"{op_name}: {name} requires a gradient, and {op_name} has no backward yet; "
                 f"call it under torch.no_grad(), or pass {name}.detach()")
+
+
+def under_autocast(kind: str) -> bool:
+    """Is autocast on for a kind of device? torch raises for those that have none ("meta"); before 2.5 it cannot say
+    which have."""
+    available = getattr(torch.amp, "is_autocast_available", None)
+    return (kind in ("cuda", "cpu") if available is None else available(kind)) and torch.is_autocast_enabled(kind)

@@ -2,23 +2,29 @@
 
 One JSON file a problem, in the folder ``tuned`` of the kernel cache. Host functions look here once for each new kind of
 call, behind their tables of launchers, and take the plan's configuration where nothing is found. A file counts for one
-version of tkq and one kind of GPU; what cannot be read, or does not fit today's kernels, counts as not there. Delete
-the folder to forget everything.
+state of tkq's GEMM sources and one kind of GPU; what cannot be read, or does not fit today's kernels, counts as not
+there. Delete the folder to forget everything. A process that is to run what is planned says ``ignore_tuned()``.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import tempfile
+import warnings
 from typing import Any
 
 from .. import __version__
 from .build import cache
 
 FOLDER = "tuned"
+_SOURCES = pathlib.Path(__file__).resolve().parents[1] / "gemm"
+_unwritten: dict = {}  # path -> what could not be written there: it counts for this process
+_ignored = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Problem:
     @property
     def words(self) -> dict:
         return {"op": self.op, "spec": repr(self.spec), "sizes": list(self.sizes), "gpu": self.gpu,
-                "version": __version__}
+                "version": __version__, "sources": _digest()}
 
     @property
     def path(self) -> pathlib.Path:
@@ -42,10 +48,41 @@ class Problem:
         return cache().folder / FOLDER / f"{self.op}-{digest[:32]}.json"
 
 
+@functools.cache
+def _digest() -> str:
+    """Of the sources of all products: read once a process."""
+    texts = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(_SOURCES.glob("*.py"))]
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:32]
+
+
+def ignore_tuned(yes: bool = True) -> None:
+    """Whether this process's calls take the planned configurations, whatever ``tkq.tune`` found, here or in another
+    process. For tests and benchmarks of the plans: say it before the first call, since kinds of calls that have come
+    keep their kernels. ``ignore_tuned(False)`` takes it back."""
+    global _ignored
+    _ignored = bool(yes)
+
+
+def anything() -> bool:
+    """May there be something to find for a call? Whether the folder is there is looked up once, until ``forget``."""
+    return not _ignored and (bool(_unwritten) or _is_there(cache().folder / FOLDER))
+
+
+@functools.cache
+def _is_there(folder) -> bool:
+    return os.path.isdir(folder)  # where it may not be looked for, it is not there
+
+
+def forget() -> None:
+    """Look anew whether the folder is there."""
+    _is_there.cache_clear()
+
+
 def read(problem: Problem) -> dict | None:
     """What ``write`` was given for a problem; None where there is nothing, or nothing that can be read."""
     try:
-        found = json.loads(problem.path.read_text())
+        path = problem.path
+        found = _unwritten[path] if path in _unwritten else json.loads(path.read_text())
         return found if found["problem"] == problem.words else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -53,23 +90,42 @@ def read(problem: Problem) -> dict | None:
 
 def config(found: dict | None, spec, classes: dict):
     """The configuration in what was read: an instance of one of ``classes`` {name: class}, checked for the spec. None
-    where there is none that today's kernels take."""
+    where there is none that today's kernels take: all fields, each of its default's type."""
     try:
-        return classes[found["class"]](**found["config"]).check(spec)
-    except (TypeError, KeyError, ValueError):
+        made, fields = classes[found["class"]], found["config"]
+        types = {field.name: type(field.default) for field in dataclasses.fields(made)}
+        if {name: type(value) for name, value in fields.items()} != types:
+            return None
+        return made(**fields).check(spec)
+    except Exception:  # a file may say anything, and a configuration of no sense may raise anything
         return None
 
 
 def write(problem: Problem, chosen, notes: dict) -> pathlib.Path:
     """Keep a configuration, a dataclass of numbers, strings and booleans, with whatever else is to be remembered. The
-    file is replaced in one step."""
-    cache().make()
+    file is replaced in one step; where that cannot be, a warning says so and it is kept for this process."""
     path = problem.path
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    text = json.dumps({"problem": problem.words, "class": type(chosen).__name__, "config": dataclasses.asdict(chosen),
-                       **notes}, indent=1)
-    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    found = {"problem": problem.words, "class": type(chosen).__name__, "config": dataclasses.asdict(chosen), **notes}
+    try:
+        cache().make()
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _replace(path, json.dumps(found, indent=1))
+        _unwritten.pop(path, None)
+    except (OSError, RuntimeError) as problem_with_it:
+        _unwritten[path] = found
+        warnings.warn(f"tkq: what was tuned counts for this process alone, {path} cannot be written: "
+                      f"{problem_with_it}", stacklevel=2)
+    forget()
     return path
+
+
+def _replace(path, text):
+    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
