@@ -2,7 +2,6 @@
 import itertools
 
 import torch
-from cuda.bindings import runtime as cudart
 
 _of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
 _rooms: dict = {}  # (device index, stream, size) -> room; likewise
@@ -57,6 +56,8 @@ class _Memory:
     (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there."""
 
     def __init__(self, n):
+        from cuda.bindings import runtime as cudart  # not with `import tkq`: it takes a while
+
         error, self.address = cudart.cudaMalloc(4 * n)
         if error == cudart.cudaError_t.cudaSuccess:
             error, = cudart.cudaMemset(self.address, 0, 4 * n)
