@@ -26,7 +26,8 @@ TOKENS, WIDTH = 16384, 2048  # B * S and H * D
 LENGTHS, DIMS = (1024, 2048, 4096, 8192, 16384), (64, 128, 256)
 SHAPES = tuple((length, dim) for dim in DIMS for length in LENGTHS)
 QUICK = tuple((length, dim) for dim in DIMS for length in (1024, 4096, 16384))
-DENSE_BOUND, MEAN_BOUND, VARLEN_BOUND, WINDOW_SLACK, GQA_BOUND, CALL_US = 1.00, 1.06, 1.05, 1.15, 1.00, 14.0
+DENSE_BOUND, MEAN_BOUND, VARLEN_BOUND, WINDOW_SLACK, GQA_BOUND = 1.00, 1.06, 1.05, 1.15, 1.00
+CALL_US, AUTOGRAD_CALL_US = 14.0, 35.0
 MIXED = (8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 1)
 MANY = tuple(32 + 97 * i % 449 for i in range(64))  # 64 sequences of 32 to 480 tokens
 BATCHES = (("mixed 1..8192", MIXED), ("64 of 32..480", MANY), ("16 of 1024", (1024,) * 16))
@@ -126,6 +127,8 @@ def calls() -> dict[str, harness.Call]:
     q, k, v = (torch.randn(1, 128, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     cu = torch.tensor([0, 100, 128], device="cuda", dtype=torch.int32)
     flat = [x[0] for x in (q, k, v)]
+    recorded = [x.clone().requires_grad_() for x in (q, k, v)]
+    flat_recorded = [x.clone().requires_grad_() for x in flat]
     return {
         "x + x": harness.Call(lambda: q + q),
         "flash_attn": harness.Call(lambda: tkq.flash_attn(q, k, v, causal=True), at_most=CALL_US),
@@ -133,6 +136,10 @@ def calls() -> dict[str, harness.Call]:
             lambda: tkq.flash_attn(q, k, v, window_size=(64, 0), return_lse=True), at_most=CALL_US),
         "flash_attn_varlen": harness.Call(
             lambda: tkq.flash_attn_varlen(*flat, cu, cu, 128, 128, causal=True), at_most=CALL_US),
+        "flash_attn, recorded": harness.Call(
+            lambda: tkq.flash_attn(*recorded, causal=True), True, AUTOGRAD_CALL_US),
+        "flash_attn_varlen, recorded": harness.Call(
+            lambda: tkq.flash_attn_varlen(*flat_recorded, cu, cu, 128, 128, causal=True), True, AUTOGRAD_CALL_US),
     }
 
 

@@ -1,9 +1,10 @@
 """grouped_gemm beside torch's own: bf16, float8 by rows and by blocks, groups alike and skewed; weight gradients.
 
-    python -m bench.grouped_gemm [--sections bf16,row,block,gradient,calls] [--shapes 8192x4096x4096] [--quick]
+    python -m bench.grouped_gemm [--sections bf16,row,block,gradient,gradient_row,gradient_line,calls]
+        [--shapes 8192x4096x4096] [--quick]
 
-16 groups; a shape is M (of all groups) x N x K. Results go to OUT/grouped_gemm.json after every case. Exit status as
-the other benches'.
+16 groups; a shape is M (of all groups) x N x K; of gradients (K, N) is the result of each group. Results go to
+OUT/grouped_gemm.json after every case. Exit status as the other benches'.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ BOUND, CALL_US = 1.05, 14.0
 FP8 = torch.float8_e4m3fn
 
 
-def sizes(m: int, skewed: bool) -> list[int]:
-    """All groups alike; or most rows in few: one has half of them, one is empty, one has a single row."""
+def sizes(m: int, skewed: bool, unit: int = 1) -> list[int]:
+    """All groups alike; or most rows in few: one has half of them, one is empty, one has a single row. Multiples of
+    ``unit``, as m is and a 16th of it."""
     if not skewed:
         return [m // GROUPS] * GROUPS
-    found = [m // 2, 0, 1] + [m // 64 + 3 * i for i in range(GROUPS - 4)]
+    found = [m // 2, 0, unit] + [m // 64 // unit * unit + 3 * i // unit * unit for i in range(GROUPS - 4)]
     return [*found, m - sum(found)]
 
 
@@ -40,12 +42,13 @@ def _grouped(kind):
 
 
 def _scaled_grouped(kind):
-    if kind != "row":
+    if kind not in ("row", "gradient_row"):
         raise NotImplementedError("torch has grouped products of scales by rows alone")
 
     def f(a, b, offsets, sa, sb):
-        return torch._scaled_grouped_mm(a, b, sa.view(-1), sb.view(sb.shape[0], -1), offs=offsets,
-                                        out_dtype=torch.bfloat16, use_fast_accum=True)
+        of_b = sb.view(sb.shape[0], -1) if kind == "row" else sb.view(-1)
+        return torch._scaled_grouped_mm(a, b, sa.view(-1), of_b, offs=offsets, out_dtype=torch.bfloat16,
+                                        use_fast_accum=True)
 
     return f
 
@@ -67,6 +70,12 @@ def make_inputs(kind, m, n, k, offsets, seed):
 
     if kind == "gradient":  # of weights (k, n): tokens are what is summed over
         return randn(m, k).t(), randn(m, n), offsets
+    if kind == "gradient_row":  # each group's own scales, as torch wants them: here the same for all
+        (a, sa), (b, sb) = (tkq.quantize_fp8(randn(m, cols).t().contiguous()) for cols in (k, n))
+        return a, b.t(), offsets, sa.repeat(GROUPS, 1, 1), sb.t().repeat(GROUPS, 1, 1)
+    if kind == "gradient_line":
+        (_, _, a, sa), (_, _, b, sb) = (tkq.quantize_fp8(randn(m, cols), "block", transpose=True) for cols in (k, n))
+        return a, b.t(), offsets, sa, sb.t()
     if kind == "bf16":
         return randn(m, k), randn(GROUPS, n, k).transpose(1, 2), offsets
     a, sa = tkq.quantize_fp8(randn(m, k), kind)
@@ -82,7 +91,8 @@ def ours(a, b, offsets, sa=None, sb=None):
 def jobs(kind: str, shapes) -> Iterator[Job]:
     for m, n, k in shapes:
         for skewed in (False, True):
-            counts = sizes(m, skewed)
+            # torch stops where groups along K are not units of 16 bytes
+            counts = sizes(m, skewed, 16 if kind.startswith("gradient") else 1)
             offsets = torch.tensor(counts, device="cuda").cumsum(0).int()
 
             def inputs(i, m=m, n=n, k=k, offsets=offsets):
@@ -90,8 +100,10 @@ def jobs(kind: str, shapes) -> Iterator[Job]:
 
             def error(name, given, output, m=m):
                 a, b, offsets, *scales = given
-                if kind == "gradient":
-                    wanted = grouped_gemm(a[:64], b, offsets, out_dtype=torch.float32)
+                if kind.startswith("gradient"):
+                    if scales:
+                        scales = scales[0][..., :64, :], scales[1]
+                    wanted = grouped_gemm(a[:64], b, offsets, *scales, out_dtype=torch.float32)
                     return relative_error(output[:, :64], wanted)
                 last, (i, j) = max(enumerate(bounds(offsets, m)), key=lambda x: x[1][1] - x[1][0])
                 i = max(i, j - 64)
@@ -119,7 +131,7 @@ def _section(kind):
     return lambda shapes: jobs(kind, shapes)
 
 
-SECTIONS = {kind: _section(kind) for kind in ("bf16", "row", "block", "gradient")}
+SECTIONS = {kind: _section(kind) for kind in ("bf16", "row", "block", "gradient", "gradient_row", "gradient_line")}
 BENCH = Bench("grouped_gemm", __doc__, SECTIONS, shapes=dict.fromkeys(SECTIONS, SHAPES), quick=SHAPES[:1], calls=calls)
 
 if __name__ == "__main__":

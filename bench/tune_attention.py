@@ -40,9 +40,13 @@ CHANGES = {
     "pairs": dict(schedule="static", cluster=2), "bridge": dict(bridge=True, q_stages=2), "alone": dict(bridge=False),
     "turns": dict(turns=True), "free": dict(turns=False), "q1": dict(q_stages=1, bridge=False),
     "panels2": dict(o_panels=2), "panels3": dict(o_panels=3), "panels4": dict(o_panels=4), "panels1": dict(o_panels=1),
-    "over_q": dict(o_over_q=True, o_panels=1, q_stages=1, bridge=False), "own_o": dict(o_over_q=False),
+    "over_q": dict(o_over_q=True, o_direct=False, o_panels=1, q_stages=1, bridge=False),
+    "own_o": dict(o_over_q=False, o_direct=False),
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
-    "half": dict(half=True), "mb8": dict(section_mb=8), "mb32": dict(section_mb=32), "mb64": dict(section_mb=64),
+    "half": dict(half=True), **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
+    "late": dict(late=True), "early": dict(late=False), "ring3": dict(one_ring=True, stages=3, bridge=False),
+    "ring4": dict(one_ring=True, stages=4, bridge=False),
+    **{f"stagger{n}": dict(stagger=n) for n in (2, 4, 8, 16, 64)},
 }
 
 WINDOW = ("plan", "alone", "free", "alone free", "half", "half free", "half alone", "half alone free",
@@ -56,12 +60,12 @@ VARIANTS = {
           "kv176 q1 panels2 free pairs",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
-    192: ("plan", "direct", "turns", "kv112 panels1", "kv96 own_o panels3", "kv96 own_o panels2", "kv96 over_q",
-          "kv80 bridge panels2", "pairs", "static", "mb32"),
-    256: ("plan", "direct", "direct pairs", "turns",
-          "kv64 over_q half", "kv64 own_o panels4", "kv64 over_q", "kv64 own_o panels4 turns", "pairs",
-          "pairs turns",
-          "static", "mb32", "mb64"),
+    192: ("plan", "late", "own_o panels2", "turns", "kv112", "kv96 own_o panels2", "kv96 over_q",
+          "kv80 own_o bridge panels2", "pairs", "static", "mb20", "mb32", "mb40", "stagger8"),
+    256: ("plan", "late", "ring3 kv96", "ring3 kv96 late", "ring3 kv96 late direct", "ring3 kv96 late own_o panels4",
+          "late turns", "late direct", "direct", "direct pairs", "turns", "late pairs", "stagger8", "stagger64",
+          "late stagger8", "kv64 own_o panels4", "kv64 own_o panels4 turns", "pairs", "static", "mb16", "mb24", "mb48",
+          "mb64"),
 }
 
 
@@ -84,6 +88,10 @@ def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, Attention
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
         config = config_of(name, planned)
+        if not kernel.longest_first:  # sections, and what is staggered, do not matter to the others
+            config = replace(config, section_mb=planned.section_mb)
+        if kernel.sides:
+            config = replace(config, stagger=1)
         try:
             config.check(kernel.head_dim, kernel.head_dim_v)
         except ValueError as problem:

@@ -21,7 +21,6 @@ from tkq.losses.plan import WalkConfig
 from tkq.losses.spec import CrossEntropySpec
 from tkq.row_plan import RowConfig
 from tkq.softmax import plan as softmax
-from tkq.softmax.plan import SharedConfig
 from tkq.softmax.spec import SoftmaxSpec
 
 KINDS = ("softmax", "softmax_backward", "forward", "fused", "backward")
@@ -54,8 +53,6 @@ def label(c) -> str:
     if isinstance(c, WalkConfig):
         walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
         walk += " l1" * c.l1
-    elif isinstance(c, SharedConfig):
-        walk = " l1" * c.l1 + " hold" * c.hold
     resident = f" r{c.resident}" * (c.resident > 0) + f" m{c.most}" * (c.most > 0)
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 

@@ -117,6 +117,15 @@ class RMSNorm(_Norm):
             cute.copy(again, tXrO, tXgO, pred=tXpX)
 
 
+class RMSNormStreamFirst(RMSNorm):
+    """The stream before eps, which has a default: the tutorial's own order."""
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mW: cute.Tensor, mO: cute.Tensor, mRstd: Optional[cute.Tensor],
+                 stream: cuda.CUstream, eps: Float32 = 1e-6):
+        _Norm.__call__(self, mX, mW, mO, mRstd, eps, stream)
+
+
 class LayerNorm(_Norm):
     def __init__(self, dtype, N: int, **options):
         super().__init__(dtype, N, stage=2, **options)

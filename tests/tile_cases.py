@@ -11,7 +11,8 @@ from tkq.runtime import Recipe
 class Product:
     """form: AB, ABt, AtB, AtBt. d is (64 * a_parts, n): taller a and wider b are taken in parts.
 
-    twice: ``mm_`` then ``mma_`` with the same operands. loop: the parts come from run-time loops."""
+    twice: ``mm_`` then ``mma_`` with the same operands. loop: the parts come from run-time loops. span: of K, the part
+    that is multiplied; all of it where it is empty."""
 
     form: str
     a_dtype: str
@@ -24,6 +25,7 @@ class Product:
     twice: bool = False
     loop: bool = False
     swizzle: int = 0  # of both operands; 0: the widest
+    span: tuple = ()
 
     @property
     def a_shape(self):
@@ -62,6 +64,10 @@ def _products():
         yield Product("ABt", "e4m3", "e4m3", 64, 128, swizzle=swizzle)
         yield Product("ABt", "e4m3", "e4m3", 64, 128, registers=True, swizzle=swizzle)
     yield Product("ABt", "e4m3", "e4m3", 256, 128, a_parts=2, b_parts=2, twice=True, loop=True)
+    yield Product("ABt", "bf16", "bf16", 64, 128, twice=True, span=(48, 112))
+    yield Product("AB", "fp16", "fp16", 64, 64, registers=True, span=(16, 64))
+    yield Product("AtB", "bf16", "bf16", 64, 64, span=(32, 48))
+    yield Product("ABt", "e4m3", "e4m3", 64, 128, span=(32, 96))
 
 
 PRODUCTS = list(_products())
@@ -88,7 +94,7 @@ PIECES = [(64, 64, 1), (64, 128, 4), (16, 96, 8)]
 
 # dtype, rows, cols, cluster, stages
 MULTICASTS = [("bf16", 64, 64, 1, 2), ("bf16", 64, 64, 2, 2), ("bf16", 176, 128, 2, 3), ("e4m3", 128, 128, 2, 1),
-              ("bf16", 64, 128, 4, 2), ("fp32", 32, 32, 4, 3)]
+              ("bf16", 64, 128, 4, 2), ("fp32", 32, 32, 4, 3), ("bf16", 64, 64, 8, 2), ("bf16", 128, 64, 16, 2)]
 
 # dtype, rows, cols, threads
 ELEMENTS = [("bf16", 64, 64, 128), ("fp32", 24, 8, 64), ("e4m3", 64, 32, 128), ("fp16", 128, 64, 256)]
@@ -108,14 +114,22 @@ LCFS = [("single", 2, 3, 1), ("static", 2, 3, 1), ("dynamic", 2, 3, 1), ("static
 REMOTE = [(2, 1), (4, 2), (8, 4)]
 SENT = [4, 100]
 
-ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (32, "bf16"), (16, "fp16")]
+ELEMENTWISE = [(64, "fp32"), (8, "fp32"), (32, "bf16"), (16, "fp16"), (128, "fp32"), (176, "bf16")]
 # dtype, cols
 NARROW = [("bf16", 64), ("fp16", 32), ("bf16", 176)]
+
+# n, evict_first
+BULK = [(1024,), (256, True)]
+
+PRODUCERS = [2, 3, 4]
+
+# dtype, cols of store_elements that add
+ACCUMULATED = [("fp32", 24), ("bf16", 32)]
 
 # (registers, warpgroups, warps) of each role
 ROLES = [((24, 1, 1), (72, 1, 4), (144, 2, 4)), ((40, 1, 2), (232, 2, 4))]
 
-FILLS = [(24, "fp32"), (64, "fp32"), (32, "bf16"), (16, "fp16")]
+FILLS = [(24, "fp32"), (64, "fp32"), (32, "bf16"), (16, "fp16"), (176, "fp32"), (256, "bf16")]
 
 
 def _round_trip_sass(cols, src, dst, swizzle, transposed):
@@ -130,13 +144,15 @@ def _cases():
     yield from (("memory:build_tma", x, ("UTMALDG", "UTMAREDG" if x[-1] else "UTMASTG")) for x in TMA_COPIES)
     yield from (("memory:build_pieces", x, ("UTMALDG", "UTMASTG")) for x in PIECES)
     yield from (("memory:build_multicast", x, ("UTMALDG", "UTMASTG", "USETMAXREG")) for x in MULTICASTS)
-    yield "memory:build_bulk", (1024,), ("UBLKCP", "UBLKRED", "REDG", "ATOMG")
+    yield from (("memory:build_bulk", x, ("UBLKCP", "UBLKRED", "REDG", "ATOMG")) for x in BULK)
     yield from (("memory:build_copy_async", (stages,), ("LDGSTS",)) for stages in (1, 3))
     yield from (("memory:build_elements", x, ("UTMASTG",)) for x in ELEMENTS)
     yield from (("sync:build_pipe", x, ("UTMALDG", "USETMAXREG")) for x in PIPES)
     yield from (("sync:build_commit", x, ("SYNCS",)) for x in ((1, 1), (1, 2), (3, 3)))
     yield from (("sync:build_mailbox", x, ("SYNCS",)) for x in ((1, 4), (2, 7)))
+    yield from (("sync:build_producers", (x,), ("SYNCS", "USETMAXREG")) for x in PRODUCERS)
     yield from (("sync:build_turns", x, ("BAR",)) for x in ((1,), (2,), (3,)))
+    yield "sync:build_no_turns", (), ()
     yield from (("sync:build_ring", x, ()) for x in ((1, 0), (2, 0), (3, 5)))
     yield from (("sync:build_cluster", x, ("UCGABAR_WAIT",)) for x in ((2, False), (4, True)))
     yield from (("narrow:build_narrow", x, ("F2FP", "LDS.64")) for x in NARROW)
@@ -145,7 +161,9 @@ def _cases():
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
     yield from (("schedule:build_deal", x, ("ATOMG",) if x[0] == "dynamic" else ()) for x in DEALS)
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)
+    yield "schedule:build_own_schedule", ("static", 2, 3, 1), ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG")
     yield "grid:build_grid", (), ("REDG",)
+    yield "grid:build_ticket", (), ("ATOMG",)
     yield from (("grid:build_store_remote", x, ("STAS",)) for x in REMOTE)
     yield from (("grid:build_bulk_send", (x,), ("UBLKCP",)) for x in SENT)
     yield from (("maps:build_elementwise", x, ()) for x in ELEMENTWISE)
@@ -154,6 +172,9 @@ def _cases():
     yield from (("maps:build_fills", x, ()) for x in FILLS)
     yield from (("maps:build_copies", x, ()) for x in ((64, "fp16"), (16, "bf16"), (176, "bf16")))
     yield "maps:build_columns", (64,), ()
+    yield "maps:build_half_columns", (64, "bf16"), ()
+    yield "maps:build_vectors", (24,), ("MUFU",)
+    yield from (("maps:build_accumulate", x, ()) for x in ACCUMULATED)
     yield from (("maps:build_narrow", x, ("STG.E.128", "SHFL.BFLY")) for x in NARROW_STORES)
     yield from (("maps:build_global", x, ()) for x in ((64, "fp32"), (16, "bf16"), (32, "fp16")))
 
@@ -174,5 +195,6 @@ def name(builder, args):
 def _short(x):
     if isinstance(x, Product):
         fields = [x.form, x.a_dtype, x.b_dtype, f"n{x.n}", f"k{x.k}", f"parts{x.a_parts}x{x.b_parts}", f"sw{x.swizzle}"]
+        fields += [f"span{x.span[0]}to{x.span[1]}"] if x.span else []
         return "-".join(fields + [f for f in ("registers", "twice", "loop") if getattr(x, f)])
     return str(x)

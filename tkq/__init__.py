@@ -34,6 +34,7 @@ _PUBLIC = {
     "rope_qk": "tkq.pointwise.rope_ops",
     "softmax": "tkq.softmax.ops",
     "swiglu": "tkq.pointwise.gated_ops",
+    "tune": "tkq.tuning",
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }

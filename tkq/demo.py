@@ -136,6 +136,29 @@ def examples(large: bool) -> list[Example]:
     ]
 
 
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors of an output and of its worst row, of all columns of the last dimension: ours and PyTorch's."""
+
+    ours: float
+    eager: float
+    our_row: float
+    eager_row: float
+
+    @property
+    def ok(self) -> bool:
+        return passes(self.ours, self.eager) and passes(self.our_row, self.eager_row)
+
+    def __str__(self):
+        return (f"error {self.ours:.1e}, PyTorch in bfloat16 has {self.eager:.1e}; worst row {self.our_row:.1e}, "
+                f"{self.eager_row:.1e}")
+
+
+def worst_row(out: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest ||out - wanted|| / ||wanted|| of a row. NaN where there is one."""
+    return ((out.to(wanted.dtype) - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max().item()
+
+
 def passes(error: float, eager_error: float) -> bool:
     """The rule for an error: at most twice that of PyTorch at the same precision and half a unit in the last place."""
     return error <= 2 * eager_error + ULP / 2
@@ -150,14 +173,16 @@ def run_on_gpu() -> bool:
     """Run, check, time and print; True if all is right."""
     todo = examples(large=True)
     progress = Progress(2 * len(todo))
-    rows, notes, good = [], [], True
+    rows, notes, wrong, good = [], [], [], True
     for example in todo:
         try:
             progress.step(f"{example.op} {example.shape}: compiling, or loading from the cache; checking")
             errors = _errors(example, "cuda")
-            ok = passes(*errors)
+            ok = errors.ok
+            if not ok:
+                wrong.append(f"{example.op} {example.shape}: {errors}")
             progress.step(f"{example.op} {example.shape}: timing beside eager and torch.compile")
-            cells = [f"{errors[0]:.1e}", f"{errors[1]:.1e}", "ok" if ok else "WRONG", *_times(example, notes)]
+            cells = [f"{errors.ours:.1e}", f"{errors.eager:.1e}", "ok" if ok else "WRONG", *_times(example, notes)]
         except Exception as problem:  # one broken operation must not hide the others
             ok, cells = False, [f"FAILED {type(problem).__name__}: {str(problem)[:80]}", *[""] * 6]
         rows.append((example.op, example.shape, *cells))
@@ -165,15 +190,18 @@ def run_on_gpu() -> bool:
     progress.end()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, tkq {tkq.__version__}\n")
     print(table(HEAD, rows))
-    print("\nerror: ||out - ref|| / ||ref||, ref in float32; at most twice eager's + half an ulp passes.")
+    print("\nerror: ||out - ref|| / ||ref||, ref in float32; at most twice eager's + half an ulp passes, of the whole "
+          "and of the worst row.")
     print("vs: the other's time / ours, the median of interleaved rounds; above 1 tkq is faster.")
+    for text in wrong:
+        print(f"PROBLEM {text}")
     for note in notes:
         print(f"n/a: {note}")
     return good
 
 
-def _errors(example: Example, device: str) -> tuple[float, float]:
-    """Our relative error and PyTorch's, against our oracle in float32 on a GPU, against PyTorch in float64 on a CPU.
+def _errors(example: Example, device: str) -> Errors:
+    """Our relative errors and PyTorch's, against our oracle in float32 on a GPU, against PyTorch in float64 on a CPU.
 
     The CPU path of an operation is the oracle, so there it cannot be the judge."""
     with torch.no_grad():
@@ -181,11 +209,12 @@ def _errors(example: Example, device: str) -> tuple[float, float]:
         oracle, wide = (example.wanted, torch.float32) if device == "cuda" else (example.eager, torch.float64)
         wanted = oracle(*(x.to(wide) for x in inputs))
         eager = example.eager(*inputs)
-        eager_error = relative_error(eager, wanted)
+        theirs = relative_error(eager, wanted), worst_row(eager, wanted)
         # The block of memory that our output will get holds NaN now: what a kernel leaves unwritten shows.
         eager.fill_(float("nan"))
         del eager
-        return relative_error(example.ours(*inputs), wanted), eager_error
+        out = example.ours(*inputs)
+        return Errors(relative_error(out, wanted), theirs[0], worst_row(out, wanted), theirs[1])
 
 
 def _times(example: Example, notes: list[str]) -> list[str]:
@@ -280,9 +309,8 @@ def _cpu_row(example: Example) -> tuple[tuple[str, ...], list[str]]:
         return (example.op, example.shape, "", "", "FAILED"), [
             f"{named}: {type(problem).__name__}: {str(problem)[:200]}"
         ]
-    ok = passes(*errors)
-    row = (example.op, example.shape, f"{errors[0]:.1e}", f"{errors[1]:.1e}", "ok" if ok else "WRONG")
-    return row, [] if ok else [f"{named}: error {errors[0]:.1e}, PyTorch in bfloat16 has {errors[1]:.1e}"]
+    row = (example.op, example.shape, f"{errors.ours:.1e}", f"{errors.eager:.1e}", "ok" if errors.ok else "WRONG")
+    return row, [] if errors.ok else [f"{named}: {errors}"]
 
 
 def _hopper() -> tuple[bool, str]:

@@ -12,6 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from . import reduction_plan as geometry
+from . import tile as tk
 
 
 class ReductionBase:
@@ -100,7 +101,7 @@ class ReductionBase:
                 if const_expr(is_persistent):
                     cute.arch.mbarrier_init(mbar_ptr + self.stage + tidx, num_warps * self.cluster_n)
             cute.arch.mbarrier_init_fence()
-            cute.arch.cluster_arrive_relaxed()
+            tk.cluster_arrive_relaxed()
 
     # ---- from torch -------------------------------------------------------------------------------
 

@@ -1,8 +1,11 @@
 """From a subclass of ReductionBase and torch tensors to a launch: compile once, cache on disk, call.
 
-The class is called as Class(dtype, N, **options), its `__call__` as (tensors, scalars and Nones as given ..., stream).
+The class is called as Class(dtype, N, **options), its `__call__` with the tensors, scalars and Nones as given, and with
+torch's current stream where its signature has it: the parameter named stream, or annotated CUstream, behind the others
+or between them.
 """
 import importlib
+import inspect
 from dataclasses import dataclass
 from typing import Optional
 
@@ -95,10 +98,12 @@ def _describe_one(name, a, shape, vector, most_bytes) -> Argument:
     if a.shape[-1] > 1 and a.stride(-1) != 1:
         raise ValueError(f"{name}: got strides {a.stride()}, allowed is a contiguous last dimension (stride 1)")
     size = a.element_size()
+    bytes_ = min(most_bytes, vector * size)
+    if kind == "columns" and M == N and a.data_ptr() % bytes_:
+        kind = "rows"  # either may be meant; what is read row by row may be anywhere
     if kind == "rows":
         return Argument(kind, dtypes.name_of(a.dtype))
-    bytes_ = min(most_bytes, vector * size)
-    row = a.stride(0) * size if kind == "matrix" else 0
+    row = a.stride(0) * size if kind == "matrix" and M > 1 else 0
     if a.data_ptr() % bytes_ or row % bytes_:
         raise ValueError(
             f"{name}: got a base address of {a.data_ptr() % bytes_} bytes modulo {bytes_} and rows {row} bytes apart, "
@@ -128,4 +133,15 @@ def build(spec: ReductionSpec):
         return fake.tensor(a.dtype, (spec.N,) if a.kind == "columns" else (rows,), (1,), align=align)
 
     kernel = cls(element_type(spec.arguments[0].dtype), spec.N, **dict(spec.options))
-    return kernel, tuple(argument(a) for a in spec.arguments)
+    return kernel, _with_stream(cls, [argument(a) for a in spec.arguments])
+
+
+def _with_stream(cls, arguments) -> tuple:
+    """The arguments of `__call__`, torch's current stream among them: who calls the compiled kernel leaves it out."""
+    import cutlass.cute as cute
+
+    for i, p in enumerate(list(inspect.signature(cls.__call__).parameters.values())[1:]):
+        if p.name == "stream" or str(getattr(p.annotation, "__name__", p.annotation)).endswith("CUstream"):
+            arguments.insert(i, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
+            break
+    return tuple(arguments)

@@ -20,13 +20,23 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor
 
     Computed in ``wide``, rounded once."""
     out_dtype = out_dtype or (torch.bfloat16 if scale_a is not None else a.dtype)
+    if b.dim() == 2:
+        if scale_a is not None and scale_a.dim() == 2:
+            a, b, scale_a = dequantise(a, scale_a, wide), dequantise(b, scale_b, wide), None
+        return torch.stack([_of_group(a[:, i:j], b[i:j], scale_a, scale_b, g, wide)
+                            for g, (i, j) in enumerate(bounds(offsets, a.shape[1]))]).to(out_dtype)
     if scale_a is not None:
         a = dequantise(a, scale_a, wide)
         b = torch.stack([dequantise(x, s, wide) for x, s in zip(b, scale_b)]) if len(b) else b
     a, b = a.to(wide), b.to(wide)
-    if b.dim() == 2:
-        return torch.stack([a[:, i:j] @ b[i:j] for i, j in bounds(offsets, a.shape[1])]).to(out_dtype)
     c = a.new_zeros(a.shape[0], b.shape[2])
     for g, (i, j) in enumerate(bounds(offsets, a.shape[0])):
         c[i:j] = a[i:j] @ b[g]
     return c.to(out_dtype)
+
+
+def _of_group(a, b, scale_a, scale_b, group, wide):
+    """a @ b; scales: each group's own, or None."""
+    if scale_a is None:
+        return a.to(wide) @ b.to(wide)
+    return dequantise(a, scale_a[group], wide) @ dequantise(b, scale_b[group], wide)

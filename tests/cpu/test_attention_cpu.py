@@ -76,6 +76,12 @@ def test_bad_input_is_named(change, error, words):
     assert all(w in str(caught.value) for w in words), str(caught.value)
 
 
+@pytest.mark.parametrize("causal", ["no", None, 2])
+def test_bad_causal_is_named(causal):
+    with pytest.raises(TypeError, match=f"flash_attn: causal is {causal!r}, allowed are True and False"):
+        tkq.flash_attn(*qkv(), causal=causal)
+
+
 @pytest.mark.parametrize("scale", (0.0, -1.0, math.inf, math.nan))
 def test_bad_scale_is_named(scale):
     with pytest.raises(ValueError, match="softmax_scale"):
@@ -97,6 +103,10 @@ def test_layouts_that_tma_cannot_take_are_named(make, words):
     with pytest.raises(ValueError) as caught:
         arguments.check_layouts("flash_attn", q=make(qkv()[0]))
     assert all(w in str(caught.value) for w in ("q", *words)), str(caught.value)
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match=f"flash_attn: q .*{words[0]}"):  # on the CPU as on the GPU
+        tkq.flash_attn(make(q), k, v)
+    assert tkq.flash_attn(make(q)[:, :0], k, v).shape[1] == 0  # nothing is read
 
 
 def test_layouts_that_tma_takes():

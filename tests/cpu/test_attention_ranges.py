@@ -8,6 +8,7 @@ from tkq.attention.ranges import (
     Extent,
     KeyRange,
     ceil_div,
+    even_section,
     heads_in_section,
     key_range,
     keys_of_row,
@@ -48,7 +49,6 @@ def test_keys_of_row_is_the_definition(e, row):
     assert list(range(*keys_of_row(e, row))) == seen(e, row)
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43))
 def test_a_task_visits_what_its_rows_see_and_masks_what_they_do_not(e, tile):
     rows = rows_of(e, tile)
@@ -69,7 +69,6 @@ def test_a_task_visits_what_its_rows_see_and_masks_what_they_do_not(e, tile):
             assert max(begin, span.start) < end, f"row {row} has seen no key, and its maximum is not guarded any more"
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43))
 def test_no_block_is_visited_or_masked_in_vain(e, tile):
     rows = rows_of(e, tile)
@@ -84,7 +83,6 @@ def test_no_block_is_visited_or_masked_in_vain(e, tile):
     assert all(needs(block) for block in masks if block != r.first + r.blocks - 1)
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43))
 def test_the_masks_of_a_visit_leave_what_a_row_sees(e, tile):
     """As the kernel applies them: both sides in the first ``masked`` blocks, the left in the last ``masked_left``."""
@@ -106,7 +104,6 @@ def test_the_masks_of_a_visit_leave_what_a_row_sees(e, tile):
         assert sorted(left) == seen(e, row)
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43), st.integers(0, 300))
 def test_a_far_limit_on_the_left_needs_no_mask_where_the_right_does(e, tile, more):
     e = replace(e, left=e.tile_rows + e.block + more)
@@ -148,6 +145,19 @@ def test_sections_fit(kv_bytes, mb, group, kv_heads):
     n = heads_in_section(kv_bytes, mb << 20, group, kv_heads * group)
     assert n % group == 0 and group <= n <= kv_heads * group
     assert n == group or n // group * kv_bytes <= mb << 20
+
+
+@given(st.integers(1, 16), st.integers(1, 300), st.integers(1, 300))
+def test_sections_are_evened_and_no_more_of_them(group, kv_heads, most):
+    section, heads = min(most, kv_heads) * group, kv_heads * group
+    even = even_section(section, group, heads)
+    count = -(-heads // section)
+    assert even % group == 0 and group <= even <= section
+    assert -(-heads // even) <= count
+    last = heads - (-(-heads // even) - 1) * even
+    assert last >= heads - (count - 1) * section, "the last section is narrower than before"
+    if kv_heads % count == 0:
+        assert last == even
 
 
 @given(st.integers(0, 1 << 22), st.integers(0, 1 << 22))

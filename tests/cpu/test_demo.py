@@ -30,7 +30,7 @@ def test_every_operation_passes_on_the_cpu_and_nothing_is_said_to_be_timed(monke
     assert "TFLOP/s" not in text and "GB/s" not in text
 
 
-@pytest.mark.parametrize("flaw", ["wrong", "nan", "unwritten", "raises"])
+@pytest.mark.parametrize("flaw", ["wrong", "row", "nan", "unwritten", "raises"])
 def test_a_flawed_operation_is_a_problem_and_status_1(monkeypatch, capsys, flaw):
     good, victim = demo.examples(large=False)[2:4]
 
@@ -40,6 +40,9 @@ def test_a_flawed_operation_is_a_problem_and_status_1(monkeypatch, capsys, flaw)
         y = victim.eager(x, *rest)
         if flaw == "wrong":
             return y * 1.02
+        if flaw == "row":  # one of 64, too little to be seen in the whole
+            y[3] *= 1.02
+            return y
         y[3, 5] = math.nan
         return y if flaw == "nan" else torch.full_like(y, math.nan)
 
@@ -74,6 +77,17 @@ def test_code_that_is_not_as_expected_is_a_problem(monkeypatch, capsys):
 def test_the_demo_s_kernels_are_shipped():
     shipped = {kernel.recipe for kernel in catalog.shipped()}
     assert {name for name, recipe in demo.kernels().items() if recipe not in shipped} == set()
+
+
+def test_one_row_does_not_hide_in_the_whole():
+    wanted = torch.randn(64, 256)
+    out = wanted.clone()
+    out[7] *= 1.02
+    errors = demo.Errors(demo.relative_error(out, wanted), 2e-3, demo.worst_row(out, wanted), 2e-3)
+    assert demo.passes(errors.ours, errors.eager) and not errors.ok
+    assert errors.our_row == pytest.approx(0.02, rel=1e-3)
+    out[0, 0] = math.nan
+    assert math.isnan(demo.worst_row(out, wanted))
 
 
 @pytest.mark.parametrize(

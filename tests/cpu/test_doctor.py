@@ -12,7 +12,7 @@ from tkq.testing.expectation import Expectation
 
 GOOD = Facts(python=(3, 12, 1), torch="2.13.0+cu130", torch_cuda=(13, 0), dsl="4.8.1", flavours=("cu13", "cu12"),
              flavour="cu13", tvm_ffi="0.1.15.post2", driver=(13, 0), gpu=("NVIDIA H100 80GB HBM3", (9, 0)), linker=None,
-             nvdisasm="/usr/bin/nvdisasm")
+             nvdisasm="/usr/bin/nvdisasm", cuda_python="13.4.4", cudart="libcudart.so.13")
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,8 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("change", (
     dict(),
     dict(torch="2.13.0+cpu", torch_cuda=None, driver=None, gpu=None),
+    dict(torch="2.13.0+cpu", torch_cuda=None, driver=None, gpu=None, cudart=None),
+    dict(tvm_ffi="0.1.15"),
     dict(torch="2.9.0+cu128", torch_cuda=(12, 8), driver=(12, 9), flavour="cu12"),
 ))
 def test_nothing_is_wrong(change):
@@ -46,6 +48,14 @@ def test_nothing_is_wrong(change):
     (dict(driver=(12, 4), flavours=("cu13",), flavour=None), ("12.4", "cu13", "update the driver"), True),
     (dict(gpu=("NVIDIA A100", (8, 0))), ("A100", "8.0", "older", "9.0"), True),
     (dict(gpu=("NVIDIA B200", (10, 0))), ("B200", "10.0", "newer"), True),
+    (dict(torch="2.8.0+cu130"), ("2.8.0", "2.9", "pip install 'torch>="), True),
+    (dict(tvm_ffi="0.1.14"), ("0.1.14", "0.1.15", "pip install 'apache-tvm-ffi>=0.1.15,<0.2'"), True),
+    (dict(tvm_ffi="0.2.0"), ("0.2.0", "not including, 0.2"), True),
+    (dict(cuda_python=None), ("cuda-python is missing", "pip install"), True),
+    (dict(cudart=None), ("libcudart.so.13", "PyTorch for CUDA 13", "pip install nvidia-cuda-runtime."), True),
+    (dict(cudart=None, torch="2.9.0+cu128", torch_cuda=(12, 8), flavour="cu12"),
+     ("libcudart.so.12", "pip install nvidia-cuda-runtime-cu12"), True),
+    (dict(gpu=None), ("sees no device", "nvidia-smi", "CUDA_VISIBLE_DEVICES", "--gpus all"), False),
     (dict(driver=None, gpu=None), ("no NVIDIA driver",), False),
     (dict(torch_cuda=None, gpu=None), ("built without CUDA",), False),
     (dict(linker="no C compiler"), ("no C compiler", "0.5 s"), False),

@@ -62,7 +62,34 @@ def test_the_products_are_those_of_what_was_quantised():
     assert torch.equal(ours(x), reference_fp8.fp8_gemm(q, w.t(), s, sw.t()))
 
 
+def test_under_autocast():
+    ours = tkq.nn.Fp8Linear(48, 32)
+    x = torch.randn(16, 48, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = ours(x)
+    y.backward(torch.randn_like(y))
+    assert (y.dtype, x.grad.dtype, ours.weight.grad.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    weight, bias = ours.weight.detach(), ours.bias.detach()
+    (q, s), (w, sw) = (reference_fp8.quantize_fp8(t, (1, 0)) for t in (x.detach().bfloat16(), weight))
+    assert torch.equal(y, reference_fp8.fp8_gemm(q, w.t(), s, sw.t(), bias))
+
+
+@pytest.mark.parametrize("granularity", ("row", "block"))
+def test_under_compile(granularity):
+    ours, _ = layers(granularity=granularity)
+    found = []
+    for f in (ours, torch.compile(ours, fullgraph=True, backend="aot_eager")):
+        x = torch.randn(21, 48, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+        y = f(x)
+        y.backward(torch.ones_like(y))
+        found.append((y, x.grad, ours.weight.grad, ours.bias.grad))
+        ours.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
 def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="in_features, 48"):
+        layers()[0](torch.ones(3, 47))
     with pytest.raises(ValueError, match="in_features is 40"):
         tkq.nn.Fp8Linear(40, 32)
     with pytest.raises(ValueError, match="granularity: got 'tile'"):

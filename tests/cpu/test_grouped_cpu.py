@@ -61,6 +61,32 @@ def test_float8(kind):
         torch.testing.assert_close(c[i:j], want, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ("row", "row of groups", "line"))
+def test_float8_along_k(kind):
+    """Groups of tokens that begin anywhere, also inside a block of 128 that has one scale."""
+    sizes = (130, 0, 100, 58)
+    m, n, k = 40, 24, sum(sizes)
+    a, b = matrix(m, k), matrix(n, k, seed=1).t()
+    shapes = {"row": ((m, 1), (1, n)), "row of groups": ((4, m, 1), (4, 1, n)), "line": ((m, 3), (3, n))}[kind]
+    sa, sb = scale(shapes[0]), scale(shapes[1], seed=1)
+    c = tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb, out_dtype=torch.float32)
+    assert c.shape == (4, m, n) and not c[1].any()
+    for g, (i, j) in enumerate(((0, 130), (130, 130), (130, 230), (230, 288))):
+        block = torch.arange(i, j) // 128
+        x = a[:, i:j].float() * (sa[:, block] if kind == "line" else sa[g] if sa.dim() == 3 else sa)
+        y = b[i:j].float() * (sb[block] if kind == "line" else sb[g] if sb.dim() == 3 else sb)
+        torch.testing.assert_close(c[g], x @ y, rtol=1e-4, atol=1e-3)
+
+
+def test_what_the_quantiser_makes_of_tokens_goes_in():
+    x, y, offsets = torch.randn(144, 256).bfloat16(), torch.randn(144, 128).bfloat16(), ends((100, 40, 0, 4))
+    _, _, xt, scale_x = tkq.quantize_fp8(x, "block", transpose=True)
+    _, _, yt, scale_y = tkq.quantize_fp8(y, "block", transpose=True)
+    c = tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=scale_x, scale_b=scale_y.t())
+    want = tkq.grouped_gemm(x.t(), y, offsets)
+    assert (c.float() - want.float()).norm() < 0.05 * want.float().norm()
+
+
 def test_offsets_that_make_no_sense_harm_nobody():
     a, b, _ = operands()
     for offsets in ((5, 3, 9, 9), (-4, 2, 100, 200)):
@@ -81,6 +107,13 @@ BAD = (
     (lambda a, b, o: ((a, b, o), {"scale_a": torch.ones(9, 1)}), ValueError, ("scale_a, scale_b", "None")),
     (lambda a, b, o: ((a, b, o), {"scale_a": torch.ones(9, 1), "scale_b": torch.ones(4, 1, N)}), ValueError,
      ("16 bits",)),
+    (lambda a, b, o: ((matrix(N, 16), matrix(N, 16).t(), o), dict(scale_a=torch.ones(N, 1), scale_b=torch.ones(N, 1))),
+     ValueError, ("(24, 1) with (1, 24)", "(4, 24, 1) with (4, 1, 24)")),
+    (lambda a, b, o: ((matrix(N, 16), matrix(16, N), o), dict(scale_a=torch.ones(N, 1), scale_b=torch.ones(1, N))),
+     ValueError, ("b: strides", "column-major")),
+    (lambda a, b, o: ((matrix(16, N).t(), matrix(N, 16).t(), o), dict(scale_a=torch.ones(N, 1),
+                                                                      scale_b=torch.ones(1, N))),
+     ValueError, ("a: strides", "row-major")),
     (lambda a, b, o: ((matrix(9, K), matrix(N * 4, K).view(4, N, K).transpose(1, 2), o), {}), ValueError,
      ("scale_a, scale_b", "None")),
 )
@@ -101,6 +134,8 @@ def test_traces():
 
 
 @pytest.mark.parametrize("spec", (GroupedSpec(), GroupedSpec("k", b_major="n"),
+                                  GroupedSpec("k", "e4m3", "e4m3", "bf16", "row"),
+                                  GroupedSpec("k", "e5m2", "e4m3", "fp32", "line"),
                                   GroupedSpec("m", "e4m3", "e4m3", "bf16", "row"),
                                   GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")))
 def test_plans_fit(spec):

@@ -52,6 +52,16 @@ X = torch.zeros(6, 64).bfloat16()
 W = torch.ones(64).bfloat16()
 
 
+@pytest.mark.parametrize("call", [launch.plain, launch.plain_with_statistics])
+def test_eps_is_looked_at_when_the_launcher_is_known_too(kernels, call):
+    call("layernorm", X, W, None, 1e-5)
+    for eps, error in ((-5.0, ValueError), (math.nan, ValueError), ("a", TypeError), (None, TypeError)):
+        with pytest.raises(error, match="layernorm: eps: got"):
+            call("layernorm", X, W, None, eps)
+    call("layernorm", X, W, None, 0)
+    assert len(kernels) == 1 and len(kernels[0].calls) == 2
+
+
 def test_a_plain_call_has_a_kernel_without_options(kernels):
     y = launch.plain("rmsnorm", X, W, None, 1e-5)
     assert y.shape == X.shape and y.dtype == X.dtype

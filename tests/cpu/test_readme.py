@@ -74,10 +74,11 @@ def test_the_table_of_operations_has_the_signatures():
     rows = dict(re.findall(r"^\| `(\w+)\((.*?)\)`", README, re.MULTILINE))
     assert set(rows) == {name for name in tkq.__all__ if inspect.isfunction(getattr(tkq, name))}
     for name, said in rows.items():
-        parameters = inspect.signature(getattr(tkq, name)).parameters.values()
-        first_keyword = next(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-        names = [p.name for p in parameters]
-        names.insert(names.index(first_keyword), "*")
+        names = []
+        for p in inspect.signature(getattr(tkq, name)).parameters.values():
+            if p.kind is p.KEYWORD_ONLY and "*" not in "".join(names):
+                names.append("*")
+            names.append({p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + p.name)
         assert said == ", ".join(names)
 
 

@@ -39,6 +39,13 @@ def test_contract_kernels_compile_in_other_types(types):
     check(recipe("LayerNorm", 2048, *types), ("LDGSTS.E.128", "STG.E.128"))
 
 
+@pytest.mark.parametrize("eps", [(), (1e-5,)])
+def test_the_stream_may_stand_before_eps(eps):
+    x = torch.zeros(2, 1000, dtype=BF16)
+    made = contract_kernels.RMSNormStreamFirst.recipe(x, x[0], x, torch.zeros(2), *eps)
+    check(made, ("LDGSTS.E.128", "STG.E.128", "SHFL"))
+
+
 @pytest.mark.parametrize("op", ["add", "max", "min"])
 @pytest.mark.parametrize("N", [1, 1000, 40000])
 def test_row_reduce_compiles(op, N):
@@ -64,6 +71,27 @@ def test_the_contract_name_for_name():
         "x", "op", "threads_per_row", "reduction_buffer", "mbar_ptr", "phase", "init_val", "hook_fn"]
     assert list(inspect.signature(utils.predicate_k).parameters) == ["tAcA", "limit"]
     assert list(inspect.signature(utils.domain_offset_i64).parameters)[:2] == ["coord", "tensor"]
+    assert list(inspect.signature(utils.rsqrt).parameters)[:1] == ["x"]
+
+
+def defaults(function):
+    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
+
+
+def test_the_contract_default_for_default():
+    """A kernel that leaves out what the tutorial leaves out gets the same."""
+    methods = {name: defaults(getattr(ReductionBase, name)) for name in vars(ReductionBase) if name[:2] != "__"
+               and inspect.isfunction(getattr(ReductionBase, name))}
+    found = {name: values for name, values in methods.items() if values}
+    assert found == {"_get_tile": {"num_copy_bits": 128}, "_get_tv_layout": {"num_copy_bits": 128},
+                     "_allocate_reduction_buffer_and_mbar": {"is_persistent": False},
+                     "_initialize_cluster": {"is_persistent": False}}
+    assert [p.__name__ for p in defaults(ReductionBase).values()] == ["Float32"]
+    assert defaults(utils.row_reduce) == {"reduction_buffer": None, "mbar_ptr": None, "phase": None, "init_val": 0.0,
+                                          "hook_fn": None}
+    assert "limit" not in defaults(utils.predicate_k) and "tensor" not in defaults(utils.domain_offset_i64)
+    assert [p.default for p in inspect.signature(utils.rsqrt).parameters.values()
+            if p.kind is not p.KEYWORD_ONLY] == [inspect.Parameter.empty]
 
 
 def test_attributes_and_defaults():
@@ -114,6 +142,24 @@ def test_an_access_that_does_not_fit_an_address_is_refused(argument, args):
     x = torch.zeros(4, 72, dtype=BF16)
     with pytest.raises(ValueError, match=f"RMSNorm: argument {argument}: .* multiples of 16 bytes"):
         contract_kernels.RMSNorm.recipe(*args(x, torch.zeros(64, dtype=BF16)), None, 1e-5)
+
+
+def test_as_many_rows_as_columns():
+    """(N,) and (M,) look alike: what lies where no row of columns may is taken as one value a row."""
+    x, w = torch.zeros(64, 64, dtype=BF16), torch.zeros(64, dtype=BF16)
+    kinds = [[a.kind for a in contract_kernels.RMSNorm.recipe(x, w, x, rstd, 1e-5).args[0].arguments]
+             for rstd in (torch.zeros(64), torch.zeros(65)[1:])]
+    assert kinds == [["matrix", "columns", "matrix", kind, "float"] for kind in ("columns", "rows")]
+    made = contract_kernels.RMSNorm.recipe(x, w, x, torch.zeros(65)[1:], 1e-5)
+    check(made, ("LDGSTS.E.128", "STG.E.128"))
+
+
+def test_one_row_has_no_stride():
+    x, w = torch.zeros(1, 65, dtype=BF16)[:, :64], torch.zeros(64, dtype=BF16)
+    assert x.stride(0) == 65
+    contract_kernels.RMSNorm.recipe(x, w, x, None, 1e-5)
+    with pytest.raises(ValueError, match="rows 130 bytes apart"):
+        contract_kernels.RMSNorm.recipe(torch.zeros(2, 65, dtype=BF16)[:, :64], w, x.expand(2, 64), None, 1e-5)
 
 
 def test_a_kernel_of_narrow_accesses_takes_any_address():

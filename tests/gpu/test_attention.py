@@ -12,7 +12,8 @@ from tkq.attention.spec import AttentionSpec
 
 DTYPES = (torch.bfloat16, torch.float16)
 SIZES = ((128, 128), (64, 64), (1, 1), (1, 777), (113, 203), (300, 100), (65, 1999), (2000, 65), (641, 641),
-         (1024, 1024), (127, 129), (1023, 1024), (129, 1), (2048, 1111), (300, 2500), (2304, 2304))
+         (1024, 1024), (127, 129), (1023, 1024), (129, 1), (2048, 1111), (300, 2500), (2304, 2304), (63, 63), (65, 65),
+         (799, 3), (1023, 1023))
 
 
 def compare(q, k, v, causal, scale=None, o=None, what="", config=None):
@@ -43,7 +44,8 @@ def test_each_length_s_kernel_at_all_sizes(dtype, dim, causal):
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
 def test_long_sequences(dim, causal):
-    compare(*make(1, 8300, 8300, 2, 1, dim, torch.bfloat16), causal, what="long")
+    for n in (4097, 8300):
+        compare(*make(1, n, n, 2, 1, dim, torch.bfloat16), causal, what=f"{n} rows")
 
 
 @pytest.mark.parametrize("dim", (64, 128))
@@ -194,6 +196,13 @@ def test_large_strides():
     q = room[:, -300:]
     q.copy_(torch.randn(q.shape, device="cuda"))
     compare(q, q, q, True, what="far apart")
+
+
+@pytest.mark.parametrize("causal", ["no", None, 2])
+def test_bad_causal_is_named(causal):
+    q, k, v = make(1, 64, 64, 2, 2, 64, torch.bfloat16)
+    with pytest.raises(TypeError, match="flash_attn: causal is"):
+        tkq.flash_attn(q, k, v, causal=causal)
 
 
 def test_layout_errors_name_the_argument():

@@ -167,6 +167,12 @@ def test_empty(m, n, k):
     assert c.shape == (m, n) and c.dtype == torch.bfloat16 and not c.any()
 
 
+@pytest.mark.parametrize("m", (5, 129))
+def test_long_k(m):
+    for a_major, b_major in (("k", "n"), ("k", "k")) if m == 5 else (("k", "n"), ("m", "k")):
+        check_run(*operands((m, 264, 28672), a_major, b_major), what=f"{a_major}{b_major}")
+
+
 @pytest.mark.parametrize("first", (0, 1))
 def test_more_than_32_bits_of_elements(first):
     m, n = 65600, 32768 + 8

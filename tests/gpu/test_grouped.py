@@ -5,14 +5,12 @@ import pytest
 import torch
 
 import tkq
-from tests.fp8_cases import E4M3, blocks, matrix, scale
+from tests.fp8_cases import E4M3, E5M2, blocks, matrix, scale
 from tests.rule import assert_2x
 from tkq.gemm import grouped_ops
-from tkq.gemm.grouped_spec import FAST, PROMOTED, GroupedSpec, fitted, recipe
+from tkq.gemm.grouped_spec import FAST, PROMOTED, GroupedSpec, fitted
 from tkq.reference_grouped import bounds, grouped_gemm
-from tkq.runtime import function
 
-pytestmark = pytest.mark.slow  # until they have run on a GPU once
 SIZES = {"equal": [128] * 4, "skewed": [0, 1, 700, 0, 130, 3, 500, 0], "all in one": [0, 0, 300], "none": [0, 0],
          "single rows": [1] * 40, "just over a tile": [129, 0, 1, 129], "many": [5, 0, 64, 1] * 20}
 KINDS = ("bf16", "bf16 rows", "row", "block")
@@ -45,33 +43,28 @@ def spec_of(kind):
     return GroupedSpec("m", "e4m3", "e4m3", "bf16", kind)
 
 
-def launch(kind, c, a, b, offsets, scales, config, sms=132):
-    kernel = function(recipe(spec_of(kind), fitted(config, spec_of(kind))))
-    sa, sb = scales
-    kernel(a, b, c, offsets, (0,) * 4 if sa is None else (sa.data_ptr(), 0, *sa.stride()),
-           (0,) * 4 if sb is None else grouped_ops._of_groups(sb), sms // config.cluster * config.cluster)
-
-
-def check(kind, sizes, n, k, config, behind=5, sms=132):
+def check(kind, sizes, n, k, config, behind=5, blocks=None):
     """Into a view between poisoned rows: rows of groups are exact, the others as they were."""
     m, offsets = sum(sizes) + behind, ends(sizes)
     a, b, *scales = operands(kind, m, len(sizes), n, k)
     if behind:
         a.view(torch.uint8)[sum(sizes):] = 0xFF  # NaN in bf16 and e4m3
-    buffer = torch.full((m + 2, n), POISON, dtype=torch.bfloat16, device="cuda")
-    launch(kind, buffer[1:-1], a, b, offsets, scales, config, sms)
+    buffer = torch.full((m + 2, n + 16), POISON, dtype=torch.bfloat16, device="cuda")
+    spec = spec_of(kind)
+    grouped_ops.run(spec, a, b, buffer[1:-1, 8:-8], offsets, scales, fitted(config, spec), blocks)
     want = torch.full_like(buffer, POISON)
-    want[1:-1][:sum(sizes)] = grouped_gemm(a, b, offsets, *scales, torch.bfloat16, torch.float64)[:sum(sizes)]
+    want[1:1 + sum(sizes), 8:-8] = grouped_gemm(a, b, offsets, *scales, torch.bfloat16, torch.float64)[:sum(sizes)]
     wrong = buffer != want
     assert not wrong.any(), f"{kind} {sizes} {n} {k}: {int(wrong.sum())} wrong, rows {wrong.any(1).nonzero()[:9].t()}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tile(kind):
     for config in PROMOTED if kind == "block" else FAST:
         for sizes in SIZES.values():
             check(kind, sizes, 776, 272, config)
-        check(kind, SIZES["skewed"], 1536, 528, config, behind=0, sms=6)
+        check(kind, SIZES["skewed"], 1536, 528, config, behind=0, blocks=6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,6 +97,112 @@ def test_the_gradient_of_weights(out_dtype):
         got = tkq.grouped_gemm(x.t(), y, offsets, out_dtype=out_dtype)
         want = grouped_gemm(x.t(), y, offsets, out_dtype=out_dtype, wide=torch.float64)
         assert torch.equal(got, want), sizes
+
+
+# ---- float8 along K --------------------------------------------------------------------------------------
+
+FLOAT8_K = ("row", "row of groups", "line")
+
+
+def tokens(kind, m, n, k, groups, types=(E4M3, E4M3)):
+    """(a, b, scale_a, scale_b) of whole numbers; a pitch that is a multiple of 16 bytes, NaN behind K."""
+    def padded(rows, dtype, seed):
+        wide = torch.full((rows, -(-k // 16) * 16 + 16), 0x7F, dtype=torch.uint8, device="cuda")
+        wide[:, :k] = matrix(rows, k, dtype, "cuda", seed, True).view(torch.uint8)
+        return wide.view(dtype)[:, :k]
+
+    shapes = {"row": ((m, 1), (1, n)), "row of groups": ((groups, m, 1), (groups, 1, n)),
+              "line": ((m, blocks(k)), (blocks(k), n))}[kind]
+    return (padded(m, types[0], 0), padded(n, types[1], 1).t(), scale(shapes[0], "cuda", 0, True),
+            scale(shapes[1], "cuda", 1, True))
+
+
+def check_along_k(kind, sizes, m, n, config, out="bf16", behind=5, blocks=None):
+    """Into a view with poisoned rows and columns around it; columns of no group are NaN."""
+    k, offsets = sum(sizes) + behind, ends(sizes)
+    a, b, *scales = tokens(kind, m, n, k, len(sizes))
+    a[:, sum(sizes):].view(torch.uint8)[:] = 0x7F
+    b.t()[:, sum(sizes):].view(torch.uint8)[:] = 0x7F
+    spec = GroupedSpec("k", "e4m3", "e4m3", out, "line" if kind == "line" else "row")
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[out]
+    buffer = torch.full((len(sizes), m + 2, n + 16), POISON, dtype=dtype, device="cuda")
+    grouped_ops.run(spec, a, b, buffer[:, 1:-1, 8:-8], offsets, scales, fitted(config, spec), blocks)
+    want = torch.full_like(buffer, POISON)
+    want[:, 1:-1, 8:-8] = grouped_gemm(a, b, offsets, *scales, dtype, torch.float64)
+    wrong = buffer != want
+    assert not wrong.any(), f"{kind} {sizes} {m} {n} {config.name}: {int(wrong.sum())} wrong, in groups " \
+        f"{wrong.flatten(1).any(1).nonzero()[:9].t()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FLOAT8_K)
+def test_float8_along_k(kind):
+    for config in PROMOTED if kind == "line" else FAST:
+        for sizes in SIZES.values():
+            check_along_k(kind, sizes, 328, 520, config)
+        check_along_k(kind, SIZES["skewed"], 1001, 1032, config, behind=0, blocks=6)
+
+
+@pytest.mark.parametrize("kind", FLOAT8_K)
+def test_float8_along_k_of_the_public_function(kind):
+    for sizes in (SIZES["skewed"], [16] * 9, [0, 127, 1, 128, 129, 0]):
+        a, b, sa, sb = tokens(kind, 65, 264, sum(sizes), len(sizes))
+        for out_dtype in (None, torch.float32):
+            got = tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb, out_dtype=out_dtype)
+            want = grouped_gemm(a, b, ends(sizes), sa, sb, out_dtype, torch.float64)
+            assert torch.equal(got, want), (sizes, out_dtype)
+
+
+def test_types_of_float8_along_k():
+    sizes = [100, 30, 158]
+    for types in ((E5M2, E4M3), (E4M3, E5M2)):
+        args = tokens("row", 136, 264, sum(sizes), 3, types)
+        got = tkq.grouped_gemm(*args[:2], ends(sizes), scale_a=args[2], scale_b=args[3])
+        assert torch.equal(got, grouped_gemm(*args[:2], ends(sizes), *args[2:], wide=torch.float64)), types
+
+
+@pytest.mark.parametrize("kind", FLOAT8_K)
+def test_float8_groups_along_k_do_not_touch_each_other(kind):
+    """NaN in a group, in either operand, beside a clean one in the same steps and the same stages."""
+    sizes = [100, 30, 200, 1, 0, 53]
+    for bad, (i, j) in enumerate(bounds(ends(sizes), sum(sizes))):
+        for operand in (0, 1):
+            a, b, sa, sb = tokens(kind, 136, 264, sum(sizes), len(sizes))
+            (a if operand == 0 else b.t())[:, i:j].view(torch.uint8)[:] = 0x7F
+            c = tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb)
+            assert [bool(x.isnan().any()) for x in c] == [x == bad and j > i for x in range(len(sizes))]
+
+
+def test_float8_gradient_of_weights_beside_bf16():
+    """From what the quantiser makes of tokens, in one pass with what the forward takes."""
+    sizes = [300, 0, 17, 195]
+    x, y = (torch.randn(512, n, device="cuda").bfloat16() for n in (256, 520))
+    _, _, xt, scale_x = tkq.quantize_fp8(x, "block", transpose=True)
+    _, _, yt, scale_y = tkq.quantize_fp8(y, "block", transpose=True)
+    got = tkq.grouped_gemm(xt, yt.t(), ends(sizes), scale_a=scale_x, scale_b=scale_y.t(), out_dtype=torch.float32)
+    want = grouped_gemm(x.t(), y, ends(sizes), out_dtype=torch.float32)
+    assert ((got - want).norm() / want.norm()).item() < 0.05 and not got[1].any()
+
+
+@pytest.mark.parametrize("kind", ("bf16", "row", "line"))
+def test_graph_with_changed_sizes_along_k(kind):
+    if kind == "bf16":
+        a, b, scales = whole(1008, 136).t(), whole(1008, 264, seed=1), {}
+    else:
+        a, b, sa, sb = tokens(kind, 136, 264, 1008, 4)
+        scales = dict(scale_a=sa, scale_b=sb)
+    offsets = ends([252] * 4)
+    tkq.grouped_gemm(a, b, offsets, **scales)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = tkq.grouped_gemm(a, b, offsets, **scales)
+    for sizes in ([1008, 0, 0, 0], [1, 2, 3, 1002], [0, 0, 500, 508], [100, 0, 0, 1]):
+        offsets.copy_(ends(sizes))
+        c.fill_(math.nan)
+        graph.replay()
+        want = grouped_gemm(a, b, offsets, *scales.values(), out_dtype=torch.bfloat16, wide=torch.float64)
+        assert torch.equal(c, want), sizes
 
 
 def test_groups_do_not_touch_each_other():
@@ -183,6 +282,26 @@ def test_many_repeats_are_bitwise_equal(kind):
     a, b, sa, sb = args
     want = tkq.grouped_gemm(a, b, offsets, scale_a=sa, scale_b=sb)
     assert all(torch.equal(tkq.grouped_gemm(a, b, offsets, scale_a=sa, scale_b=sb), want) for _ in range(300))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FLOAT8_K)
+def test_many_repeats_along_k_are_bitwise_equal(kind):
+    """Masks are written by both consumers, and under products that run."""
+    sizes = [100, 30, 200, 1, 0, 53, 1000, 16]
+    a, b, sa, sb = tokens(kind, 1000, 1032, sum(sizes), len(sizes))
+    want = tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb)
+    assert torch.equal(want, grouped_gemm(a, b, ends(sizes), sa, sb, torch.bfloat16, torch.float64))
+    assert all(torch.equal(tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb), want) for _ in range(300))
+
+
+@pytest.mark.slow
+def test_more_than_2_31_results_along_k():
+    m, n, sizes = 16384 + 8, 32768, [3, 0, 40, 16, 21]
+    x, y = whole(sum(sizes), m), whole(sum(sizes), n, seed=1)
+    got = tkq.grouped_gemm(x.t(), y, ends(sizes))
+    for g, (i, j) in enumerate(bounds(ends(sizes), sum(sizes))):
+        assert torch.equal(got[g, -70:], (x[i:j, -70:].float().t() @ y[i:j].float()).bfloat16())
 
 
 @pytest.mark.slow

@@ -302,6 +302,16 @@ def test_an_eager_call_is_one_launch(kind):
     assert len(kernels) == 1, [e.name for e in kernels]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eps", (-5.0, float("nan"), "a"))
+def test_bad_eps_is_named_after_a_good_call_too(kind, eps):
+    x, w = make((8, 256), "bf16", "bf16")[:2]
+    for weight in (w, w.requires_grad_()):
+        getattr(tkq, kind)(x, weight)
+        with pytest.raises((TypeError, ValueError), match="eps: got"):
+            getattr(tkq, kind)(x, weight, eps=eps)
+
+
 @pytest.mark.parametrize("bad, words", [
     (lambda x, w: (x, w[:128]), "weight"), (lambda x, w: (x, w.expand(2, 256).t().flatten()[::2]), "weight"),
     (lambda x, w: (x, w.cpu()), "weight"), (lambda x, w: (x.repeat(1, 2)[:, ::2], w), "contiguous"),

@@ -10,7 +10,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def norm(name, x, weight, eps=1e-5):
-    x = x if name == "RMSNorm" else x - x.mean(-1, keepdim=True)
+    x = x if name.startswith("RMSNorm") else x - x.mean(-1, keepdim=True)
     rstd = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return x * rstd * weight, rstd[:, 0]
 
@@ -40,6 +40,24 @@ def test_contract_kernels_at_every_rung(name, N):
 def test_contract_kernels_in_other_types(name, types):
     for N in (1001 if types[0] is FP32 else 1000, 32768):
         check_norm(name, 7, N, *types)
+
+
+def test_the_stream_before_eps():
+    check_norm("RMSNormStreamFirst", 9, 1000, BF16, BF16)
+
+
+@pytest.mark.parametrize("M, N", [(64, 64), (1, 64)])
+def test_one_row_or_as_many_rows_as_columns(M, N):
+    """rstd 4 bytes behind an aligned address, x's one row with a stride that is none."""
+    torch.manual_seed(0)
+    x = torch.randn(M, N + 1 if M == 1 else N, device="cuda").to(BF16)[:, :N]
+    w, out, rstd = torch.ones(N, device="cuda", dtype=BF16), torch.full_like(x, float("nan")), torch.zeros(M + 2).cuda()
+    contract_kernels.RMSNorm.launch(x, w, out, rstd[1:-1], 1e-5)
+    truth, rstd_truth = norm("RMSNorm", x.double(), w.double())
+    peer, rstd_peer = norm("RMSNorm", x.float(), w.float())
+    assert_2x(out, truth, peer.to(BF16), ulps=1, what="out")
+    assert_2x(rstd[1:-1], rstd_truth, rstd_peer, ulps=4, what="rstd", bias_ulps=2)
+    assert rstd[0] == rstd[-1] == 0.0
 
 
 @pytest.mark.parametrize("reload_from", [None, "smem", "gmem"])

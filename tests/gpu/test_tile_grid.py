@@ -16,6 +16,19 @@ def test_grid_barrier(n):
         assert counter.item() == 0, "ready for the next launch"
 
 
+@pytest.mark.parametrize("n", (1, 2, 132, 3000))
+def test_grid_ticket(n):
+    """Each block gets a number of its own, and the last one sees what the others wrote."""
+    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
+    for seed in range(10):
+        x, between, total = small_ints("fp32", n, seed=seed), poisoned("fp32", n), poisoned("fp32", 1)
+        tickets = poisoned("int32", n)
+        run("grid:build_ticket", (), x, between, tickets, total, counter)
+        assert sorted(tickets.tolist()) == list(range(n))
+        assert total.item() == x.sum().item()
+        assert counter.item() == 0, "ready for the next launch"
+
+
 @pytest.mark.parametrize("cluster,floats", cases.REMOTE)
 def test_store_remote(cluster, floats):
     x, out = normal("fp32", cluster, floats), poisoned("fp32", cluster, cluster, floats)

@@ -169,6 +169,51 @@ def test_columns():
     same(out, a[:, 32:] * w[32:])
 
 
+def test_columns_of_16_bits():
+    a, out = normal("bf16", 64, 64), poisoned("bf16", 64, 32)
+    run("maps:build_half_columns", (64, "bf16"), (a, out))
+    same(out, a[:, 16:48].contiguous())
+
+
+VECTORS = {name: ELEMENTWISE[name] for name in ("fill", "zero", "neg_infty", "apply", "exp2", "sub")}
+VECTORS = {**VECTORS, "copy": lambda a, b: a, "sub_number": lambda a, b: a - 1.5}
+VECTOR_ORDER = ("fill", "zero", "neg_infty", "copy", "apply", "exp2", "sub", "sub_number")  # the kernel's
+
+
+@functools.cache
+def vectors(cols):
+    v, v2, w, w2 = (normal("fp32", size, seed=i) for i, size in enumerate((64, 64, cols, cols)))
+    rows, columns = poisoned("fp32", len(VECTORS), 64, 4), poisoned("fp32", len(VECTORS), 32, cols)
+    run("maps:build_vectors", (cols,), (v, v2, w, w2, rows, columns))
+    return (v, v2, dict(zip(VECTOR_ORDER, rows))), (w, w2, dict(zip(VECTOR_ORDER, columns)))
+
+
+@pytest.mark.parametrize("name", VECTOR_ORDER)
+def test_maps_of_vectors(name):
+    """Every thread has its rows' values, every quad all of the columns'."""
+    (v, v2, rows), (w, w2, columns) = vectors(24)
+    for got, expected in ((rows[name], VECTORS[name](v, v2)[:, None].expand(64, 4)),
+                          (columns[name], VECTORS[name](w, w2).expand(32, 24))):
+        if name == "exp2":
+            close(got, expected, 2, 0.0, name)
+        else:
+            same(got, expected.contiguous(), name)
+
+
+@pytest.mark.parametrize("dtype,cols", cases.ACCUMULATED)
+@pytest.mark.parametrize("shape", ((70, 40), (66, 20), (40, 9), (2, 30)))
+def test_store_elements_adds(dtype, cols, shape):
+    """What is in the tensor and under the tile becomes the sum, rounded once; what is around stays."""
+    rows, width = shape
+    x, around = normal("fp32", 64, cols), normal(dtype, width + 3, rows + 2, seed=7).t()
+    expected = around.clone()
+    n, m = max(min(64, rows - 2), 0), max(min(cols, width - 1), 0)
+    inside = expected[1:-1, 1:-2][2:2 + n, 1:1 + m]
+    inside.copy_((inside.float() + x[:n, :m]).to(DTYPES[dtype]))
+    run("maps:build_accumulate", (dtype, cols), (x, around[1:-1, 1:-2]))
+    same(around, expected)
+
+
 @pytest.mark.parametrize("cols,dtype", cases.NARROW_STORES)
 def test_store_narrow(cols, dtype):
     """Inside a tensor that is NaN around: rows and columns beyond it stay."""

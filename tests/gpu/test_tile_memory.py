@@ -121,14 +121,15 @@ def test_multicast(dtype, rows, cols, cluster, stages):
             same(y[block], x, f"block {block} of {cluster}, {n} rows")
 
 
-def test_bulk():
-    n = 1024
+@pytest.mark.parametrize("options", cases.BULK)
+def test_bulk(options):
+    n = options[0]
     x, y, z, w = normal("fp32", n), poisoned("fp32", n), normal("fp32", n, seed=1), normal("fp32", 512, seed=2)
     counter, counts = torch.zeros(1, dtype=torch.int32, device="cuda"), poisoned("int32", 128)
     added = z + (x + 1.0)
     pattern = torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda").repeat(128)
     expected_w = (w + pattern) + pattern
-    run("memory:build_bulk", (n,), (x, y, z, w, counter, counts))
+    run("memory:build_bulk", options, (x, y, z, w, counter, counts))
     same(y, x + 1.0, "bulk_load, bulk_store")
     same(z, added, "bulk_add")
     same(w, expected_w, "red_add4")

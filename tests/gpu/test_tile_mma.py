@@ -11,7 +11,8 @@ def operands(p, make):
     wide_a, wide_b = a.double(), b.double()
     wide_a = wide_a.t() if p.form.startswith("At") else wide_a
     wide_b = wide_b.t() if p.form.endswith("Bt") else wide_b
-    return a, b, wide_a, wide_b
+    first, end = p.span or (0, p.k)
+    return a, b, wide_a[:, first:end], wide_b[first:end]
 
 
 def product(p, a, b):

@@ -25,15 +25,23 @@ def test_each_task_once(kind, cluster, capped, tasks):
             same(who, number % blocks * cluster, "block b takes b, b + n, ..")
 
 
+@pytest.mark.parametrize("shape", ((8, 16, 16), (513, 208, 336)))
+def test_a_schedule_of_ones_own(shape):
+    check_lcf("build_own_schedule", ("static", 2, 3, 1), None, shape)
+
+
 @pytest.mark.parametrize("kind,consumers,stages,lag", cases.LCFS)
 @pytest.mark.parametrize("shape", ((64, 64, 64), (8, 16, 16), (100, 48, 16), (513, 208, 336), (1500, 1040, 128)))
 def test_load_compute_finish(kind, consumers, stages, lag, shape):
+    check_lcf("build_lcf", (kind, consumers, stages, lag), counter_for(kind), shape)
+
+
+def check_lcf(builder, options, counter, shape):
     m, n, k = shape
     a, b = small_ints("bf16", m, k, most=2), small_ints("bf16", n, k, most=2, seed=1)
     expected = (a.float() @ b.float().t()).to(torch.bfloat16)
-    counter = counter_for(kind)
     for blocks in (132, 5):
         c = poisoned("bf16", m, n)
-        run("schedule:build_lcf", (kind, consumers, stages, lag), a, b, c, counter, blocks)
+        run(f"schedule:{builder}", options, a, b, c, counter, blocks)
         same(c + 0.0, expected + 0.0, f"{blocks} blocks")  # -0 is 0
         assert counter is None or counter.item() == 0

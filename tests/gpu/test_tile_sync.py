@@ -25,6 +25,14 @@ def test_commit(stages, producers, n):
     same(y, -x)
 
 
+@pytest.mark.parametrize("warps", cases.PRODUCERS)
+@pytest.mark.parametrize("n", (1, 3, 300))
+def test_several_producer_warps(warps, n):
+    x, y = normal("fp32", n, 32 * warps), poisoned("fp32", n, 32 * warps)
+    run("sync:build_producers", (warps,), x, y)
+    same(y, -x)
+
+
 @pytest.mark.parametrize("stages,warps", ((1, 4), (2, 7)))
 @pytest.mark.parametrize("n", (1, 2, 3, 400))
 def test_mailbox(stages, warps, n):
@@ -41,6 +49,12 @@ def test_turns(groups, n):
     run("sync:build_turns", (groups,), (out,))
     turn = torch.arange(n * groups, dtype=torch.int32, device="cuda").view(n, groups)
     same(out, turn.t().contiguous())
+
+
+def test_turns_that_are_not_enabled():
+    out = poisoned("int32", 2, 50)
+    run("sync:build_no_turns", (), (out,))
+    same(out, torch.arange(50, dtype=torch.int32, device="cuda").expand(2, 50).contiguous())
 
 
 @pytest.mark.parametrize("stages,start", ((1, 0), (2, 0), (3, 5)))

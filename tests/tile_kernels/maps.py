@@ -42,6 +42,16 @@ REDUCTIONS = {
     "row_sum_partial": lambda d, a, v: _sum_twice(d, a),
     "finite_or_zero": lambda d, a, v: tk.finite_or_zero(d, v),
 }
+VECTORS = {
+    "fill": lambda d, a, b: tk.fill(d, 2.5),
+    "zero": lambda d, a, b: tk.zero(d),
+    "neg_infty": lambda d, a, b: tk.neg_infty(d),
+    "copy": lambda d, a, b: tk.copy(d, a),
+    "apply": lambda d, a, b: tk.apply(d, cute.arch.fmax, a, b),
+    "exp2": lambda d, a, b: tk.exp2(d, a),
+    "sub": lambda d, a, b: tk.sub(d, a, b),
+    "sub_number": lambda d, a, b: tk.sub(d, a, 1.5),
+}
 FILLS = [(name, dict(diagonal=diagonal)) for name in ("right_fill", "left_fill") for diagonal in (False, True, 4)]
 FILLS += [("right_fill", dict(diagonal=diagonal, end=9)) for diagonal in (True, 16)]
 
@@ -154,6 +164,45 @@ def build_columns(cols):
         put(out, d)
 
     return OneBlock(body), ((tensor("fp32", 64, cols), tensor("fp32", cols), tensor("fp32", 64, cols // 2)),)
+
+
+def build_half_columns(cols, dtype):
+    """A 16-bit tile without its first and its last 16 columns, as a view."""
+    def body(a, out):
+        t, n = tk.rt(cols, tk.element_type(dtype)), cols - 32
+        get(t, a)
+        d = tk.rt(n, t.dtype)
+        tk.copy(d, tk.columns(t, 16, n))
+        put(out, d)
+
+    return OneBlock(body), ((tensor(dtype, 64, cols), tensor(dtype, 64, cols - 32)),)
+
+
+def build_vectors(cols):
+    """VECTORS of row vectors, as every thread has them (.., 64, 4), and of column vectors, as every quad has them
+    (.., 32, cols)."""
+    def body(v, v2, w, w2, rows, columns):
+        (a, b), d = [_vectors(cols, *x) for x in ((v, w), (v2, w2))], (tk.rv(), tk.cv(cols))
+        for k, op in enumerate(VECTORS.values()):
+            for kind in range(2):
+                op(d[kind], a[kind], b[kind])
+            put_rows(rows[k, None, None], d[0])
+            for j in range(cols // 4):
+                columns[k, tk.thread_in_warpgroup() // 4, tk.first_col() + 8 * (j // 2) + j % 2] = d[1].tensor[j]
+
+    n = len(VECTORS)
+    return OneBlock(body), ((*(tensor("fp32", size) for size in (64, 64, cols, cols)), tensor("fp32", n, 64, 4),
+                             tensor("fp32", n, 32, cols)),)
+
+
+def build_accumulate(dtype, cols):
+    """y[2 :, 1 :] += x, y of any size."""
+    def body(x, y):
+        t = tk.rt_fl(cols)
+        get(t, x)
+        tk.store_elements(y, t, 2, 1, accumulate=True)
+
+    return OneBlock(body), ((tensor("fp32", 64, cols), any_strides(dtype, sym(), sym())),)
 
 
 def build_narrow(cols, dtype):

@@ -163,7 +163,7 @@ def build_multicast(dtype, rows, cols, cluster, stages):
         tensor(dtype, n, cols), tensor(dtype, cluster, n, cols))
 
 
-def build_bulk(n):
+def build_bulk(n, evict_first=False):
     """x (n,) fp32 to shared memory, + 1; from there stored to y, added to z. w (4 * 128) += 1, 2, 3, 4, twice.
 
     counts (128,): what each thread got from a counter that runs to 99 and begins again."""
@@ -175,7 +175,7 @@ def build_bulk(n):
         if tk.warp_id() == 0:
             tk.expect_bytes(full, 4 * n)
             with cute.arch.elect_one():
-                tk.bulk_load(buffer.iterator.toint(), x.iterator.toint(), 4 * n, full.ptr.toint())
+                tk.bulk_load(buffer.iterator.toint(), x.iterator.toint(), 4 * n, full.ptr.toint(), evict_first)
         tk.wait(full, 0)
         me = tk.thread_in_warpgroup()
         for i in cutlass.range_constexpr(n // 128):  # what a thread writes must be published

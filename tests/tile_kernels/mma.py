@@ -48,6 +48,8 @@ class Mma:
         width = self.p.n // self.p.b_parts
         acc = tk.rt_fl(width)
         parts = {} if self.p.a_parts == self.p.b_parts == 1 else dict(a_part=i, b_part=j)
+        if cutlass.const_expr(self.p.span):
+            parts["k"] = self.p.span
         getattr(tk, f"mm_{self.p.form}")(acc, a, b, **parts)
         if self.p.twice:
             getattr(tk, f"mma_{self.p.form}")(acc, a, b, **parts)

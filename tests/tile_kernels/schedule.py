@@ -53,6 +53,7 @@ class Globals:
     c: tk.gl
     schedule: tk.Schedule
     rows: Int32
+    cols: Int32
     iters: Int32
 
 
@@ -70,9 +71,12 @@ class Gemm(tk.LCF):
                  stream: cuda.CUstream):
         rows, cols = cute.ceil_div(a.shape[0], 64 * self.consumers), cute.ceil_div(b.shape[0], 64)
         g = Globals(tk.gl.load(a, self.a), tk.gl.load(b, self.b), tk.gl.store(c, self.c),
-                    tk.Schedule(rows * cols, self.kind, 1, counter), rows, cute.ceil_div(a.shape[1], 64))
+                    self.order(rows * cols, counter), rows, cols, cute.ceil_div(a.shape[1], 64))
         self.kernel(g).launch(grid=[tk.blocks_for(self.kind, rows * cols, blocks), 1, 1],
                               block=[128 * (1 + self.consumers), 1, 1], stream=stream, min_blocks_per_mp=1)
+
+    def order(self, tasks, counter):
+        return tk.Schedule(tasks, self.kind, 1, counter)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -104,6 +108,22 @@ class Gemm(tk.LCF):
         tk.sync(8 + wg, tk.WARPGROUP)
         if tk.first_warp_of_group():
             tk.store_async(g.c, s["c"][wg], (t.row * self.consumers + wg, t.col))
+
+
+class OwnSchedule(Gemm):
+    """The same with a schedule of its own; the one in ``g`` has no task."""
+
+    def order(self, tasks, counter):
+        return tk.Schedule(Int32(0), "single")
+
+    def schedule(self, g):
+        return tk.Schedule(g.rows * g.cols, self.kind)
+
+
+def build_own_schedule(kind, consumers=2, stages=3, lag=1):
+    m, n, k = sym(), sym(), sym()
+    return OwnSchedule(kind, consumers, stages, lag), (
+        tensor("bf16", m, k), tensor("bf16", n, k), tensor("bf16", m, n), None, Int32(1))
 
 
 def build_lcf(kind, consumers=2, stages=3, lag=1):

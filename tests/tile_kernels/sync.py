@@ -97,6 +97,53 @@ def build_commit(stages, producers):
     return OneBlock(body, width + 32), ((tensor("fp32", n, width), tensor("fp32", n, width)),)
 
 
+class Producers:
+    """y = -x, (n, 32 * warps) fp32, as ``build_commit``, with the roles that ``specialise`` gives: so many producer
+    warps, and a warpgroup that drains."""
+
+    stages = 2
+
+    def __init__(self, warps):
+        self.warps = warps
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(x, y).launch(grid=[1, 1, 1], block=[256, 1, 1], stream=stream, min_blocks_per_mp=1)
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, y: cute.Tensor):
+        al = tk.SharedAllocator()
+        buffer = al.vector(32 * self.warps, self.stages)
+        pipe = al.pipe(self.stages, 0, 4, producers=self.warps)
+        tk.init_block(pipe.init)
+        tk.specialise(lambda: self.produce(x, buffer, pipe), lambda wg: self.consume(y, buffer, pipe), 1,
+                      producer_warps=self.warps)
+
+    @cute.jit
+    def produce(self, x, buffer, pipe):
+        r, me = pipe.ring(), tk.thread_in_warpgroup()
+        for i in cutlass.range(cute.size(x, mode=[0]), unroll=1):
+            pipe.acquire_empty(r)
+            buffer[me, r.stage] = x[i, me]
+            pipe.commit(r)
+            r.advance()
+
+    @cute.jit
+    def consume(self, y, buffer, pipe):
+        r, me = pipe.ring(), tk.thread_in_warpgroup()
+        for i in cutlass.range(cute.size(y, mode=[0]), unroll=1):
+            pipe.wait(r)
+            if me < 32 * self.warps:
+                y[i, me] = -buffer[me, r.stage]
+            pipe.release(r)
+            r.advance()
+
+
+def build_producers(warps):
+    n, width = sym(), 32 * warps
+    return Producers(warps), (tensor("fp32", n, width), tensor("fp32", n, width))
+
+
 def build_mailbox(stages, warps):
     """A producer warp posts (i, x[i]) for each i, then (-1, 0); the others write what they take to out[warp, i]."""
     @cute.jit
@@ -152,6 +199,24 @@ def build_turns(groups, enabled=True):
                 tk.sync(2, 2 * tk.WARPGROUP)  # the last one's give
 
     return OneBlock(body, 128 * groups), ((tensor("int32", groups, sym(), divisor=1),),)
+
+
+def build_no_turns():
+    """out[wg, i] = i, by two warpgroups that take turns as often as they like and never give: turns that are not
+    enabled wait for nobody."""
+    @cute.jit
+    def body(out):
+        wg = tk.warpgroup_id()
+        turns = tk.Turns(2, wg, False)
+        turns.start()
+        for i in cutlass.range(cute.size(out, mode=[1]), unroll=1):
+            turns.take()
+            if wg == 1:
+                turns.take()
+            if tk.thread_in_warpgroup() == 0:
+                out[wg, i] = i
+
+    return OneBlock(body, 256), ((tensor("int32", 2, sym(), divisor=1),),)
 
 
 def build_named_barrier():

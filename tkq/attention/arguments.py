@@ -57,6 +57,8 @@ def refuse_out_of_range(softmax_scale, softcap):
 
 
 def check_options(op, options: Options):
+    if options.causal not in (True, False):
+        raise TypeError(f"{op}: causal is {options.causal!r}, allowed are True and False")
     if not isinstance(options.softcap, (int, float)):
         raise TypeError(f"{op}: softcap is {type(options.softcap).__name__}, expected a float")
     if not 0 <= options.softcap < math.inf:

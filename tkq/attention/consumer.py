@@ -149,9 +149,9 @@ class Consumer:
         self.issue(s, c, c.att, keys)
         self.softmax.step(g, c, i, sides)
         tk.mma_wait(0)
-        self.release(s.v_pipe, c.v)
+        self.release_v(s, c)
         tk.copy(c.att_mma, c.att)
-        tk.mul_row(c.o, c.o, c.correct)
+        self.correct(c, late=False)
 
     def step_of_half(self, g, s, c, i):
         """``step`` of a block with a mask on the left, of its second half alone."""
@@ -159,9 +159,9 @@ class Consumer:
         self.issue(s, c, part.att, number=1)
         self.softmax.step(g, part, i, LEFT, self.config.kv // 2)
         tk.mma_wait(0)
-        self.release(s.v_pipe, c.v)
+        self.release_v(s, c)
         self.take_part(c, part, 1)
-        tk.mul_row(c.o, c.o, c.correct)
+        self.correct(c, late=False)
 
     def issue(self, s, c, att, keys=None, number=0):
         """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S. number: which half of K's
@@ -169,6 +169,8 @@ class Consumer:
         s.k_pipe.wait(c.k)
         c.turns.take()
         tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage], b_part=number)
+        self.correct(c, late=True)
+        self.find_v(c, 1)
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys)
         c.turns.give()
@@ -192,17 +194,34 @@ class Consumer:
         self.keep_statistics(c)
         self.softmax.first(g, part)
         tk.mma_wait(0)
-        self.release(s.v_pipe, c.v)
+        self.release_v(s, c)
         self.take_part(c, part)
 
     @cute.jit
     def end(self, s, c):
         """The last P @ V."""
+        self.correct(c, late=True)
+        self.find_v(c, 0)
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         self.keep_statistics(c)
         tk.mma_wait()
+        self.release_v(s, c)
+
+    def correct(self, c, late):
+        """O so far, after the maximum has moved: at one of two places, which ``late`` names."""
+        if self.config.late == late:
+            tk.mul_row(c.o, c.o, c.correct)
+
+    def find_v(self, c, behind):
+        """Where K and V share a ring: V's next tile is ``behind`` tiles behind K's next one."""
+        if self.config.one_ring:
+            c.v.move_to(c.k, behind)
+
+    def release_v(self, s, c):
         self.release(s.v_pipe, c.v)
+        if self.config.one_ring:
+            c.k.move_to(c.v)
 
     def release(self, pipe, ring):
         pipe.release(ring)

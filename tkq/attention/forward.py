@@ -11,7 +11,7 @@ from tkq.attention.consumer import Consumer
 from tkq.attention.launch import Numbers, Operands, Sequences
 from tkq.attention.plan import AttentionConfig
 from tkq.attention.producer import Producer
-from tkq.attention.ranges import ceil_div, heads_in_section
+from tkq.attention.ranges import ceil_div, even_section, heads_in_section
 from tkq.attention.spec import AttentionSpec
 from tkq.attention.state import Globals, Shared, Tiles, field_names
 from tkq.attention.tasks import Dense, Varlen
@@ -100,27 +100,34 @@ class AttentionForward:
         tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
         section = heads_in_section(cutlass.min(k.shape[0], Int32(1 << 20)) * key_bytes, c.section_mb << 20,
                                    heads_per_kv, all_heads)
+        section = even_section(section, heads_per_kv, all_heads)
         return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, section,
                      spec.longest_first), tiles * all_heads
 
     # ---- device --------------------------------------------------------------------------------
 
+    def shared(self, al: tk.SharedAllocator) -> Shared:
+        c, tiles = self.config, self.tiles
+        n, releases = c.consumers * c.q_stages, (4 * c.consumers, c.cluster)
+        q = al.tile(tiles.q, n)
+        o = q if c.o_over_q or c.o_direct else al.tile(tiles.o, c.consumers)
+        k = al.tile(tiles.k, c.stages)
+        v = k if c.one_ring else al.tile(tiles.v, c.stages)
+        task = al.vector(len(field_names(self.spec)), n, Int32)
+        q_full, q_empty = al.semaphores(n), al.semaphores(n)
+        k_pipe = al.pipe(c.stages, tiles.k.bytes, *releases)
+        v_pipe = k_pipe if c.one_ring else al.pipe(c.stages, tiles.v.bytes, *releases)
+        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe)
+
     @cute.kernel
     def kernel(self, g: Globals):
-        c = self.config
-        al = tk.SharedAllocator()
+        c, s = self.config, self.shared(tk.SharedAllocator())
         n = c.consumers * c.q_stages
-        q = al.tile(self.tiles.q, n)
-        s = Shared(
-            q=q, o=q if c.o_over_q or c.o_direct else al.tile(self.tiles.o, c.consumers),
-            k=al.tile(self.tiles.k, c.stages), v=al.tile(self.tiles.v, c.stages),
-            task=al.vector(len(field_names(self.spec)), n, Int32), q_full=al.semaphores(n), q_empty=al.semaphores(n),
-            k_pipe=al.pipe(c.stages, self.tiles.k.bytes, 4 * c.consumers, c.cluster),
-            v_pipe=al.pipe(c.stages, self.tiles.v.bytes, 4 * c.consumers, c.cluster))
 
         def initialise():
             s.k_pipe.init()
-            s.v_pipe.init()
+            if const_expr(not c.one_ring):
+                s.v_pipe.init()
             for i in cutlass.range_constexpr(n):
                 tk.init(s.q_full[i], 1)
                 tk.init(s.q_empty[i], 4)

@@ -61,7 +61,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     Differentiable once, in q, k, v and sinks, through o and lse.
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
-    ``tkq.reference.flash_attn``.
+    ``tkq.reference.flash_attn``, by the same rules.
     """
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
     way, options = ops.route(q, k, v, sinks), (causal, softmax_scale, left, right, softcap)
@@ -155,6 +155,8 @@ def _launch(operands, sizes, options, config=None):
            pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
+        if causal not in (True, False):
+            raise TypeError  # _check has the words
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, far=left >= FAR)
@@ -173,6 +175,8 @@ def launcher_of(device, spec, length, config=None):
 
 def _cpu(q, k, v, sinks, options, return_lse):
     _check(q, k, v, sinks, options)
+    if q.numel() and k.numel():  # the GPU's rules, so that what works here works there
+        check_layouts("flash_attn", q=q, k=k, v=v, sinks=sinks)
     o, lse = reference.flash_attn(q, k, v, *options, sinks)
     return o, lse if return_lse else None
 

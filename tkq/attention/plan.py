@@ -19,9 +19,11 @@ class AttentionConfig:
     schedule: see tkq.tile.Schedule. bridge: the next task's first product runs over this one's last. q_stages: Q tiles
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
-    together, in MB of L2. cluster: blocks that share K and V. half: a consumer whose rows see no key of the second half
-    of a task's first block, or of the first half of its last block, leaves that half out. registers: of a producer's
-    thread and a consumer's; without, tkq.tile's own."""
+    together, in MB of L2. cluster: blocks that share K and V. late: O is corrected under the next S, not before it.
+    one_ring: tiles of K and of V follow one another through one ring of ``stages``, which may be odd. stagger: at how
+    many places of K and V the tiles of a head begin, where every row sees every key. half: a consumer whose rows see no
+    key of the second half of a task's first block, or of the first half of its last block, leaves that half out.
+    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -36,6 +38,9 @@ class AttentionConfig:
     o_over_q: bool = False
     o_direct: bool = False
     half: bool = False
+    late: bool = False
+    one_ring: bool = False
+    stagger: int = 1
     registers: tuple = ()
 
     @property
@@ -52,7 +57,8 @@ class AttentionConfig:
         """Of a block."""
         q, o = (2 * self.rows * cols for cols in (head_dim, head_dim_v))
         out = 0 if self.o_over_q or self.o_direct else o // self.o_panels
-        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * (head_dim + head_dim_v) + self.q_stages * q + out
+        columns = head_dim if self.one_ring else head_dim + head_dim_v
+        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * columns + self.q_stages * q + out
 
     def accumulators(self, head_dim_v: int) -> int:
         """Registers of a consumer's thread that hold S, P (16 bits) and O."""
@@ -76,6 +82,8 @@ class AttentionConfig:
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):
             raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
+        if self.one_ring and (self.stages < 2 or self.bridge or head_dim != head_dim_v):
+            raise ValueError(f"{self}: one_ring needs 2 stages, tiles of K and V of one size, and no bridge")
         if self.half and self.kv % 32:
             raise ValueError(f"{self}: half needs kv a multiple of 32")
         if self.cluster > 1 and self.schedule == "dynamic":
@@ -139,11 +147,12 @@ _D128_LONG_FULL = AttentionConfig(
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
 _D64_SHORT = AttentionConfig()
 
-# Not measured yet. Beyond 128 columns the products take so much longer than the softmax that no turns are needed.
+# Beyond 128 columns the products take so much longer than the softmax that no turns are needed. 192 and 192 is not
+# measured; what the others were chosen from is in docs/attempts.md.
 _WIDE = {
-    (192, 128): AttentionConfig(kv=128, bridge=False, turns=False, q_stages=1, o_panels=2),
+    (192, 128): AttentionConfig(bridge=False, turns=False, q_stages=1, o_direct=True),
     (192, 192): AttentionConfig(kv=112, bridge=False, turns=False, q_stages=1, o_over_q=True),
-    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_over_q=True),
+    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_direct=True, late=True, section_mb=32),
 }
 
 

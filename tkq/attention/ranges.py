@@ -113,6 +113,13 @@ def heads_in_section(kv_bytes, section_bytes, heads_per_kv, heads):
     return least(most(section_bytes // kv_bytes, 1), heads // heads_per_kv) * heads_per_kv
 
 
+def even_section(section, heads_per_kv, heads):
+    """``section``, or fewer where that leaves the last section of ``heads`` less narrow: with few tasks in it there is
+    nothing to fill up the wait for its longest with."""
+    kv_heads, at_most = heads // heads_per_kv, most(section // heads_per_kv, 1)
+    return ceil_div(kv_heads, most(ceil_div(kv_heads, at_most), 1)) * heads_per_kv
+
+
 def work_rank(blocks):
     """0 to 30, the fewer the more work: sequences whose longest tasks have so many key blocks, in steps of half a power
     of 2. Those of a lower rank come first."""

@@ -17,9 +17,9 @@ def shipped():
     """Names are unique: flash_attn, dtype, head dims, choices, length."""
     out = {}
     for spec, length, quick in (*_plain(), *_choices()):
-        recipe = Recipe("tkq.attention.forward:build", (spec, plan(spec, length)))
-        name = _name(spec, length)
-        out.setdefault(recipe, Shipped(name, recipe, _expectation(spec), quick))
+        config = plan(spec, length)
+        recipe = Recipe("tkq.attention.forward:build", (spec, config))
+        out.setdefault(recipe, Shipped(_name(spec, length), recipe, _expectation(spec, config), quick))
     return list(out.values())
 
 
@@ -58,7 +58,9 @@ def _name(spec, length):
     return "_".join(("flash_attn", spec.dtype, dims, *flags, *more, length, *["lse"] * spec.lse))
 
 
-def _expectation(spec):
-    """Tensor cores not serialised, TMA in and out, registers handed from the producer to the consumers."""
+def _expectation(spec, config):
+    """Tensor cores not serialised, TMA in and, but for O from registers, out, registers handed from the producer to the
+    consumers."""
+    out = () if config.o_direct else ("UTMASTG", "STSM")
     tanh = ["MUFU.TANH"] * spec.softcap
-    return Expectation(tensor=20, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM", *tanh))
+    return Expectation(tensor=20, instructions=("UTMALDG", "USETMAXREG", *out, *tanh))

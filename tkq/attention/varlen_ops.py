@@ -135,6 +135,8 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
            used_q is None, used_k is None, pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
+        if causal not in (True, False):
+            raise TypeError  # _check has the words
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right > 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, used_q is not None,
@@ -147,6 +149,10 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
 
 def _cpu(q, k, v, sinks, lengths, options, return_lse):
     _check(q, k, v, sinks, lengths, options)
+    if q.numel() and k.numel():  # the GPU's rules, so that what works here works there
+        cu_q, cu_k, used_q, used_k, _, _ = lengths
+        check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                      seqused_q=used_q, seqused_k=used_k)
     o, lse = reference.flash_attn_varlen(q, k, v, *lengths[:4], *options, sinks)
     return o, lse if return_lse else None
 

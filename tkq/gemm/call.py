@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..runtime import arch, check, dtypes, function
-from .epilogue import GATED, Epilogue, is_located
+from . import tuned
+from .epilogue import GATED, Epilogue, is_located, name_of
 from .epilogue import PLAIN as PLAIN_EPILOGUE
 from .plan import launch
 from .spec import DTYPES, OUT_DTYPES, TMA_BYTES, GemmSpec, fits_tma, fits_tma_store, is_k_major
@@ -36,6 +37,13 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
     accumulate: out += a @ b, see GemmSpec. room: what follows a row of out, up to 16 bytes, may be overwritten: with
     zeros, or added to.
     For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
+    a, b, kind = kind_of(a, b, out, accumulate, room, extra)
+    kernel, planned = _launcher(kind, config)
+    kernel(a, b, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
+
+
+def kind_of(a, b, out, accumulate, room, extra):
+    """(a, b as the kernel gets them, what decides on it: the arguments of ``spec_of`` and the device)."""
     batch, whole, epilogue = (), True, ()
     if a.dim() == 3:
         a, b, batch, whole = _batched(a, b, out)
@@ -54,9 +62,7 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
             load = n % 16 == 0 and GATED[extra.activation][1] == "split"
     # A row that ends anywhere ends with a unit of 16 bytes, its room included.
     store = load and fits_tma_store(out.data_ptr(), pitch, m, 16 if room else out.shape[-1], size)
-    kernel, planned = _launcher(a.dtype, out.dtype, (a_is_k, b_is_k, load, store, accumulate), (m, n, k, *batch),
-                                epilogue, a.device, config)
-    kernel(a, b, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
+    return a, b, (a.dtype, out.dtype, (a_is_k, b_is_k, load, store, accumulate), (m, n, k, *batch), epilogue, a.device)
 
 
 def _batched(a, b, out):
@@ -82,12 +88,23 @@ def _epilogue(extra, size) -> tuple:
 
 
 @lru_cache(4096)
-def _launcher(dtype, out, ways, size, epilogue, device, config):
-    """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels.
+def _launcher(kind, config):
+    """(kernel, blocks) for a kind of call: the cache in front of planning and of the table of kernels. config: None for
+    what ``tkq.tune`` found or else the plan's."""
+    *facts, device = kind
+    arch.require_hopper(device)
+    spec, sizes, batches = spec_of(*facts)
+    if config is None:
+        config = tuned.chosen("gemm", spec, (*sizes, batches), device)
+    recipe, blocks = launch(spec, *sizes, arch.processors(device), config, batches)
+    return function(recipe), blocks
+
+
+def spec_of(dtype, out, ways, size, epilogue):
+    """(spec, (M, N, K), batches) of a kind of call.
 
     ways: is K contiguous in a, in b; do the operands come, does the result go by TMA; accumulate. size: M, N, K and,
     with a batch, how many and which operands have it. epilogue: see ``_epilogue``, () for a plain one."""
-    arch.require_hopper(device)
     e = PLAIN_EPILOGUE
     if epilogue:
         activation, bias, *rest = epilogue
@@ -96,8 +113,31 @@ def _launcher(dtype, out, ways, size, epilogue, device, config):
     m, n, k, batches, which = size if len(size) == 5 else (*size, 1, "")
     spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
                     "tma" if load else "elements", "tma" if store else "elements", accumulate, e, which)
-    recipe, blocks = launch(spec, m, n, k, arch.processors(device), config, batches)
-    return function(recipe), blocks
+    return spec, (m, n, k), batches
+
+
+def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, out=None, out_dtype=None):
+    """For ``tkq.tune``: a call of ``gemm``."""
+    from . import candidates  # the plans of all products
+
+    extra = Extra(bias, "" if activation is None else name_of(activation), c, alpha, beta)
+    dtype = out_dtype or (a.dtype if out is None else out.dtype)
+    check_call(a, b, dtype, extra)
+    if out is not None:
+        check_out(out, a, b, out_dtype, extra)
+    shape = shape_of(a, b, extra.activation)
+
+    def call(config, a, b, bias, c, out):
+        out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
+        run(a, b, out, config, extra=extra._replace(bias=bias, c=c))
+        return out
+
+    *_, kind = kind_of(a, b, torch.empty(shape, dtype=dtype, device=a.device) if out is None else out, False, False,
+                       extra)
+    spec, sizes, batches = spec_of(*kind[:-1])
+    found = candidates.of_gemm(spec, *sizes, arch.processors(a.device), batches) if all((*sizes, batches)) else []
+    return tuned.Tunable(tuned.problem("gemm", spec, (*sizes, batches), a.device), found, (a, b, bias, c, out), call,
+                         _launcher.cache_clear)
 
 
 # ---- what can be wrong with a call -----------------------------------------------------------------------

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tkq import reference_fp8
+from tkq.gemm import candidates, tuned
 from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES, fits_tma_store
@@ -87,11 +88,12 @@ def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional
         raise
 
 
-def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None):
-    """The kernel of a spec without bias and float8 result, with no more checks than its own: for tests and tuning, with
-    a config and a number of blocks (at most; at least a cluster) instead of the plan's."""
+def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, bias=None, out_scale=None):
+    """The kernel of a spec, with no more checks than its own: for tests and tuning, with a config and a number of
+    blocks (at most; at least a cluster) instead of the plan's."""
     recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
-    function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0, 0, blocks or planned)
+    function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
+                     0 if out_scale is None else out_scale.data_ptr(), blocks or planned)
 
 
 def _facts(x):
@@ -121,7 +123,7 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
         raise ValueError("fp8_gemm: several devices")
     device = torch.device("cuda", devices[0]) if devices[0] >= 0 else torch.device("cpu")
     arch.require_hopper(device)
-    recipe, blocks = launch(spec, m, n, k, arch.processors(device))
+    recipe, blocks = launch(spec, m, n, k, arch.processors(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
     return function(recipe), blocks, m, n, spec.scales != "tensor"
 
 
@@ -237,3 +239,20 @@ def _fake(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional
 
 
 _op = ops.torch_op("fp8_gemm", cuda=_cuda, cpu=_cpu, fake=_fake)
+
+
+def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=torch.bfloat16, out_scale=None,
+            accumulate=None):
+    """For ``tkq.tune``: a call of ``fp8_gemm``."""
+    spec = _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+    _aligned(a=a, b=b)
+    (m, k), n = a.shape, b.shape[1]
+
+    def call(config, a, b, scale_a, scale_b, bias, out_scale):
+        c = torch.empty(m, n, dtype=out_dtype, device=a.device)
+        run(spec, a, b, scale_a, scale_b, c, config, bias=bias, out_scale=out_scale)
+        return c
+
+    found = candidates.of_fp8_gemm(spec, m, n, k, arch.processors(a.device)) if m and n and k else []
+    return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), found,
+                         (a, b, scale_a, scale_b, bias, out_scale), call, _launcher.cache_clear)

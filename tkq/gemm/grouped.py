@@ -84,10 +84,11 @@ class GroupedGemm(Fp8Gemm):
         super().__init__(spec, config)
         x, step = config, spec.step
         self.along_k = spec.along == "k"
-        self.a_tile = tk.st(step, x.m, self.a_dtype) if self.along_k else tk.st(x.m, step, self.a_dtype)
+        m_major = self.along_k and spec.b_major == "n"
+        self.a_tile = tk.st(step, x.m, self.a_dtype) if m_major else tk.st(x.m, step, self.a_dtype)
         self.b_tile = tk.st(x.n, step, self.b_dtype) if spec.b_major == "k" else tk.st(step, x.n, self.b_dtype)
         self.mm, self.mma = {(False, "k"): (tk.mm_ABt, tk.mma_ABt), (False, "n"): (tk.mm_AB, tk.mma_AB),
-                             (True, "n"): (tk.mm_AtB, tk.mma_AtB)}[self.along_k, spec.b_major]
+                             (True, "n"): (tk.mm_AtB, tk.mma_AtB)}[m_major, spec.b_major]
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -100,8 +101,7 @@ class GroupedGemm(Fp8Gemm):
         across, one = (x.cluster, 1) if const_expr(x.across) else (1, x.cluster)
         steps = cute.ceil_div(k, GROUP)
         g = Globals(
-            a=tk.gl.load(tk.ragged(deep(transposed(a))) if const_expr(self.along_k) else a, self.a_tile, across),
-            b=tk.gl.load(tk.ragged(deep(b)) if const_expr(self.along_k) else self.matrices(b), self.b_tile, one),
+            a=tk.gl.load(self.rows(a), self.a_tile, across), b=tk.gl.load(self.matrices(b), self.b_tile, one),
             c=tk.gl.store(last_first(c) if const_expr(self.along_k) else tk.ragged_store(deep(c)), self.c_tile),
             offsets=offsets, scale_a=self.row_scales(scale_a, m, steps),
             scale_b=self.group_scales(scale_b, groups, n, steps), m=m, n=n, k=k, groups=groups)
@@ -109,8 +109,14 @@ class GroupedGemm(Fp8Gemm):
                               block=[tk.WARPGROUP * (1 + x.consumers), 1, 1], cluster=[x.cluster, 1, 1], stream=stream,
                               min_blocks_per_mp=1)
 
+    def rows(self, a):
+        """a as TMA takes it: along K as (K, M), in pieces of K."""
+        return tk.ragged(deep(transposed(a))) if self.along_k else a
+
     def matrices(self, b):
-        """(G, K, N) as (N, K, G) or (K, N, G)."""
+        """b as TMA takes it: (G, K, N) as (N, K, G) or (K, N, G); along K in pieces of K."""
+        if self.along_k:
+            return tk.ragged(deep(b))
         return cute.make_tensor(b.iterator, cute.select(b.layout, [2, 1, 0] if self.spec.b_major == "k" else [1, 2, 0]))
 
     def row_scales(self, given, m, steps):
@@ -212,6 +218,21 @@ class GroupedGemm(Fp8Gemm):
         if self.along_k:
             return cutlass.max(cute.ceil_div(t.size, self.spec.step), 1)
         return cute.ceil_div(g.k, self.spec.step)
+
+    @cute.jit
+    def sum_all(self, g, s: Constexpr, u: Constexpr, t, wg):
+        """A consumer whose rows all lie past its group's end only lets the stages go: small groups leave half of a
+        tile to it, and what it does not multiply costs no energy and no time of the other's."""
+        if const_expr(self.along_k):
+            self.sum_products(g, s, u, t, wg)
+        else:
+            if t.row * self.config.m + wg * (64 * self.config.waves) < t.size:
+                self.sum_products(g, s, u, t, wg)
+            else:
+                for _ in cutlass.range(self.steps(g, t), unroll=1):
+                    s.pipe.wait(u.full)
+                    u.full.advance()
+                    self.release(s, u)
 
     # ---- device: in and out --------------------------------------------------------------------------
 

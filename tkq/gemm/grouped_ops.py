@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from tkq import reference_grouped
-from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe
+from tkq.gemm import candidates, tuned
+from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES
 from tkq.runtime import arch, check, dtypes, function, ops
 
@@ -27,23 +28,28 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
         a: (M, K). bfloat16, float16, or float8 with scales. Row-major; with b (K, N) column-major: the ``.t()`` of a
             row-major (K, M).
         b: (G, K, N), as a; float8 in any mix. K- or N-contiguous; K-contiguous (the ``.transpose(1, 2)`` of a row-major
-            (G, N, K)) in float8. Or (K, N), row-major, 16 bits.
+            (G, N, K)) in float8. Or (K, N), row-major.
+            Of float8 with b (K, N), both have K contiguous: a is row-major, b column-major.
         offsets: (G,) int32: where each group ends, in rows (in K, with b (K, N)). It begins where the one before ends,
             the first at 0. Groups may be empty. Rows from the last offset on belong to none: they are not written.
             Offsets below the one before or past the end are as if they were not.
-        scale_a, scale_b: for float8, float32: (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
-            (G, ceil(K / 128), ceil(N / 128)), any strides.
+        scale_a, scale_b: for float8, float32, any strides.
+            With b (G, K, N): (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and (G, ceil(K / 128), ceil(N / 128)).
+            With b (K, N): (M, 1) and (1, N); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
+            (ceil(K / 128), N), which count 128 from the first of all K on, wherever groups begin: those of the
+            transposes that ``tkq.quantize_fp8(x, "block", transpose=True)`` makes. (A block that two groups have part
+            of has one scale: where it is NaN, it is so for both.)
         out_dtype: bfloat16, float16 or float32. Not given: a's, for float8 bfloat16.
 
     K and N are multiples of 8, with float8 K of 16; with float32 results N of 4 is enough; all bases and pitches are
-    multiples of 16 bytes. With b (K, N) M is a multiple of 8, and K may be anything.
+    multiples of 16 bytes. With b (K, N) M is a multiple of 8, and K may be anything; of float8 M may be, too.
 
     Returns:
-        (M, N), or (G, M, N): contiguous. Groups of no K give zeros.
+        (M, N), or (G, M, N): contiguous. Groups of no K give zeros (times their scales, which should be finite).
 
     Raises:
         TypeError, ValueError: naming the argument. NotImplementedError: sizes that are not such multiples, more than
-        1024 groups, float8 with b (K, N), a gradient of float8. RuntimeError: a GPU other than Hopper.
+        1024 groups, a gradient of float8. RuntimeError: a GPU other than Hopper.
 
     Differentiable in a and b where b is (G, K, N) of 16 bits. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
     """
@@ -76,15 +82,30 @@ def _product(a, b, offsets, scale_a, scale_b, out_dtype):
     c = torch.empty(shape, dtype=out, device=a.device)
     if kernel is None:  # nothing to multiply
         return c.zero_()
-    kernel(a, b, c, offsets, _NO_SCALES if scale_a is None else (scale_a.data_ptr(), 0, *scale_a.stride()),
-           _NO_SCALES if scale_b is None else _of_groups(scale_b), blocks)
+    kernel(a, b, c, offsets, _of_rows(scale_a), _of_columns(scale_b), blocks)
     return c
 
 
-def _of_groups(scale):
-    """(address, stride of groups, of columns, of steps)"""
-    group, step, column = scale.stride()
-    return scale.data_ptr(), group, column, step
+def run(spec, a, b, c, offsets, scales=(None, None), config=None, blocks=None):
+    """The kernel of a spec, with no more checks than its own: for tests and tuning, with a config and a number of
+    blocks (at least a cluster) instead of the plan's."""
+    processors, n = arch.processors(a.device), b.shape[-1]
+    config = config or plan(spec, a.shape[0], n, offsets.shape[0], processors)
+    blocks = (blocks or processors) // config.cluster * config.cluster
+    function(recipe(spec, config))(a, b, c, offsets, _of_rows(scales[0]), _of_columns(scales[1]), blocks)
+
+
+def _of_rows(scale):
+    """(address, stride of groups, of rows, of steps) of scale_a: (M, steps), or each group's."""
+    return _NO_SCALES if scale is None else (scale.data_ptr(), *(0,) * (3 - scale.dim()), *scale.stride())
+
+
+def _of_columns(scale):
+    """(address, stride of groups, of columns, of steps) of scale_b: (steps, N), or each group's."""
+    if scale is None:
+        return _NO_SCALES
+    *group, step, column = scale.stride()
+    return (scale.data_ptr(), *(group or (0,)), column, step)
 
 
 def _facts(x):
@@ -105,7 +126,8 @@ def _launcher(a, b, offsets, scales, out_dtype):
         return None, 0, shape, out
     arch.require_hopper(device)
     processors = arch.processors(device)
-    config = plan(spec, m, shape[-1], groups, processors)
+    config = tuned.chosen("grouped_gemm", spec, (m, shape[-1], k, groups), device)
+    config = config or plan(spec, m, shape[-1], groups, processors)
     return function(recipe(spec, config)), processors // config.cluster * config.cluster, shape, out
 
 
@@ -129,17 +151,16 @@ def _spec(a, b, offsets, scales, out_dtype):
         raise NotImplementedError(f"offsets: {groups} groups, supported are up to {MOST_GROUPS}")
     if groups > 1 and offsets[2][0] != 1:
         raise ValueError(f"offsets: strides are {offsets[2]}, allowed is contiguous")
-    if narrow and along_k:
-        raise NotImplementedError("b: float8 with b (K, N) is not supported; with (G, K, N) it is")
     out = out_dtype or (torch.bfloat16 if narrow else a_dtype)
     if out not in _OUT:
         raise TypeError(f"out_dtype: got {out}, allowed are bf16, fp16, fp32")
     unit = TMA_BYTES // a_dtype.itemsize
-    for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, unit if along_k else 1)),
-                             ("M", m, unit if along_k else 1), ("K", k, 1 if along_k else unit)):
+    lines = unit if along_k and not narrow else 1  # M and N, where they are contiguous
+    for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, lines)), ("M", m, lines),
+                             ("K", k, 1 if along_k else unit)):
         if size % step:
             raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}")
-    kind = _scales(narrow, groups, m, n, k, scales)
+    kind = _scales(narrow, "k" if along_k else "m", (m, n, k, groups), scales)
     b_major = _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)
     spec = GroupedSpec("k" if along_k else "m", dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out),
                        kind, b_major)
@@ -151,7 +172,7 @@ def _dtype(name, dtype, allowed):
         raise TypeError(f"{name}: dtype is {dtype}, allowed are {', '.join(allowed)}")
 
 
-def _scales(narrow, groups, m, n, k, scales):
+def _scales(narrow, along, sizes, scales):
     if not narrow:
         if scales:
             raise ValueError("scale_a, scale_b: given with operands of 16 bits, allowed with float8")
@@ -160,24 +181,25 @@ def _scales(narrow, groups, m, n, k, scales):
         raise ValueError("scale_a, scale_b: got None, float8 needs both")
     for name, dtype in (("scale_a", scales[0]), ("scale_b", scales[2])):
         _dtype(name, dtype, ("fp32",))
-    kind, steps = granularity(groups, m, n, k, scales[1], scales[3]), -(-k // 128)
+    kind = granularity(along, sizes, scales[1], scales[3])
     if kind is None:
-        blocks = f"({m}, {steps}) with ({groups}, {steps}, {-(-n // 128)})"
         raise ValueError(f"scale_a, scale_b: shapes are {tuple(scales[1])} and {tuple(scales[3])}; allowed are "
-                         f"({m}, 1) with ({groups}, 1, {n}) and {blocks}")
+                         f"{shapes_allowed(along, sizes)}")
     return kind
 
 
 def _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, size):
     """b's contiguous dimension, "k" or "n", where strides are such that TMA takes them."""
-    a_lines, a_run = (stride_a[1], stride_a[0]) if along_k else stride_a
+    m_major = along_k and not narrow
+    a_lines, a_run = (stride_a[1], stride_a[0]) if m_major else stride_a
     if a_run != 1 or a_lines * size % TMA_BYTES:
-        what = "column" if along_k else "row"
+        what = "column" if m_major else "row"
         raise ValueError(f"a: strides are {stride_a}, allowed is {what}-major with a pitch of a multiple of 16 bytes")
     *group, k, n = stride_b
-    b_major = "n" if n == 1 and (along_k or not narrow) else "k" if k == 1 and not along_k else None
+    b_major = "n" if n == 1 and not narrow else "k" if k == 1 and not m_major else None
     if b_major is None:
-        allowed = "row-major" if along_k else "K-contiguous: pass .transpose(1, 2).contiguous().transpose(1, 2)"
+        allowed = ("row-major" if m_major else "column-major: pass .t().contiguous().t()" if along_k else
+                   "K-contiguous: pass .transpose(1, 2).contiguous().transpose(1, 2)")
         raise ValueError(f"b: strides are {stride_b}, allowed is {allowed}")
     if any(step * size % TMA_BYTES for step in (*group, k if b_major == "n" else n)):
         raise ValueError(f"b: strides are {stride_b}, allowed are multiples of 16 bytes")
@@ -240,3 +262,21 @@ def _backward(ctx, dc):
 _op = ops.torch_op("grouped_gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _Function = ops.eager_function("GroupedGemm", forward=lambda *args: (_cuda if args[0].is_cuda else _cpu)(*args),
                                setup=_setup, backward=_backward)
+
+
+def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
+    """For ``tkq.tune``: a call of ``grouped_gemm``."""
+    spec, shape, out = _check(a, b, offsets, scale_a, scale_b, out_dtype)
+    _aligned(a=a, b=b)
+    (m, k), n, groups = a.shape, b.shape[-1], offsets.shape[0]
+
+    def call(config, a, b, offsets, scale_a, scale_b):
+        c = torch.empty(shape, dtype=out, device=a.device)
+        run(spec, a, b, c, offsets, (scale_a, scale_b), config)
+        return c
+
+    sizes = m, n, k, groups
+    found = candidates.of_grouped_gemm(spec, m, n, groups, arch.processors(a.device)) if all(sizes) else []
+    last = int(offsets[-1]) if groups and spec.along == "m" else None  # rows behind it belong to none
+    return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
+                         (a, b, offsets, scale_a, scale_b), call, _launcher.cache_clear, lambda c: c[:last])

@@ -17,9 +17,9 @@ class GroupedSpec:
     """along "m": c[i] = a[i] @ b[g], g being row i's group: a (M, K), b (G, K, N), c (M, N). along "k":
     c[g] = a[:, g] @ b[g], the columns of a and rows of b that are g's: a (M, K), b (K, N), c (G, M, N).
 
-    a, b: their types, both 16-bit and the same, or float8. out: c's. scales: "none" for 16 bits; "row" or "block" for
-    float8, see Fp8Spec. b_major: b's contiguous dimension, "k" or, for 16 bits, "n". along "k" a is M- and b
-    N-contiguous.
+    a, b: their types, both 16-bit and the same, or float8. out: c's. scales: "none" for 16 bits; for float8, see
+    Fp8Spec, "row" or, along "m", "block", along "k", "line". b_major: b's contiguous dimension, "k" or, for 16 bits,
+    "n". along "k" a is M- and b N-contiguous, of float8 both are K-contiguous.
 
     Raises:
         NotImplementedError: a value that no kernel takes, by name.
@@ -39,8 +39,8 @@ class GroupedSpec:
 
     def __post_init__(self):
         narrow = self.a in FP8
-        allowed = {"along": ("m",) if narrow else ("m", "k"), "a": (*HALF, *FP8), "b": FP8 if narrow else (self.a,),
-                   "out": OUT, "scales": ("row", "block") if narrow else ("none",),
+        allowed = {"along": ("m", "k"), "a": (*HALF, *FP8), "b": FP8 if narrow else (self.a,), "out": OUT,
+                   "scales": ("row", "line" if self.along == "k" else "block") if narrow else ("none",),
                    "b_major": ("k",) if narrow else ("k", "n") if self.along == "m" else ("n",)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -49,11 +49,11 @@ class GroupedSpec:
 
     @property
     def per_step(self) -> bool:
-        return self.scales == "block"
+        return self.scales in ("block", "line")
 
     @property
     def promote(self) -> bool:
-        return self.scales == "block"
+        return self.per_step
 
     @property
     def step(self) -> int:
@@ -61,9 +61,10 @@ class GroupedSpec:
         return 128 // BYTES.get(self.a, 2)
 
 
+# Beside the table of groups, a fourth stage has room only where panels are half as wide.
 FAST = (
-    Fp8Config(across=True, group=16),
-    Fp8Config(cluster=1, group=16),
+    Fp8Config(across=True, group=16, panel_bytes=64),
+    Fp8Config(cluster=1, group=16, panel_bytes=64),
     Fp8Config(n=128, stages=6, cluster=1),
     Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, lead=0),
 )
@@ -102,7 +103,8 @@ def fitted(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
-    return Recipe("tkq.gemm.grouped:build", (spec, config))
+    masked = spec.along == "k" and spec.a in FP8
+    return Recipe(f"tkq.gemm.{'grouped_masked' if masked else 'grouped'}:build", (spec, config))
 
 
 def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:
@@ -118,22 +120,35 @@ def shipped() -> list[Shipped]:
     """Every tile with every kind of operands."""
     specs = [GroupedSpec(), GroupedSpec(b_major="n"), GroupedSpec("k", b_major="n"), GroupedSpec(out="fp32"),
              GroupedSpec("k", out="fp32", b_major="n"), GroupedSpec("m", "fp16", "fp16", "fp16"),
-             GroupedSpec("m", "e4m3", "e4m3", "bf16", "row"), GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")]
+             GroupedSpec("m", "e4m3", "e4m3", "bf16", "row"), GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"),
+             GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), GroupedSpec("k", "e4m3", "e4m3", "bf16", "line"),
+             GroupedSpec("k", "e5m2", "e4m3", "bf16", "row"), GroupedSpec("k", "e4m3", "e4m3", "fp32", "line")]
     found = []
     for spec in specs:
         for i, tile in enumerate(PROMOTED if spec.promote else FAST):
             config = fitted(tile, spec)
-            name = f"grouped_gemm_{spec.along}_{spec.a}_{spec.out}_{spec.scales}_{spec.b_major}_{config.name}"
-            quick = i == 0 and spec in (specs[0], specs[2], specs[-1])
+            types = spec.a if spec.a == spec.b else f"{spec.a}_{spec.b}"
+            name = f"grouped_gemm_{spec.along}_{types}_{spec.out}_{spec.scales}_{spec.b_major}_{config.name}"
+            quick = i == 0 and spec in (specs[0], specs[2], specs[7], specs[9])
             found.append(Shipped(name, recipe(spec, config), expectation(spec, config), quick))
     return found
 
 
-def granularity(groups: int, m: int, n: int, k: int, scale_a: tuple, scale_b: tuple) -> Optional[str]:
-    """"row" or "block", from the scales' shapes; None for others."""
-    steps = -(-k // 128)
-    if tuple(scale_a) == (m, 1) and tuple(scale_b) == (groups, 1, n):
-        return "row"
-    if tuple(scale_a) == (m, steps) and tuple(scale_b) == (groups, steps, -(-n // 128)):
-        return "block"
-    return None
+def granularity(along: str, sizes: tuple, scale_a: tuple, scale_b: tuple) -> Optional[str]:
+    """Which of Fp8Spec's scales two shapes mean; None for others. sizes: M, N, K, groups."""
+    m, n, k, groups = sizes
+    found = (tuple(scale_a), tuple(scale_b))
+    return next((kind for kind, *shapes in _scale_shapes(along, m, n, -(-k // 128), groups) if found == tuple(shapes)),
+                None)
+
+
+def shapes_allowed(along: str, sizes: tuple) -> str:
+    """For an error's text: what the scales of a product may be."""
+    m, n, k, groups = sizes
+    return ", ".join(f"{a} with {b}" for _, a, b in _scale_shapes(along, m, n, -(-k // 128), groups))
+
+
+def _scale_shapes(along, m, n, steps, groups):
+    if along == "m":
+        return ("row", (m, 1), (groups, 1, n)), ("block", (m, steps), (groups, steps, -(-n // 128)))
+    return (("row", (m, 1), (1, n)), ("row", (groups, m, 1), (groups, 1, n)), ("line", (m, steps), (steps, n)))

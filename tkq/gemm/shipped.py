@@ -1,5 +1,6 @@
 """Every GEMM kernel that the tests of machine code cover, and what its machine code must show. Pure Python."""
 import itertools
+from dataclasses import replace
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
@@ -62,7 +63,7 @@ def _plain():
     specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
     for spec, tile in itertools.product(specs, TILES):
         quick = spec in QUICK_PLAIN and tile is TILES[0]
-        yield _dense(spec, fitted(tile, spec), "batch" + spec.batch if spec.batch else "", quick)
+        yield _dense(spec, fitted(with_epilogue(tile, spec), spec), "batch" + spec.batch if spec.batch else "", quick)
 
 
 def _epilogues():
@@ -72,11 +73,10 @@ def _epilogues():
             continue
         quick = name in QUICK and out == "bf16" and tile is TILES[0]
         yield _dense(spec, fitted(with_epilogue(tile, spec), spec), name, quick)
-
-
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
-        yield _dense(spec, Config(spread=2, late=True), f"{name}_spread2")
+        yield _dense(spec, Config(spread=2 if name == "bias_silu" else 4, late=True), f"{name}_other")
+    yield _dense(GemmSpec(), Config(spread=1, pdl=True), "spread")
 
 
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
@@ -105,12 +105,19 @@ def _few_rows(spec, config, what="", quick=False):
 
 
 def _elements():
-    wanted = Expectation(tensor=4, waits_per_mma=0.25, instructions=("LDG", "STG"), absent=("UTMALDG",))
-    cases = [(f"{a}{b}_bf16", GemmSpec("bf16", "bf16", a, b, "elements", "elements"))
-             for a, b in itertools.product("km", "kn")]
+    tiles = (64 + 128) * 64 * 2  # bytes of A's and B's
+    wanted = Expectation(tensor=4, waits_per_mma=0.25, instructions=("LDG", "STG"), absent=("UTMALDG",),
+                         smem=tiles + 1024)
+    types = [("bf16", "bf16", a, b) for a, b in itertools.product("km", "kn")]
+    types += [("bf16", "fp32", "k", "n"), ("fp16", "fp16", "k", "n"), ("fp16", "fp32", "m", "k")]
+    cases = [(f"{dtype}_{a}{b}_{out}", GemmSpec(dtype, out, a, b, "elements", "elements"))
+             for dtype, out, a, b in types]
     for name in ("swiglu_interleaved", "silu"):
         epilogue = Epilogue(name, bias="bf16", residual=name == "silu")
-        cases.append((f"kn_{name}", GemmSpec(load="elements", store="elements", epilogue=epilogue, batch="ab")))
+        cases.append((f"bf16_kn_{name}", GemmSpec(load="elements", store="elements", epilogue=epilogue, batch="ab")))
     for name, spec in cases:
-        yield Shipped(f"gemm_bf16_{name}_elements", Recipe("tkq.gemm.elements:build", (spec,)), wanted,
-                      name == "kn_bf16")
+        four_blocks = REGISTER_FILE // 4 // 128  # run on a processor, but where C is added
+        registers = 255 if spec.epilogue.residual else four_blocks
+        yield Shipped(f"gemm_{name}_elements", Recipe("tkq.gemm.elements:build", (spec,)),
+                      replace(wanted, registers=registers),
+                      name == "bf16_kn_bf16")

@@ -2,7 +2,7 @@
 from .. import row_plan, runtime
 from ..testing.expectation import Expectation
 from .launch import recipe, scale_recipe, total_recipe
-from .plan import plan, smem_bytes
+from .plan import WalkConfig, plan, smem_bytes
 from .spec import KINDS, CrossEntropySpec, ScaleSpec, TotalSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -60,7 +60,8 @@ def expectation(spec: CrossEntropySpec) -> Expectation:
     t, wide = row_plan.tile(spec, config), []
     if spec.vector * spec.width == 128:
         # no allocation in L1, evicted first
-        wide += ["LDG.E.NA.128" if config.load == "registers" else "LDGSTS.E.BYPASS"]
+        through = "LDGSTS.E.BYPASS" if isinstance(config, WalkConfig) else "LDGSTS.E.128"
+        wide += ["LDG.E.NA.128" if config.load == "registers" else through]
         if spec.kind != "forward":
             wide += ["STG.E.EF.128" if config.load == "registers" else "STG.E.128"]
     if spec.kind != "backward":

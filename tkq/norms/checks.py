@@ -1,4 +1,5 @@
 """What the norms' public functions refuse, and in which words. Nothing is launched before."""
+import numbers
 from typing import Optional
 
 import torch
@@ -24,6 +25,16 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
     for name, dtype in (("out_dtype", out_dtype), ("residual_dtype", residual_dtype)):
         if dtype is not None and dtype not in TYPES:
             raise TypeError(f"{kind}: {name}: got {dtype}, allowed are {', '.join(map(str, TYPES))}")
+
+
+def eps(kind: str, eps: float) -> None:
+    """TypeError, ValueError unless eps is a number from 0 on."""
+    if isinstance(eps, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
+        return
+    if not isinstance(eps, (int, float)) and not isinstance(eps, numbers.Real):
+        raise TypeError(f"{kind}: eps: got {type(eps).__name__}, expected a float")
+    if not eps >= 0:
+        raise ValueError(f"{kind}: eps: got {eps}, allowed are numbers from 0 on")
 
 
 def _rows(kind, name, x):

@@ -73,17 +73,17 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
         run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype]
         if len(shape) == 2:
-            if 0 < shape[0] <= _MAX_ROWS:
+            if 0 < shape[0] <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
                 if y is None:
                     y = torch.empty_like(x)  # contiguous, as the rows of an x that is taken are
                 run(x, weight, bias, y, eps)
                 return y
         else:
             rows = _one_stride(x, weight)
-            if 0 < rows.shape[0] <= _MAX_ROWS:
+            if 0 < rows.shape[0] <= _MAX_ROWS and eps >= 0.0:
                 if y is None:
                     y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
-                run(rows, weight, bias, y.view(rows.shape), eps)
+                run(rows, weight, bias, y.view_as(rows), eps)
                 return y
     except Exception:  # nothing is known, or it was refused
         pass
@@ -100,11 +100,11 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
         flat = len(shape) == 2
         rows = x if flat else _one_stride(x, weight)
         M = shape[0] if flat else rows.shape[0]
-        if 0 < M <= _MAX_ROWS:
+        if 0 < M <= _MAX_ROWS and eps >= 0.0:
             y = torch.empty_like(x) if flat or x.is_contiguous() else _empty(shape, x.dtype, x.device)
             rstd = new.floats(x, (M,), (1,))
             mean = new.floats(x, (M,), (1,)) if kind == "layernorm" else None
-            run(rows, weight, bias, y if rows is x else y.view(rows.shape), None, None, rstd, mean, None, eps, None)
+            run(rows, weight, bias, y if rows is x else y.view_as(rows), None, None, rstd, mean, None, eps, None)
             return y, rstd, mean
     except Exception:
         pass
@@ -171,9 +171,9 @@ def _folded(t, kept, copy=False):
         return None
     shape = (-1, *t.shape[-kept:])
     if copy:
-        return t.reshape(shape)
+        return t.reshape(*shape)  # sizes one by one: torch reads them several times as fast as a tuple
     try:
-        return t.view(shape)
+        return t.view(*shape)
     except RuntimeError:
         return None
 
@@ -209,7 +209,7 @@ def _arguments(call, rows, weight, bias, results):
     y, total, rstd, mean, scale = results
     if y.dim() != 2:
         shape = (-1, x.shape[-1])
-        y, total = y.view(shape), None if total is None else total.view(shape)
+        y, total = y.view(*shape), None if total is None else total.view(*shape)
     return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
 
 
@@ -219,6 +219,7 @@ def _arguments(call, rows, weight, bias, results):
 def _carefully(call, x, weight, bias, residual, out=None):
     """Find the launcher, compile it where it is new, and call it. `out` takes the place of y."""
     checks.norm(call.kind, x, weight, bias, residual, None if call.scale else call.out, call.total)
+    checks.eps(call.kind, call.eps)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
     arch.require_hopper(x.device)

@@ -26,7 +26,7 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
             read in place. What needs more is copied first.
         weight, bias: (N,), contiguous, bf16, fp16 or fp32, not necessarily x's type. Or both (H, N), for x (..., H, N):
             each head has its own.
-        eps: added to the mean square.
+        eps: added to the mean square, 0 or more.
         residual: like x, of any of the three types; added to x in float32.
         prenorm: return the sum h too, the residual of the next layer.
         weight_offset: added to the weight in float32: 1.0 for models (Gemma) that store weight - 1.
@@ -38,9 +38,10 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         where there is no residual and the types agree.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, an option that
-            would do nothing (weight_offset without a weight, residual_dtype without prenorm).
+        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
+        ValueError: an eps below 0 or NaN, shapes that do not match, several devices, a last dimension that is not
+            contiguous, an option that would do nothing (weight_offset without a weight, residual_dtype without
+            prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
     """
@@ -101,6 +102,7 @@ def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
     if x.is_cuda:
         return launch.norm(call, x, weight, bias, residual)
     checks.norm(call.kind, x, weight, bias, residual, call.out, call.total)
+    checks.eps(call.kind, call.eps)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
     y, h, rstd, mean = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
@@ -147,6 +149,7 @@ _RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backwa
 
 def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
     checks.norm(kind, x, weight, bias, residual, out_dtype, residual_dtype)
+    checks.eps(kind, eps)
     check.refuse_tangent(kind, x=x, weight=weight, bias=bias, residual=residual)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None

@@ -38,7 +38,8 @@ class Fp8Linear(nn.Linear):
             added up in float32. It is the more accurate, and quantises x and dy for both their products in one pass.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
 
-    Any number of tokens; one that is no multiple of 16 is padded with zeros for the weight's gradient.
+    Any number of tokens; one that is no multiple of 16 is padded with zeros for the weight's gradient. Under autocast x
+    is cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
@@ -55,7 +56,15 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features), of x's type."""
-        rows = x.reshape(-1, x.shape[-1])
+        if not x.dim() or x.shape[-1] != self.in_features:
+            raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimension must be in_features, "
+                             f"{self.in_features}")
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+            with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
+                return self.forward(x)
+        rows = x.reshape(-1, self.in_features)
         y = _Linear.apply(rows, self.weight, self.bias, self.recipe)
         return y.view(*x.shape[:-1], self.out_features)
 

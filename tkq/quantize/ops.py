@@ -139,23 +139,22 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, device):
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _check(x, granularity, dtype, transpose)
-    none, block = x.new_empty(0), BLOCKS[granularity]
+    block = BLOCKS[granularity]
     q, found = reference_fp8.quantize_fp8(x, block, dtype)
     scale = _scales(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
     if not transpose:
-        return q, scale, none, none
+        return q, scale, x.new_empty(0), x.new_empty(0)
     qt, found = reference_fp8.quantize_fp8(x.t(), block, dtype)
-    scale_t = _scales("block", *reversed(x.shape), x.device).copy_(found) if granularity == "block" else none
+    scale_t = _scales("block", *reversed(x.shape), x.device).copy_(found) if granularity == "block" else x.new_empty(0)
     return q, scale, qt.contiguous(), scale_t
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype,
           transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     m, n = x.shape
-    none = x.new_empty(0)
     return (x.new_empty((m, n), dtype=dtype), _scales(granularity, m, n, x.device),
-            x.new_empty((n, m), dtype=dtype) if transpose else none,
-            _scales(granularity, n, m, x.device) if transpose and granularity == "block" else none)
+            x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),
+            _scales(granularity, n, m, x.device) if transpose and granularity == "block" else x.new_empty(0))
 
 
 _op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_cpu, fake=_fake)

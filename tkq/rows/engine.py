@@ -169,8 +169,8 @@ class RowEngine(RowElements):
     @cute.jit
     def _rows_of_many(self, c: Constexpr):
         """Several warps share a row. In step i a warp works on tile i, then on tile i - 1, whose first exchange is done
-        by now, and so on: tile i - a has ``age`` a. The oldest is written."""
-        oldest = self._oldest
+        by now, and so on: tile i - a has ``age`` a."""
+        oldest = const_expr(len(self.active))
         state = self._state(c)
         self._load_numbers(c, state.following, Int32(0))
         self._move(state.numbers[0], state.following)
@@ -186,13 +186,9 @@ class RowEngine(RowElements):
                     self._step(c, age, i - age, state)
             self._grow_older(state)
 
-    @property
-    def _oldest(self) -> int:
-        return len(self.active) + self.plan.held
-
     def _state(self, c):
         """What the rows under way need: their numbers, the results of exchanges that are over, and positions."""
-        oldest = self._oldest
+        oldest = len(self.active)
         kept = [[cute.make_rmem_tensor((x.monoid.sums,), Float32) for _ in range(oldest - k)]
                 for k, x in enumerate(self.active)]
         for tensor in [t for tensors in kept for t in tensors]:
@@ -210,7 +206,7 @@ class RowEngine(RowElements):
         if const_expr(age == 0 and not self.plan.direct):
             c.rows.wait(stage)
         r = self._known(c, state.numbers[age])
-        for k in cutlass.range_constexpr(min(age, len(self.active))):
+        for k in cutlass.range_constexpr(age):
             kept = state.kept[k][age - k - 1]
             if const_expr(k == age - 1):
                 values = c.slots[k].collect(state.seen[k], c.part)
@@ -222,7 +218,7 @@ class RowEngine(RowElements):
             element = self._element(c, age, views, row, r)
             c.slots[age].publish(state.sent[age], c.part, element)
             state.sent[age].advance()
-        if const_expr(age == self._oldest):
+        else:
             self._write(c, views, row, c.part.exists(row), r)
             if const_expr(not self.plan.direct):
                 c.rows.release(stage)
@@ -230,7 +226,7 @@ class RowEngine(RowElements):
             stage.advance()
 
     def _grow_older(self, state):
-        for a in range(self._oldest, 0, -1):
+        for a in range(len(self.active), 0, -1):
             self._move(state.numbers[a], state.numbers[a - 1])
         self._move(state.numbers[0], state.following)
         for tensors in state.kept:

@@ -74,8 +74,6 @@ class RowPlan:
     pdl: launch under the end of the kernel before, and wait for that kernel here.
     evict_first: loads leave L2 first. streaming: so do stores.
     resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
-    held: how many tiles later a tile is written than it could be, so that so many are left to write while the grid's
-        barrier runs. For rows of several warps.
     """
 
     N: int
@@ -93,7 +91,6 @@ class RowPlan:
     evict_first: bool = False
     streaming: bool = False
     resident: int = 1
-    held: int = 0
 
     @property
     def direct(self) -> bool:
@@ -248,12 +245,8 @@ def check(shape: RowShape, p: RowPlan) -> None:
         raise ValueError("a cluster shares one row: all threads of a block must work on it")
     if not p.direct and not shape.bulk:
         raise ValueError("stages: rows that bulk copies cannot take need stages = 0")
-    kept = len(shape.sums) + p.held + 1
-    if not p.direct and p.stages < kept:
-        raise ValueError(f"stages: got {p.stages}, {len(shape.sums)} exchanges and {p.held} held keep {kept} rows at "
-                         "once")
-    if p.held < 0 or (p.held and (p.direct or p.width == 1 or not shape.sums)):
-        raise ValueError(f"held: got {p.held}, allowed is 0 where a warp has all of a row, or there is no ring")
+    if not p.direct and p.stages < len(shape.sums) + 1:
+        raise ValueError(f"stages: got {p.stages}, {len(shape.sums)} exchanges keep {len(shape.sums) + 1} rows at once")
     if p.resident not in (1, 2, 3, 4) or p.resident * p.block > THREADS:
         raise ValueError(f"resident: got {p.resident} of {p.block} threads, a multiprocessor has {THREADS}")
     most = (SMEM_BYTES + RESERVED) // p.resident - RESERVED

@@ -23,6 +23,12 @@ def processors(device) -> int:
     return _properties(_index(device)).multi_processor_count
 
 
+def model(device) -> str:
+    """The kind of device: what its driver calls it, and its number of multiprocessors."""
+    found = _properties(_index(device))
+    return f"{found.name}, {found.multi_processor_count} processors"
+
+
 def capability(device) -> tuple:
     """The compute capability, as (9, 0)."""
     properties = _properties(_index(device))

@@ -83,10 +83,10 @@ class Cache:
             yield  # closing the file lets go, as does the end of a process
 
     def entries(self) -> list[pathlib.Path]:
-        """All entries, those used longest ago first."""
+        """All entries, those used longest ago first. Folders are none."""
         found = []
         for path in self._files():
-            if not path.name.startswith("."):
+            if not path.name.startswith(".") and path.is_file():
                 with contextlib.suppress(FileNotFoundError):  # another process makes room too
                     found.append((path.stat().st_mtime_ns, path))
         return [path for _, path in sorted(found)]

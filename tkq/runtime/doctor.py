@@ -9,6 +9,8 @@ from . import keys, link
 from .build import cache
 
 _TESTED_DSL = ((4, 8, 1), (4, 9))
+_TESTED_FFI = ((0, 1, 15), (0, 2))
+_OLDEST_TORCH = (2, 9)
 _NEEDED_DRIVER = {13: "580", 12: "525"}  # the first driver branch of each CUDA version, on Linux
 _HOPPER = (9, 0)
 
@@ -17,7 +19,8 @@ _HOPPER = (9, 0)
 class Facts:
     """What was found. Versions are strings, None where something is missing; driver and torch_cuda are (major, minor).
 
-    gpu: (name, compute capability) of the current device. linker: why kernels are not linked, None where they are."""
+    gpu: (name, compute capability) of the current device. linker: why kernels are not linked, None where they are.
+    cudart: where the CUDA runtime is that linked kernels need."""
 
     python: tuple
     torch: str | None
@@ -30,6 +33,8 @@ class Facts:
     gpu: tuple | None
     linker: str | None
     nvdisasm: str | None
+    cuda_python: str | None
+    cudart: str | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ def examine() -> Facts:
     return Facts(python=sys.version_info[:3], torch=torch, torch_cuda=torch_cuda,
                  dsl=keys.version("nvidia-cutlass-dsl"), flavours=keys.flavours(), flavour=keys.flavour(),
                  tvm_ffi=keys.version("apache-tvm-ffi"), driver=keys.driver_cuda(), gpu=gpu, linker=link.why_not(),
-                 nvdisasm=nvdisasm())
+                 nvdisasm=nvdisasm(), cuda_python=keys.version("cuda-python") or keys.version("cuda-bindings"),
+                 cudart=link.cudart())
 
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
@@ -83,6 +89,8 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("torch", f"{facts.torch or 'missing'}, {cuda}"),
         ("DSL", f"nvidia-cutlass-dsl {facts.dsl or 'missing'}, libraries {libraries}{used}"),
         ("tvm-ffi", facts.tvm_ffi or "missing"),
+        ("cuda-python", facts.cuda_python or "missing"),
+        ("CUDA runtime", facts.cudart or "not found"),
         ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
         ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
         ("cache", f"{kept.folder}: {held}"),
@@ -101,8 +109,18 @@ def _wrong_packages(facts):
         yield Finding(f"Python {_dotted(facts.python)} is too old: tkq needs 3.10 or newer.")
     if facts.torch is None:
         yield Finding("PyTorch cannot be imported: pip install torch.")
+    elif _numbers(facts.torch) < _OLDEST_TORCH:
+        yield Finding(f"PyTorch is {facts.torch}; tkq needs {_dotted(_OLDEST_TORCH)} or newer: pip install "
+                      f"'torch>={_dotted(_OLDEST_TORCH)}'.")
+    low, high = _TESTED_FFI
+    ffi = f"pip install 'apache-tvm-ffi>={_dotted(low)},<{_dotted(high)}'"
     if facts.tvm_ffi is None:
-        yield Finding("apache-tvm-ffi is missing: pip install 'apache-tvm-ffi>=0.1.15,<0.2'.")
+        yield Finding(f"apache-tvm-ffi is missing: {ffi}.")
+    elif not low <= _numbers(facts.tvm_ffi) < high:
+        yield Finding(f"apache-tvm-ffi is {facts.tvm_ffi}; tkq is tested with {_dotted(low)} up to, not including, "
+                      f"{_dotted(high)}: {ffi}.")
+    if facts.cuda_python is None:
+        yield Finding("cuda-python is missing: pip install 'cuda-python>=12.8,<14'.")
     low, high = _TESTED_DSL
     if facts.dsl is None:
         yield Finding("nvidia-cutlass-dsl is missing: pip install 'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'.")
@@ -133,6 +151,15 @@ def _wrong_device(facts):
     if facts.driver and facts.torch and not facts.torch_cuda:
         yield Finding("There is an NVIDIA driver, but this PyTorch is built without CUDA: tensors stay on the CPU. "
                       "Install a PyTorch for CUDA, as pytorch.org says.", False)
+    if facts.driver and facts.torch_cuda and facts.driver[0] >= facts.torch_cuda[0] and facts.gpu is None:
+        yield Finding("There is an NVIDIA driver and PyTorch is built for CUDA, but sees no device. See that "
+                      "nvidia-smi lists a GPU (after an update of the driver: restart the machine), that "
+                      "CUDA_VISIBLE_DEVICES does not hide it, and that a container is started with it (--gpus all).",
+                      False)
+    if facts.driver and facts.flavour and facts.linker is None and facts.cudart is None:
+        package = "nvidia-cuda-runtime" + ("-cu12" if facts.flavour == "cu12" else "")
+        yield Finding(f"The CUDA runtime, libcudart.so.{facts.flavour[2:]}, was not found, so that kernels cannot be "
+                      f"loaded: install a PyTorch for CUDA {facts.flavour[2:]}, or pip install {package}.")
     if facts.gpu and facts.gpu[1] != _HOPPER:
         age = "older" if facts.gpu[1] < _HOPPER else "newer"
         yield Finding(f"{facts.gpu[0]} has compute capability {_dotted(facts.gpu[1])}, {age} than the 9.0 that the "

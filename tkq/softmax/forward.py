@@ -6,24 +6,19 @@ from cutlass import Float32
 from .. import tile as tk
 from ..row_pass import Row
 from .online import OnlineRow, exp, finite, log, reciprocal
-from .plan import SharedConfig
 
 
 class Softmax(OnlineRow):
     """exp(scale * x - max) / sum, or its logarithm, row by row.
 
-    Over the exchange the exponentials below the warp's own largest value lie in registers; or the row in shared memory,
-    from where they are computed a second time: see RowConfig.load and SharedConfig.hold.
+    The row lies in registers, as the exponentials below the warp's own largest value, or in shared memory, from where
+    they are computed a second time: see RowConfig.load.
     """
 
     def __init__(self, spec, config):
         super().__init__(tk.element_type(spec.x), spec.N, spec.vector, config, shifted=spec.shifted)
         self.log = spec.log
-        shared = config if isinstance(config, SharedConfig) else SharedConfig(config.threads_per_row, config.threads)
-        self.holds, self.l1 = config.load == "registers" or shared.hold, shared.l1
-
-    def _past_l1(self):
-        return not self.l1
+        self.holds = config.load == "registers"
 
     def value(self, x, scale):
         return x * scale

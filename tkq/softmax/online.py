@@ -51,6 +51,10 @@ class OnlineRow(RowPass):
     def __init__(self, dtype, N, vector, config, stage=1, shifted=False):
         super().__init__(dtype, N, vector, config, stage, Int64, shifted)  # a warp's two numbers travel together
 
+    def _past_l1(self):
+        """softmax of (4096, 262144) in bf16 on an H100: 2905 GB/s past L1, 3020 through it."""
+        return False
+
     def value(self, x, knobs):
         """The value of a vector of elements, fp32. knobs: run-time numbers."""
         return x

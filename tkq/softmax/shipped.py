@@ -34,7 +34,7 @@ def expectation(spec: SoftmaxSpec) -> Expectation:
     if bits < 128:
         wide = ()
     elif config.load == "shared":
-        wide = ("LDGSTS.E.BYPASS.128", "STG.E.128")
+        wide = ("LDGSTS.E.128", "STG.E.128")
     else:  # no allocation in L1, evicted first
         wide = ("LDG.E.NA.128", "STG.E.EF.128")
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)

@@ -87,6 +87,8 @@ def specialise(producer: Constexpr[Callable], consumer: Constexpr[Callable], con
     registers: (few, many), see ``register_split``. Launch with ``min_blocks_per_mp=1`` and a static block size, or the
     assembler drops the reallocation."""
     split = register_split(consumers, *registers)
+    if const_expr(not 1 <= producer_warps <= WARPGROUP // 32):
+        raise ValueError(f"specialise: producer_warps is {producer_warps}, allowed are 1 to 4")
     wg = warpgroup_id()
     if wg == 0:
         cute.arch.setmaxregister_decrease(split[0])

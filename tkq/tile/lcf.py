@@ -62,6 +62,13 @@ class LCF:
 
     @cute.jit
     def run(self, g):
+        """The whole kernel: shared memory, pipes, roles, and the tasks one after the other. Every thread calls it.
+
+        Raises:
+            ValueError: when traced: consumers or stages below 1, or a lag that is not below stages. A stage is free
+                only when the ``lag`` products behind it have been issued: with fewer stages all would wait for ever.
+        """
+        self._check()
         al = SharedAllocator()
         spec = {k: v if isinstance(v, tuple) else (v, 1) for k, v in self.inputs.items()}
         tiles = {k: al.tile(t, n * self.stages) for k, (t, n) in spec.items()}
@@ -81,7 +88,16 @@ class LCF:
         specialise(lambda: self._produce(g, pipe, mail, stage),
                    lambda wg: self._consume(g, pipe, mail, stage, scratch, wg), self.consumers, self.registers)
 
+    def _check(self):
+        for name in ("consumers", "stages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"LCF: {name} is {getattr(self, name)}, allowed is 1 or more")
+        if not 0 <= self.lag < self.stages:
+            raise ValueError(f"LCF: lag is {self.lag} with {self.stages} stages, allowed are 0 to {self.stages - 1}")
+
     def schedule(self, g):
+        """The ``Schedule``: which tasks a block has, in which order. ``g.schedule`` where a subclass does not say. Each
+        role calls it, and ``run`` does to see whether it needs a mailbox: with the same g it says the same."""
         return g.schedule
 
     def _mailbox(self, g, al):

@@ -217,6 +217,8 @@ def fma_outer(dst, a, row, block):
     threads. Promotes a block-scaled product into its sum."""
     _tiles("fma_outer", dst, a)
     _row("fma_outer", "row", row)
+    if not isinstance(block, (list, tuple)):
+        raise TypeError(f"fma_outer: block is {_name(block)}, allowed is a list of numbers")
     if not block or a.cols // 8 % len(block):
         raise ValueError(f"fma_outer: block has {len(block)} values, operand a is {a}, allowed: divisors of cols / 8")
     d, s = dst.rows_view, a.rows_view
@@ -263,7 +265,9 @@ def row_max(dst, a, v=None):
 
 def row_sum(dst, a, v=None):
     """dst[i] = v[i] + the sum of the row. Whole warps."""
-    row_sum_partial(dst, a)
+    if v is not None:
+        _row("row_sum", "v", v)
+    _reduce_rows("row_sum", dst, a, None, lambda x, y: x + y)
     quad_sum(dst)
     if v is not None:
         add(dst, dst, v)
@@ -276,12 +280,15 @@ def row_sum_partial(dst, a, v=None):
 
 def quad_sum(dst):
     """Sum a row vector over the four lanes that share its rows. Whole warps."""
+    _row("quad_sum", "dst", dst)
     _quad(dst, lambda x, y: x + y)
 
 
 @cute.jit
 def finite_or_zero(dst: RowVec, src: RowVec):
     """dst = src, but 0 for -inf: the maximum of a row that is masked all over."""
+    _row("finite_or_zero", "dst", dst)
+    _row("finite_or_zero", "src", src)
     for r in cutlass.range_constexpr(2):
         x = src.tensor[r]
         dst.tensor[r] = Float32(0.0) if x == -Float32.inf else x

@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from .dtypes import HALF, type_name
 from .shared import SharedTile, st
-from .sync import Semaphore, cluster_rank
+from .sync import Semaphore, _semaphore, cluster_rank
 from .views import PIECE
 
 BOX_ROWS = 256  # the most that one TMA box holds
@@ -37,6 +37,7 @@ class gl:
     tensor: cute.Tensor  # TMA's coordinate tensor
     type: Constexpr[st]
     multicast: Constexpr[int] = 1
+    made_by: Constexpr[str] = "gl.load"  # or "gl.store", "gl.add"
 
     @staticmethod
     def load(x: cute.Tensor, type: st, multicast=1) -> "gl":
@@ -90,11 +91,18 @@ class gl:
             raise ValueError(f"{what}: the tile is {type}, allowed are up to {BOX_ROWS * multicast} rows")
         _addresses(what, x)
         atom, tensor = cpasync.make_tiled_tma_atom(op, x, type.layout(), _tiler(what, x, type), multicast)
-        return gl(atom, tensor, type, multicast)
+        return gl(atom, tensor, type, multicast, what)
 
     def part(self, size) -> "gl":
         """Of a ``ragged`` tensor: rows are counted in a piece of ``size`` of them, and clipped at its end. Where the
-        piece ends is the batch coordinate."""
+        piece ends is the batch coordinate.
+
+        Raises:
+            ValueError: a tensor that is not ragged, as far as its shape tells.
+        """
+        if cute.rank(self.tensor) != 4 or (self.made_by == "gl.load" and not self._wraps):
+            raise ValueError(f"part: the descriptor is a {self.made_by} of a tensor that is not ragged: "
+                             "see ragged and ragged_store")
         rows, back = self.tensor.shape[0], (0, PIECE) if self._wraps else 0
         shift = rows - size if isinstance(self.type_rows, int) else (0, rows[1] - size)
         return replace(self, tensor=cute.domain_offset((shift, 0, 0, back), self.tensor))
@@ -116,6 +124,9 @@ class gl:
         return _tiler("gl", self.tensor, self.type)[0]
 
     def _partition(self, what, tile: SharedTile, coord):
+        if (what == "load_async") != (self.made_by == "gl.load"):
+            allowed = "gl.load" if what == "load_async" else "gl.store and gl.add"
+            raise TypeError(f"{what}: the descriptor is a {self.made_by}, allowed is {allowed}")
         if not isinstance(tile, SharedTile) or tile.stage is None:
             raise TypeError(f"{what}: the shared operand must be one tile (index the ring), got {tile}")
         if tile.type != self.type:
@@ -163,15 +174,23 @@ def _addresses(what, x):
                              "known when compiled")
 
 
+def _descriptor(what, g):
+    if not isinstance(g, gl):
+        raise TypeError(f"{what}: the global operand is {g}, allowed is a descriptor (gl)")
+
+
 def prefetch(*descriptors: gl):
     """Bring descriptors near, before their first use. One warp."""
     for g in descriptors:
+        _descriptor("prefetch", g)
         cpasync.prefetch_descriptor(g.atom)
 
 
 def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
     """Load the tile ``coord = ([batch,] [depth,] row tile, column tile)``; its bytes complete on ``sem``, where someone
     has announced them (``Pipe.acquire``, ``expect_bytes``). One whole warp."""
+    _descriptor("load_async", src)
+    _semaphore("load_async", sem)
     s, g = src._partition("load_async", dst, coord)
     if src.multicast == 1:
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr)
@@ -183,13 +202,17 @@ def store_async(dst: gl, src: SharedTile, coord):
     """Store (or, to a ``gl.add``, add) a shared tile, and commit. One whole warp, after the tile's writers have called
     ``publish`` and met it at a barrier; ``store_wait`` tells when the tile may be overwritten. Past the tensor's end:
     see ``gl.store``."""
+    _descriptor("store_async", dst)
     s, g = dst._partition("store_async", src, coord)
     cute.copy(dst.atom, s, g)
     cute.arch.cp_async_bulk_commit_group()
 
 
 def store_wait(n=0, read=True):
-    """Wait until at most ``n`` of this thread's stores are still reading shared memory (read=False: are not done)."""
+    """Wait until at most ``n`` of this thread's stores are still reading shared memory (read=False: are not done).
+    n is known when compiled."""
+    if not isinstance(n, int) or n < 0:
+        raise ValueError(f"store_wait: n is {n}, allowed are numbers from 0 on, known when compiled")
     cute.arch.cp_async_bulk_wait_group(n, read=read)
 
 
@@ -203,6 +226,9 @@ def publish():
 
 def copy_async(dst: cute.Tensor, i, src: cute.Tensor, coord):
     """dst[i] = src[coord] for 32-bit elements, one a thread, asynchronous (cp.async)."""
+    for name, x in (("dst", dst), ("src", src)):
+        if not isinstance(x, cute.Tensor):
+            raise TypeError(f"copy_async: {name} is {x}, allowed is a tensor (a tile has .tensor)")
     if src.element_type.width != 32 or dst.element_type.width != 32:
         names = f"src is {type_name(src.element_type)}, dst {type_name(dst.element_type)}"
         raise TypeError(f"copy_async: {names}, allowed are 32-bit types")
@@ -214,6 +240,7 @@ def copy_async(dst: cute.Tensor, i, src: cute.Tensor, coord):
 
 def copy_async_arrive(sem: Semaphore):
     """Arrive, once for each calling thread, when that thread's ``copy_async`` have landed."""
+    _semaphore("copy_async_arrive", sem)
     cute.arch.cp_async_mbarrier_arrive_noinc(sem.ptr)
 
 

@@ -25,7 +25,9 @@ def mma_commit():
 
 
 def mma_wait(n=0):
-    """Wait until at most ``n`` committed groups of this warpgroup are in flight."""
+    """Wait until at most ``n`` committed groups of this warpgroup are in flight: 0 to 7, known when compiled."""
+    if not isinstance(n, int) or not 0 <= n <= 7:
+        raise ValueError(f"mma_wait: n is {n}, allowed are 0 to 7")
     warpgroup.wait_group(n)
 
 
@@ -104,6 +106,8 @@ def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=0, b_pa
 
 def _steps(what, k, steps, width):
     """Which of the steps along K: all of them, or those between two numbers k."""
+    if k is not None and (not isinstance(k, (tuple, list)) or len(k) != 2):
+        raise TypeError(f"{what}: k is {k}, allowed is a pair (first, end)")
     first, end = (0, steps * width) if k is None else k
     if first % width or end % width or not 0 <= first < end <= steps * width:
         raise ValueError(f"{what}: k is {k}, allowed are multiples of {width} from 0 to {steps * width}")

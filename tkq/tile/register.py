@@ -10,7 +10,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Constexpr, Float16, Float32, Int64, Uint32, const_expr
+from cutlass import BFloat16, Constexpr, Float16, Float32, Int64, Numeric, Uint32, const_expr
 
 from .block import lane_id, thread_in_warpgroup
 from .dtypes import FP8, HALF, type_name
@@ -107,6 +107,8 @@ def columns(x, first, n):
     """Columns ``first .. first + n`` of a register tile (not of 8 bits) or a column vector: a view, no copy.
 
     For reading. A tile that a loop carries and writes through two such views spills: make two tiles of it."""
+    if not isinstance(x, (RegTile, ColVec)):
+        raise TypeError(f"columns: x is {x}, allowed are register tiles and column vectors")
     if first % 8 or n % 8 or first < 0 or n <= 0 or first + n > x.cols:
         raise ValueError(f"columns: {first} and {n} of {x.cols}, allowed are multiples of 8 inside the tile")
     if isinstance(x, ColVec):
@@ -133,18 +135,35 @@ def first_col():
 
 
 def fill(dst, value):
-    """Every element of a tile or vector becomes ``value``."""
-    dst.tensor.fill(value)
+    """Every element of a register tile or vector becomes ``value``, a number. Each thread, its own elements."""
+    _fill("fill", dst, value)
 
 
 def zero(dst):
-    """Every element becomes 0."""
-    fill(dst, 0.0)
+    """Every element of a register tile or vector becomes 0. Each thread, its own elements."""
+    _fill("zero", dst, 0.0)
 
 
 def neg_infty(dst):
-    """Every element becomes -inf."""
-    fill(dst, -Float32.inf)
+    """Every element of a register tile or vector becomes -inf. Each thread, its own elements."""
+    _fill("neg_infty", dst, -Float32.inf)
+
+
+def _fill(what, dst, value):
+    if not isinstance(dst, (RegTile, RowVec, ColVec)):
+        raise TypeError(f"{what}: dst is {dst}, allowed are register tiles and vectors")
+    if not isinstance(value, (int, float, Numeric)):
+        raise TypeError(f"{what}: value is {value}, allowed is a number")
+    dst.tensor.fill(value)
+
+
+def _side(what, t, diagonal):
+    """The checked diagonal of ``right_fill`` and ``left_fill``."""
+    if not isinstance(t, RegTile):
+        raise TypeError(f"{what}: t is {t}, allowed is a register tile")
+    if not isinstance(diagonal, int) or diagonal < 0:
+        raise ValueError(f"{what}: diagonal is {diagonal}, allowed are False, True and numbers from 1 on")
+    return int(diagonal)
 
 
 @cute.jit
@@ -176,12 +195,12 @@ def _bits_below(limit, n):
 
 def right_fill(t: RegTile, limit, value, diagonal=False, end=None):
     """Columns >= limit become ``value``. diagonal: limit is row 0's, and one more for each row down; a number n: for
-    each n rows. end: limit is never more.
+    each n rows; it never falls. end: limit is never more.
 
     limit is a run-time int, also below 0 or beyond the tile. fp32 and 16 bits."""
-    _fill_side(t, limit, value, int(diagonal), False, end)
+    _fill_side(t, limit, value, _side("right_fill", t, diagonal), False, end)
 
 
 def left_fill(t: RegTile, limit, value, diagonal=False):
     """Columns < limit become ``value``, otherwise as ``right_fill``."""
-    _fill_side(t, limit, value, int(diagonal), True, None)
+    _fill_side(t, limit, value, _side("left_fill", t, diagonal), True, None)

@@ -36,6 +36,8 @@ class Schedule:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise ValueError(f"Schedule: kind is {self.kind!r}, allowed are {', '.join(KINDS)}")
+        if self.cluster < 1:
+            raise ValueError(f"Schedule: cluster is {self.cluster}, allowed is 1 or more")
         if self.kind == "dynamic" and self.counter is None:
             raise ValueError("Schedule: counter is None, dynamic needs one")
         if self.kind == "dynamic" and self.cluster != 1:

@@ -11,6 +11,7 @@ from .dtypes import type_name
 from .sync import Mailbox, Pipe, Semaphore
 
 ALIGNMENT = 1024  # of a tile: the 128-byte swizzle repeats after as many bytes
+MOST_BYTES = 226 * 1024  # of a block's shared memory: what the loader grants
 _KINDS = {128: warpgroup.SmemLayoutAtomKind.K_SW128, 64: warpgroup.SmemLayoutAtomKind.K_SW64,
           32: warpgroup.SmemLayoutAtomKind.K_SW32}
 
@@ -121,23 +122,36 @@ class SharedTile:
 
 
 class SharedAllocator:
-    """Hands out a block's shared memory, in the order of the calls. Every thread makes the same calls."""
+    """Hands out a block's shared memory, in the order of the calls. Every thread makes the same calls.
+
+    Raises:
+        ValueError: when traced, where all that was asked for is more than the 226 KB that a block can have. What
+            alignment costs is not counted.
+    """
 
     def __init__(self):
         self.smem = SmemAllocator()
+        self.bytes = 0
+
+    def _take(self, what, n, dtype):
+        self.bytes += n * dtype.width // 8
+        if self.bytes > MOST_BYTES:
+            raise ValueError(f"SharedAllocator: with {what} the block has {self.bytes} bytes of shared memory, allowed "
+                             f"are {MOST_BYTES}")
 
     def tile(self, type: st, stages=1) -> SharedTile:
         """A ring of ``stages`` tiles."""
+        self._take(f"{stages} tiles of {type}", stages * type.rows * type.cols, type.dtype)
         layout = type.layout(stages)
         return SharedTile(self.smem.allocate_tensor(type.dtype, layout.outer, ALIGNMENT, layout.inner), type)
 
     def vector(self, n, stages=1, dtype=Float32) -> cute.Tensor:
         """(n, stages) plain elements, aligned to 128 bytes: bulk copies reach it."""
-        return self.smem.allocate_tensor(dtype, cute.make_layout((n, stages)), 128)
+        return self.allocate_tensor(dtype, cute.make_layout((n, stages)), 128)
 
     def semaphores(self, n=1) -> Semaphore:
         """``n`` semaphores, to be ``init``-ialised in ``init_block``."""
-        return Semaphore(self.smem.allocate_array(Int64, n, byte_alignment=8))
+        return Semaphore(self.allocate_array(Int64, n, 8))
 
     def pipe(self, stages, bytes, consumers, cluster=1, producers=1, copies=0) -> Pipe:
         """Full and empty semaphores for a ring of stages: see ``Pipe`` for the counts."""
@@ -146,13 +160,16 @@ class SharedAllocator:
 
     def mailbox(self, fields, stages, consumers) -> Mailbox:
         """``fields`` ints a slot, from the producer warp to ``consumers`` warps."""
-        slots = self.smem.allocate_tensor(Int32, cute.make_layout((fields, stages)), 16)
+        slots = self.allocate_tensor(Int32, cute.make_layout((fields, stages)), 16)
         return Mailbox(slots, self.semaphores(stages), self.semaphores(stages), fields, stages, consumers)
 
     def allocate_tensor(self, element_type, layout, byte_alignment=1, swizzle=None):
         """As ``cutlass.memory.SmemAllocator``: for kernels that lay their memory out themselves."""
+        n = cute.cosize(layout)
+        self._take(f"a tensor of {n} {type_name(element_type)}", n, element_type)
         return self.smem.allocate_tensor(element_type, layout, byte_alignment=byte_alignment, swizzle=swizzle)
 
     def allocate_array(self, element_type, num_elems=1, byte_alignment=1):
         """As ``cutlass.memory.SmemAllocator``: a pointer."""
+        self._take(f"an array of {num_elems} {type_name(element_type)}", num_elems, element_type)
         return self.smem.allocate_array(element_type, num_elems, byte_alignment=byte_alignment)

@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Uint32, const_expr
+from cutlass import Constexpr, Float32, Int32, Uint32, const_expr
 
 WARPGROUP = 128
 
@@ -74,37 +74,60 @@ class Semaphore:
         return Semaphore(self.ptr + i)
 
 
+MOST_PENDING = (1 << 20) - 1  # arrivals and bytes that a semaphore's phase can count
+
+
+def _semaphore(what, sem):
+    if not isinstance(sem, Semaphore):
+        raise TypeError(f"{what}: sem is {sem}, allowed is a Semaphore")
+
+
+def _count(what, name, n, least=0, most=MOST_PENDING):
+    """A number known when traced is in its range."""
+    if isinstance(n, int) and not least <= n <= most:
+        raise ValueError(f"{what}: {name} is {n}, allowed are {least} to {most}")
+
+
 def init(sem: Semaphore, arrivals):
-    """Set how many arrivals complete a phase. One thread, inside ``init_block``."""
+    """Set how many arrivals complete a phase, 1 or more. One thread, inside ``init_block``."""
+    _semaphore("init", sem)
+    _count("init", "arrivals", arrivals, 1)
     cute.arch.mbarrier_init(sem.ptr, arrivals)
 
 
 def wait(sem: Semaphore, phase):
     """Wait until the phase of this parity (0, 1, 0, ..) is complete. Every thread that goes on calls it."""
+    _semaphore("wait", sem)
     cute.arch.mbarrier_wait(sem.ptr, phase)
 
 
 def arrive(sem: Semaphore):
     """One arrival from the calling warp."""
+    _semaphore("arrive", sem)
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(sem.ptr)
 
 
 @cute.jit
 def arrive_cluster(sem: Semaphore, blocks: Constexpr[int]):
-    """One arrival from the calling warp on this semaphore of each of the cluster's ``blocks`` blocks."""
+    """One arrival from the calling warp on this semaphore of each of the cluster's ``blocks`` blocks, up to 16."""
+    _semaphore("arrive_cluster", sem)
+    _count("arrive_cluster", "blocks", blocks, 1, 16)
     if cute.arch.lane_idx() < blocks:
         cute.arch.mbarrier_arrive(sem.ptr, cute.arch.lane_idx())
 
 
 def arrive_at(sem: Semaphore, block):
     """One arrival from the calling warp on this semaphore of the cluster's block ``block``."""
+    _semaphore("arrive_at", sem)
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(sem.ptr, block)
 
 
 def expect_bytes(sem: Semaphore, bytes):
-    """One arrival from the calling warp, and ``bytes`` of TMA or bulk copies still to come."""
+    """One arrival from the calling warp, and ``bytes`` of TMA or bulk copies still to come: up to 2^20 - 1."""
+    _semaphore("expect_bytes", sem)
+    _count("expect_bytes", "bytes", bytes)
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(sem.ptr, bytes)
 
@@ -114,6 +137,11 @@ def store_remote(dst: cute.Pointer, values, sem: Semaphore, block):
 
     dst, sem: this block's own addresses of the place and the semaphore, which the other block has at the same offset;
     dst is aligned to all the values together. The calling thread; the receiver calls ``expect_bytes``."""
+    _semaphore("store_remote", sem)
+    if not isinstance(values, (list, tuple)) or not all(isinstance(x, Float32) for x in values):
+        raise TypeError(f"store_remote: values is {values}, allowed is a list of Float32")
+    if len(values) not in (1, 2, 4):
+        raise ValueError(f"store_remote: {len(values)} values, allowed are 1, 2 and 4")
     words = tuple(x.bitcast(Int32) for x in values)
     words = words if len(words) > 1 else words[0]
     cute.arch.store_async_dsmem(cute.recast_ptr(dst, dtype=Int32), words, sem.ptr, block)
@@ -143,6 +171,10 @@ class Ring:
     def advance(self):
         """To the next stage."""
         self.count[0] = self.count[0] + Uint32(1)
+
+    def move_to(self, other, behind=0):
+        """To where another position of the same ring is, or ``behind`` stages behind that."""
+        self.count[0] = other.count[0] + Uint32(behind)
 
 
 def ring(stages, start=0) -> Ring:
@@ -177,6 +209,8 @@ class Pipe:
         for name in ("stages", "consumers", "cluster", "producers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Pipe: {name} is {getattr(self, name)}, allowed is 1 or more")
+        for name in ("bytes", "copies"):
+            _count("Pipe", name, getattr(self, name))
 
     def init(self):
         """Set the counts. One thread, inside ``init_block``."""
@@ -227,6 +261,11 @@ class Mailbox:
     fields: int
     stages: int
     consumers: int
+
+    def __post_init__(self):
+        for name in ("fields", "stages", "consumers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Mailbox: {name} is {getattr(self, name)}, allowed is 1 or more")
 
     def init(self):
         """One thread, inside ``init_block``."""

@@ -90,6 +90,8 @@ def load(dst: RegTile, src: SharedTile):
 
 def load_shared_cols(v: ColVec, src: cute.Tensor):
     """v[j] = src[j]; src: v.cols fp32 in shared memory, aligned to 8 bytes. By 8-byte loads; any thread."""
+    if not isinstance(src, cute.Tensor):
+        raise TypeError(f"load_shared_cols: src is {src}, allowed is a tensor of fp32 in shared memory")
     if not isinstance(v, ColVec) or src.element_type is not Float32 or cute.size(src) != v.cols:
         raise ValueError(f"load_shared_cols: v is {v}, src is {src.element_type} of shape {src.shape}: "
                          "allowed are a column vector and as many fp32")
@@ -114,15 +116,22 @@ def _matrix(what, x):
         raise ValueError(f"{what}: the global tensor has {cute.rank(x)} dimensions, allowed are 2")
 
 
+def _tile(what, x):
+    if not isinstance(x, RegTile):
+        raise TypeError(f"{what}: src is {x}, allowed is a register tile")
+
+
 def load_rows(v: RowVec, src: cute.Tensor, row0, limit):
-    """v[i] = src[row0 + i], as fp32; rows from ``limit`` (1 or more) on repeat the last one."""
+    """v[i] = src[row0 + i], as fp32; rows from ``limit`` (1 or more) on repeat the last one. Each thread, its own two
+    rows."""
     _vector("load_rows", v, RowVec, src)
     for r in range(2):
         v.tensor[r] = Float32(src[cutlass.min(row0 + first_row() + 8 * r, limit - 1)])
 
 
 def load_cols(v: ColVec, src: cute.Tensor, col0, limit):
-    """v[j] = src[col0 + j], as fp32; columns from ``limit`` (1 or more) on repeat the last one."""
+    """v[j] = src[col0 + j], as fp32; columns from ``limit`` (1 or more) on repeat the last one. Each thread, its own
+    columns."""
     _vector("load_cols", v, ColVec, src)
     for j in range(v.cols // 4):
         v.tensor[j] = Float32(src[cutlass.min(col0 + first_col() + 8 * (j // 2) + j % 2, limit - 1)])
@@ -146,6 +155,7 @@ def store_narrow(dst: cute.Tensor, src: RegTile, row0, limit):
 
     Without a shared tile between: where none is free. A row's four threads first give each other 8 columns each."""
     _matrix("store_narrow", dst)
+    _tile("store_narrow", src)
     if const_expr(dst.element_type not in HALF or src.cols % 32):
         raise ValueError(f"store_narrow: src is {src}, dst is {dst.element_type}, allowed are multiples of 32 columns, "
                          "and bf16 and fp16")
@@ -182,6 +192,7 @@ def store_elements(dst: cute.Tensor, src: RegTile, row0, col0, accumulate: Const
 
     accumulate: += instead, in fp32, rounded once."""
     _matrix("store_elements", dst)
+    _tile("store_elements", src)
     rows, cols = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     view = src.rows_view
     for r in cutlass.range_constexpr(2):

@@ -1,15 +1,26 @@
 """Global tensors seen in another way, so that TMA moves what a plain tensor would not let it. In the host function.
 
-All take x of (rows, cols, depth [, batch]). They may be combined: ``packed(ragged_store(x), n)``.
+They may be combined: ``packed(ragged_store(x), n)``. A tensor without a depth is given one of 1 first.
 """
 import cutlass.cute as cute
 from cutlass import Int64
 
 
 def packed(x: cute.Tensor, n: int) -> cute.Tensor:
-    """((n, rows), cols, depth / n, ..): ``n`` neighbours in depth, row by row between each other.
+    """((n, rows), cols, depth / n, ..): ``n`` neighbours in depth, row by row between each other; of x (rows, cols,
+    depth [, batch]).
 
-    A tile then has ``rows / n`` rows of each of them; n divides the tile's rows and x's depth. n = 1: x itself."""
+    A tile then has ``rows / n`` rows of each of them; n divides the tile's rows and x's depth. n = 1: x itself.
+
+    Raises:
+        ValueError: another rank, or a depth known when compiled that n does not divide. One known only at run time is
+            the caller's to check.
+    """
+    _rank("packed", x, 3, 4)
+    depth = x.shape[2]
+    if not isinstance(n, int) or n < 1 or (isinstance(depth, int) and depth % n):
+        known = depth if isinstance(depth, int) else "known at run time"
+        raise ValueError(f"packed: n is {n}, x's depth is {known}, allowed are divisors of it, known when compiled")
     if n == 1:
         return x
     (rows, cols, depth, *rest), (row, col, step, *others) = x.shape, x.stride
@@ -28,6 +39,7 @@ def ragged(x: cute.Tensor) -> cute.Tensor:
     three coordinates: where the piece ends; 2^30 - size + r, which reaches the extent where r reaches the piece's size;
     and 2^30 steps that take those 2^30 rows off again, because addresses wrap around at 2^64. (Triton's ragged
     descriptors use the same property.)"""
+    _rank("ragged", x, 3)
     row, unit = _row_stride(x)
     back = cute.assume(Int64(1 << 34) - row, divby=unit)
     return cute.make_tensor(x.iterator, cute.make_layout(
@@ -35,13 +47,20 @@ def ragged(x: cute.Tensor) -> cute.Tensor:
 
 
 def ragged_store(x: cute.Tensor) -> cute.Tensor:
-    """As ``ragged``, with a dimension less, so that it can be ``packed``; for ``gl.store`` and ``gl.add`` alone.
+    """As ``ragged``, of x (rows, cols, depth), with a dimension less, so that it can be ``packed``; for ``gl.store``
+    and ``gl.add`` alone.
 
     The tensor begins ``rows`` rows before x, where there may be no memory. Stores touch what is inside and nothing
     else. Loads also read where the tensor begins, whatever their coordinates: in front of x an illegal access."""
+    _rank("ragged_store", x, 3)
     rows, (row, _) = x.shape[0], _row_stride(x)
     base = (x.iterator - Int64(rows) * row).align(16)
     return cute.make_tensor(base, cute.make_layout((*x.shape, rows + 1), stride=(row, *x.stride[1:], row)))
+
+
+def _rank(what, x, *allowed):
+    if cute.rank(x) not in allowed:
+        raise ValueError(f"{what}: x has {cute.rank(x)} dimensions, allowed are {' and '.join(map(str, allowed))}")
 
 
 def _row_stride(x: cute.Tensor) -> tuple:

@@ -1,0 +1,26 @@
+"""The examples as a user runs them: each checks its results itself, and prints what it timed."""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 4
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_example(path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=150)
+    report = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, report
+    times = [float(n) for n in re.findall(r"([\d.]+) (?:ms|us)\b", done.stdout)]
+    assert len(times) >= 2 and min(times) > 0.0, f"no times in what it printed:\n{report}"
+    assert "nothing" not in done.stdout and "failed" not in done.stdout, report

@@ -1,0 +1,91 @@
+"""One small call of each kind of attention kernel, beside the same call on the CPU; for a sanitizer.
+
+    python -m tests.sanitized_attention [FAMILY ...] [--list]
+
+As `tests/sanitized.py`, whose command line this has.
+"""
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from tests.sanitized import main, on, randn
+
+
+def qkv(rows, keys, heads, kv_heads, dim, dim_v=None):
+    return randn(0, 1, rows, heads, dim), randn(1, 1, keys, kv_heads, dim), randn(2, 1, keys, kv_heads, dim_v or dim)
+
+
+def forward(device):
+    """Plans of short, medium and long sequences: two consumers and three, pairs of blocks, O through its own tile,
+    through Q's and from registers."""
+    import tkq
+
+    for rows, keys, dims, causal in ((150, 300, (128, 128), True), (200, 200, (128, 128), False),
+                                     (130, 8200, (128, 128), False), (130, 8200, (128, 128), True),
+                                     (200, 2100, (64, 64), False), (150, 300, (96, 96), True),
+                                     (150, 300, (192, 128), True), (150, 300, (192, 192), False),
+                                     (150, 300, (256, 256), True), (200, 200, (256, 256), False)):
+        q, k, v = on(device, *qkv(rows, keys, 2, 1, *dims))
+        found = tkq.flash_attn(q, k, v, causal=causal, return_lse=True)
+        yield f"{rows} x {keys} D{dims[0]}/{dims[1]} {'causal' if causal else 'full'}", found
+
+
+def options(device):
+    """Limits on either side, softcap, sinks, heads that share a tile."""
+    import tkq
+
+    sinks = randn(3, 4, dtype=torch.float32)
+    for name, rows, more in (("window", 200, dict(window_size=(70, 20))),
+                             ("far window", 800, dict(window_size=(700, 0))),
+                             ("softcap", 100, dict(softcap=15.0)), ("packed heads", 3, dict(causal=True))):
+        q, k, v, s = on(device, *qkv(rows, 900, 4, 1, 128), sinks)
+        yield name, tkq.flash_attn(q, k, v, sinks=s, return_lse=True, **more)
+
+
+def varlen(device):
+    """Sequences of any length, also of none, in use up to some row."""
+    import tkq
+
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
+    for dim, causal, more in ((128, True, {}), (64, False, {}), (256, True, {}), (128, True, dict(seqused_k=used))):
+        q, k, v, c, *u = on(device, *(x[0] for x in qkv(300, 300, 2, 1, dim)), cu, *more.values())
+        o = tkq.flash_attn_varlen(q, k, v, c, c, 150, 150, causal=causal, **dict(zip(more, u)))
+        yield f"D{dim} {'causal' if causal else 'full'} {', '.join(more)}", (o,)
+
+
+def backward(device):
+    """Blocks by themselves and in pairs, that stay, of which the last makes dQ, and dQ by a kernel of its own."""
+    from dataclasses import replace
+
+    from tkq import reference
+    from tkq import reference_attention_backward as formula
+    from tkq.attention import backward_ops
+    from tkq.attention.arguments import Options
+    from tkq.attention.backward_plan import SINGLE
+
+    forms = (("by itself", {}), ("in pairs", {"pair": True, "cluster": 2, "stages": 2}), ("last", {"post": False}),
+             ("stays", {"direct": True, "persistent": True}), ("dQ by itself", None))
+    for dim in (64, 128, 256):
+        for name, change in forms:
+            if dim != 128 and name == "in pairs":
+                continue
+            given = [randn(i, 1, n, h, dim) for i, (n, h) in enumerate(((130, 2), (200, 1), (200, 1), (130, 2)))]
+            q, k, v, do = given
+            o, lse = reference.flash_attn(q, k, v, True)
+            do, q, k, v, o, lse = on(device, do, q, k, v, o, lse)
+            if device == "cpu":
+                yield f"D{dim} {name}", formula.flash_attn_backward(do, q, k, v, o, lse, None, True)[:3]
+                continue
+            found = [torch.empty_like(x) for x in (q, k, v)]
+            backward_ops.run((do, q, k, v, o, lse, None), found, Options(True), deterministic=change is None,
+                             config=None if change is None else replace(SINGLE[dim], **change))
+            yield f"D{dim} {name}", found
+
+
+FAMILIES = {f.__name__: f for f in (forward, options, varlen, backward)}
+
+if __name__ == "__main__":
+    sys.exit(main(FAMILIES))

@@ -1,0 +1,79 @@
+"""What ``tkq.tune`` chooses among, for each kind of product: configurations, the plan's first. Pure Python."""
+from contextlib import suppress
+from dataclasses import replace
+
+from . import fp8_plan, grouped_spec, narrow_plan, plan
+from .fp8_plan import Fp8Config
+from .narrow_plan import NarrowConfig
+from .plan import Config
+
+CLASSES = {found.__name__: found for found in (Config, NarrowConfig, Fp8Config)}
+GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
+SLACK = 1.5  # tiles that the plan's model says take longer than so many times the best are not tried
+
+
+def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> list:
+    """For ``tkq.gemm``: one alone where operands come in element by element."""
+    if spec.load == "elements":
+        return []
+    planned = plan.launch(spec, M, N, K, processors, batches=batches)[0].args[1]
+    few = M <= narrow_plan.MOST_ROWS and narrow_plan.takes(spec)
+    found = [planned, *(_narrow(spec, M) if few else ())]
+    table = plan.TILES[-1:] if few else [x for x in plan.TILES if x.m * (x.cluster - 1) < M]
+    tiles = _worth(table, lambda x: plan.cycles(x, M, N, K, processors, batches))
+    for tile in tiles:
+        for group in GROUPS:
+            found.append(replace(plan.with_epilogue(tile, spec), group=group))
+    best = replace(plan.with_epilogue(tiles[0], spec), group=tiles[0].group)
+    found += [replace(best, hold=False, spread=0, late=False), replace(best, spread=0, late=False)]
+    found += [replace(best, spread=1), replace(best, spread=2)]
+    return _fitting(found, lambda x: x if isinstance(x, NarrowConfig) else plan.fitted(x, spec))
+
+
+def _narrow(spec, M):
+    """Of every height of B and number of parts of K; with room for two blocks on a processor, and for one."""
+    m, parts = next(width for width in narrow_plan.WIDTHS if width >= M), 2 if spec.epilogue.gate else 1
+    for rows in (64, 128):
+        for split in (1, 2, 4, 8):
+            if rows < 64 * parts:
+                continue
+            two = narrow_plan.fitted(NarrowConfig(m, rows, split, parts=parts), spec)
+            room = 2 * narrow_plan.SLOT_BYTES - replace(two, stages=0).shared_bytes(spec)
+            yield two
+            yield replace(two, stages=max(2, min(narrow_plan.MOST_STAGES, room // two.stage_bytes(spec))))
+
+
+def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
+    """For ``tkq.fp8_gemm``."""
+    planned = fp8_plan.plan(spec, M, N, K, processors)
+    table = (*(fp8_plan.SMALL if M <= 64 else ()), *(fp8_plan.PROMOTED if spec.promote else fp8_plan.FAST))
+    tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
+                   lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
+    found = [planned, *(replace(tile, group=group) for tile in tiles for group in GROUPS)]
+    best = tiles[0]
+    found += [replace(best, lag=1 - best.lag), replace(best, pdl=True)]
+    found += [replace(best, lead=lead) for lead in (0, 1, 3) if best.consumers == 2]
+    return _fitting(found, lambda x: fp8_plan.fitted(x, spec))
+
+
+def of_grouped_gemm(spec, M: int, N: int, groups: int, processors: int) -> list:
+    """For ``tkq.grouped_gemm``."""
+    planned = grouped_spec.plan(spec, M, N, groups, processors)
+    table = grouped_spec.PROMOTED if spec.promote else grouped_spec.FAST
+    found = [planned, *(replace(tile, group=group) for tile in table for group in GROUPS)]
+    return _fitting(found, lambda x: grouped_spec.fitted(x, spec))
+
+
+def _worth(table, cycles) -> list:
+    """The configurations of a table that its model does not call much slower than the best, which is the first."""
+    ranked = sorted(table, key=cycles)
+    return [x for x in ranked if cycles(x) <= SLACK * cycles(ranked[0])]
+
+
+def _fitting(found, fitted) -> list:
+    """Each once, as it fits a spec, without those that do not."""
+    kept = {}
+    for x in found:
+        with suppress(ValueError):
+            kept[fitted(x)] = None
+    return list(kept)
