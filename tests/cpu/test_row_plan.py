@@ -2,7 +2,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tkq.norms.backward_shipped import shipped, spec
@@ -95,6 +95,7 @@ def test_registers_that_are_dealt_out_are_there(shape):
     assert many <= 240 and many % 8 == 0 and p.consumer_registers >= many * p.direct
 
 
+@settings(deadline=None)
 @given(shapes(), st.integers(1, 140))
 def test_a_slab_reads_every_row_of_the_workspace(shape, units):
     """`sum_slabs`, in Python: each quad once, each unit's row once."""
