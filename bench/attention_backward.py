@@ -17,13 +17,14 @@ import torch
 
 from bench import harness, peers
 from bench.attention_forward import QUICK, SHAPES, TOKENS, WIDTH
-from bench.command import Bench, Job, main, mean_misses
+from bench.command import Bench, Job, main, mean_misses, rate_misses
 from bench.results import Bound
 from tkq import reference_attention_backward as reference_attention
 from tkq.testing.timing import relative_error
 
 BF16 = torch.bfloat16
 AT_LEAST, MEAN_AT_LEAST = 0.97, 1.02
+WIDE_AT_LEAST = 440  # TFLOP/s at head_dim 256, S 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +161,10 @@ peers.PEERS["attention_backward"] = PEERS
 
 
 def judge(cases) -> list[str]:
-    return [x for section in ("backward", "gqa")
-            for x in mean_misses(section, [case for case in cases if case.section == section], MEAN_AT_LEAST)]
+    wide = [case for case in cases if case.section == "backward" and " S8192 " in case.shape and " D256 " in case.shape]
+    return [*[x for section in ("backward", "gqa")
+              for x in mean_misses(section, [case for case in cases if case.section == section], MEAN_AT_LEAST)],
+            *rate_misses("backward", wide, WIDE_AT_LEAST)]
 
 
 BENCH = Bench(

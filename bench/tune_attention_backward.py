@@ -18,19 +18,35 @@ import time
 from pathlib import Path
 
 from bench.tuning import precompile
-from tkq.attention.backward_plan import BackwardConfig, plan
+from tkq.attention.backward_plan import SINGLE, BackwardConfig, plan
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.plan import length_class
 from tkq.runtime import Recipe
 
 CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
-# What differs from the plan, and for which head_dims and masks it makes sense.
+# What differs from ``SINGLE``, blocks by themselves, and for which head_dims and masks it makes sense.
+_PAIR = {"pair": True, "cluster": 2, "stages": 2}
+_STAYS = {"direct": True, "persistent": True, "skip": True}
+_BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208)}
+_BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 VARIANTS = {
-    "plan": {},
+    "single": {},
     "red": {"dq_add": "red"},
     "turns": {"turns": True},
     "no turns": {"turns": False},
     "last block": {"post": False},
+    "last block turns": {"post": False, "turns": True},
+    "skip": {"skip": True},
+    "direct": {"direct": True},
+    "direct skip": {"direct": True, "skip": True},
+    "persistent": _STAYS,
+    "persistent turns": {**_STAYS, "turns": True},
+    "background": _BEHIND,
+    "background turns": {**_BEHIND, "turns": True},
+    "background sections of 8 MB": {**_BEHIND, "section_mb": 8},
+    "wide background": {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)},
+    "wide bulk background": {**_BULK, **_BEHIND, "registers": (32, 64, 208, 208)},
     "cluster": {"cluster": 2},
     "stagger": {"stagger": True},
     "2 stages": {"stages": 2},
@@ -40,25 +56,31 @@ VARIANTS = {
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
-    "pair": {"pair": True, "cluster": 2, "stages": 2},
-    "pair own loads": {"pair": True, "cluster": 2, "stages": 2, "share": False},
-    "pair red own loads": {"pair": True, "cluster": 2, "stages": 2, "dq_add": "red", "share": False},
-    "pair red": {"pair": True, "cluster": 2, "stages": 2, "dq_add": "red"},
-    "pair turns": {"pair": True, "cluster": 2, "stages": 2, "turns": True},
+    "pair": _PAIR,
+    "pair direct": {**_PAIR, "direct": True},
+    "pair persistent": {**_PAIR, **_STAYS},
+    "pair background": {**_PAIR, **_BEHIND},
+    "pair own loads": {**_PAIR, "share": False},
+    "pair red own loads": {**_PAIR, "dq_add": "red", "share": False},
+    "pair red": {**_PAIR, "dq_add": "red"},
+    "pair turns": {**_PAIR, "turns": True},
     "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},
-    "bulk": {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)},
+    "bulk": _BULK,
+    "bulk persistent": {**_BULK, **_STAYS},
     "1 stage of dS": {"ds_stages": 1},
-    "narrow dQ": {"dq_cols": 64, "registers": (24, 72, 208, 208)},
+    "wide dQ": {"dq_cols": 128, "registers": (24, 96, 192, 200)},
 }
 
 
-def variants(dim: int, causal: bool) -> dict[str, BackwardConfig]:
-    """The variants that can run, and that differ from the plan."""
-    base, found = plan(BackwardSpec(width=dim, right=causal)), {}
+def variants(dim: int, causal: bool, length: int = 4096) -> dict[str, BackwardConfig]:
+    """The plan, and the variants that can run, and that differ from it."""
+    found = {"plan": plan(BackwardSpec(width=dim, right=causal), length_class(length))}
     for name, change in VARIANTS.items():
-        if ("stagger" in name and causal) or (("sections" in name or "head by" in name) and not causal):
+        if ("stagger" in name and causal) or (name.startswith(("sections", "head by")) and not causal):
             continue
-        config = dataclasses.replace(base, **change)
+        if not causal or dim != 128:  # there, the tiles of a block have something for both warpgroups
+            change = {k: v for k, v in change.items() if k != "skip"}
+        config = dataclasses.replace(SINGLE[dim], **change)
         try:
             config.check(dim)
         except ValueError:
@@ -90,17 +112,17 @@ def main() -> None:
     cases = [(dim, length, causal) for dim, lengths, masks in map(parsed, args.cases.split(";"))
              for causal in masks for length in lengths]
     wanted = None if args.variants == "all" else [n.strip() for n in args.variants.split(",")]
-    chosen = {(dim, causal): {n: c for n, c in variants(dim, causal).items() if wanted is None or n in wanted}
-              for dim, _, causal in cases}
+    chosen = {case: {n: c for n, c in variants(case[0], case[2], case[1]).items() if wanted is None or n in wanted}
+              for case in cases}
     if args.precompile:
-        precompile([recipe(dim, causal, c) for (dim, causal), found in chosen.items() for c in found.values()])
+        precompile([recipe(dim, causal, c) for (dim, _, causal), found in chosen.items() for c in found.values()])
         return
     run(cases, chosen, args)
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--variants", default="all", help="comma-separated names: " + ", ".join(VARIANTS))
+    p.add_argument("--variants", default="all", help="comma-separated names: plan, " + ", ".join(VARIANTS))
     p.add_argument("--cases", default=CASES, help="head_dim:lengths:masks;.. as " + CASES)
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--round-seconds", type=float, default=0.02, help="one candidate's turn")
@@ -138,10 +160,10 @@ def run(cases, chosen, args) -> None:
         shape = bench.Shape(length, dim, causal)
         names = [n for n in bench.PEERS if n not in args.without.split(",")]
         peers, missing = find("attention_backward", names, shape=shape)
-        mine = {name: bench.ours(shape, config) for name, config in chosen[dim, causal].items()}
+        mine = {name: bench.ours(shape, config) for name, config in chosen[dim, length, causal].items()}
         if args.prototype:
             mine["prototype"] = prototype(args.prototype, shape)
-        for name, c in chosen[dim, causal].items():
+        for name, c in chosen[dim, length, causal].items():
             print("  model: {:20s} shared memory {:.2f} of the tensor cores, {:.1f} bytes added a clock".format(
                 name, *model(dim, c)))
         print(f"\n{shape}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)

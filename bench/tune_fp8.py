@@ -1,7 +1,8 @@
 """Time configurations of the float8 GEMM beside torch: `python -m bench.tune_fp8 [--kinds block] [--out FILE]`.
 
 As bench/tune_gemm.py: every round lets each variant work once, in an order that changes; what counts is the median over
-the rounds of torch's time / the variant's time in the same round.
+the rounds of torch's time / the variant's time in the same round. "NAME + ACTIVATION" has a bias and that activation,
+and torch's time is the plain product's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from bench.tuning import Turns, add_turns, precompile, size
+from bench.tuning import Turns, add_turns, has_gpu, precompile, size
 from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 
@@ -34,6 +35,13 @@ FAST = {  # "NAME all" has a block on each processor, instead of the even number
     "128x128": Fp8Config(n=128, stages=6),
     "tall": TALL,
     "tall pdl": replace(TALL, pdl=True),
+    "tall spread": replace(TALL, spread=1),
+    "tall spread 2": replace(TALL, spread=2),
+    "tall spread 2 pdl": replace(TALL, spread=2, pdl=True),
+    "tall spread pdl": replace(TALL, spread=1, pdl=True),
+    "tall spread lead 1 pdl": replace(TALL, spread=1, lead=1, pdl=True),
+    "tall spread lead 0 pdl": replace(TALL, spread=1, lead=0, pdl=True),
+    "128x256 spread pdl": Fp8Config(lag=0, spread=1, pdl=True),
     "tall lead 1 pdl": replace(TALL, lead=1, pdl=True),
     "tall lead 3 pdl": replace(TALL, lead=3, pdl=True),
     "tall group 4 pdl": replace(TALL, group=4, pdl=True),
@@ -94,12 +102,20 @@ def variants(kind: str, small: bool) -> dict[str, Fp8Config]:
     return SMALL if small else PROMOTED if kind in ("block", "line") else FAST
 
 
-def spec(kind: str) -> Fp8Spec:
-    return Fp8Spec(scales=kind, promote=kind in ("block", "line"))
+def parts(name: str) -> tuple[str, str]:
+    """("NAME", "ACTIVATION" or "") of a variant "NAME + ACTIVATION", which has a bias and that activation."""
+    name, _, activation = name.partition(" + ")
+    return name.removesuffix(" all"), activation
+
+
+def spec(kind: str, name: str = "") -> Fp8Spec:
+    activation = parts(name)[1] or None
+    return Fp8Spec(scales=kind, promote=kind in ("block", "line"), bias="bf16" if activation else None,
+                   activation=activation)
 
 
 def config(kind: str, small: bool, name: str) -> Fp8Config:
-    return fitted(variants(kind, small)[name.removesuffix(" all")], spec(kind))
+    return fitted(variants(kind, small)[parts(name)[0]], spec(kind, name))
 
 
 def arguments(argv=None):
@@ -110,6 +126,7 @@ def arguments(argv=None):
     p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME all": a block on each '
                    "processor")
     add_turns(p)
+    p.add_argument("--precompile", action="store_true", help="compile only; needs no GPU")
     p.add_argument("--list", action="store_true", help="check and print what would be compiled, no more")
     return p.parse_args(argv)
 
@@ -119,17 +136,19 @@ def chosen(args, kind) -> list[str]:
     if args.variants == "every":
         return names
     wanted = [n.strip() for n in args.variants.split(",")]
-    return [n for n in wanted if n.removesuffix(" all") in names]
+    return [n for n in wanted if parts(n)[0] in names]
 
 
 def main(argv=None) -> None:
     args = arguments(argv)
     kinds, sizes = args.kinds.split(","), [size(s) for s in (args.sizes or (EMPTY if args.small else SIZES)).split(",")]
-    recipes = [launch(spec(k), *sizes[0], 132, config(k, args.small, n))[0] for k in kinds for n in chosen(args, k)]
+    recipes = [launch(spec(k, n), *sizes[0], 132, config(k, args.small, n))[0] for k in kinds for n in chosen(args, k)]
     if args.list:
         print(*(r.args for r in recipes), sep="\n")
         return
     precompile(recipes)
+    if args.precompile or not has_gpu():
+        return
     run(kinds, sizes, args)
 
 
@@ -145,6 +164,7 @@ def measure(turns, kind, shape, args) -> None:
     import torch
 
     from bench import fp8_peers
+    from tkq.reference_gemm import activate
     from tkq.testing import timing
 
     m, n, k = shape
@@ -156,10 +176,11 @@ def measure(turns, kind, shape, args) -> None:
         calls |= {name: (call(kind, args.small, name), sets) for name in chosen(args, kind)}
         wanted = []
 
-        def error(_, got):
+        def error(name, got):
             if not wanted:  # the first that works is right
                 wanted.append(got.float())
-            return (got.float() - wanted[0]).abs().max().item() / wanted[0].abs().max().item()
+            want = activate(wanted[0], parts(name)[1])
+            return (got.float() - want).abs().max().item() / want.abs().max().item()
 
         turns.case({"kind": kind, "shape": shape}, calls, error, lambda ms: (
             f"{2e-9 * m * n * k / ms:6.0f} TFLOP/s {1e-6 * (k * (m + n) + 2 * m * n) / ms:5.0f} GB/s"))
@@ -171,11 +192,14 @@ def call(kind, small, name):
     from tkq.gemm import fp8_ops
     from tkq.runtime import arch
 
-    wanted, processors = config(kind, small, name), arch.processors("cuda")
+    wanted, processors, asked, bias = config(kind, small, name), arch.processors("cuda"), spec(kind, name), []
 
     def f(a, b, sa, sb):
         c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
-        fp8_ops.run(spec(kind), a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None)
+        if asked.bias and not bias:  # of zeros, so that torch's product shows a wrong one
+            bias.append(torch.zeros(b.shape[1], dtype=torch.bfloat16, device=a.device))
+        fp8_ops.run(asked, a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None,
+                    bias=bias[0] if bias else None)
         return c
 
     return f

@@ -2,9 +2,10 @@
 
 What `tkq.gemm.plan` and `tkq.gemm.narrow_plan` choose among. "NAME + ACTIVATION" has a bias and that activation too,
 and "NAME + bias" a bias: beside the plain NAME it shows what the epilogue costs; torch's time is the plain product's.
+ACTIVATION may be a function of bench/gemm_activations.py.
 Every round lets each variant work once, in an order that changes, after a pause in which the card cools; what counts is
 the median over the rounds of torch's time / the variant's time in the same round. --precompile compiles all variants
-first, in as many processes as there are cores.
+first, in as many processes as there are cores; without a GPU that is all.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from bench.tuning import Turns, add_turns, precompile, size
+from bench.tuning import Turns, add_turns, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
-from tkq.gemm.epilogue import Epilogue
+from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.narrow_plan import NarrowConfig
 from tkq.gemm.plan import Config, recipe
 from tkq.gemm.spec import GemmSpec
@@ -23,8 +24,11 @@ VARIANTS = {  # "NAME all" has a block on each processor, instead of the even nu
     "cluster": Config(),
     "cluster no hold": Config(hold=False),
     "cluster spread": Config(spread=1),
+    "cluster spread pdl": Config(spread=1, pdl=True),
+    "cluster later pdl": Config(spread=2, late=True, pdl=True),
     "cluster late": Config(spread=1, late=True),
     "cluster later": Config(spread=2, late=True),
+    "cluster latest": Config(spread=4, late=True),
     "cluster spread group 16": Config(spread=1, group=16),
     "cluster spread group 4": Config(spread=1, group=4),
     "cluster group 4": Config(group=4),
@@ -56,6 +60,8 @@ def main() -> None:
     if args.precompile:
         precompile([recipe(spec(n, x), *s, 132, config(n, s)) for s in sizes for x in layouts for n in names
                     if suits(n, s)])
+        if not has_gpu():
+            return
     run(names, sizes, layouts, args)
 
 
@@ -81,6 +87,7 @@ def measure(turns, names, shape, layout) -> None:
     """One problem."""
     import torch
 
+    from bench import gemm_activations
     from tkq import reference_gemm as reference
 
     m, n, k = shape
@@ -90,6 +97,7 @@ def measure(turns, names, shape, layout) -> None:
 
         def error(name, got):
             activation = parts(name)[1]
+            activation = gemm_activations.MEANS.get(activation, activation)
             want = reference.activate(product, "" if activation == "bias" else activation)
             return (got.float() - want).abs().max().item() / want.abs().max().item()
 
@@ -141,9 +149,15 @@ def suits(name: str, shape) -> bool:
 
 
 def spec(name: str, layout: str) -> GemmSpec:
+    return GemmSpec(b_major=LAYOUTS[layout], epilogue=Epilogue(activation(name), "bf16" if parts(name)[1] else ""))
+
+
+def activation(name: str) -> str:
+    """As a spec has it."""
     epilogue = parts(name)[1]
-    activation = "" if epilogue in ("", "bias") else epilogue
-    return GemmSpec(b_major=LAYOUTS[layout], epilogue=Epilogue(activation, "bf16" if epilogue else ""))
+    if epilogue in ("", "bias", *ACTIVATIONS, *GATED):
+        return "" if epilogue == "bias" else epilogue
+    return f"bench.gemm_activations:{epilogue}"
 
 
 def call(name: str, shape):
@@ -158,10 +172,10 @@ def call(name: str, shape):
     epilogue, extra = parts(name)[1], PLAIN
     if epilogue:  # a bias of zeros, so that torch's product shows a wrong one
         bias = torch.zeros(shape[1], dtype=torch.bfloat16, device="cuda")
-        extra = Extra(bias, "" if epilogue == "bias" else epilogue)
+        extra = Extra(bias, activation(name))
 
     def f(a, b):
-        c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+        c = torch.empty(a.shape[0], b.shape[1] // (2 if epilogue in GATED else 1), dtype=a.dtype, device=a.device)
         run(a, b, c, chosen, blocks, extra=extra)
         return c
 

@@ -32,6 +32,12 @@ def precompile(recipes: Iterable, processes: int | None = None) -> set:
     return broken
 
 
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def add_compiling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precompile", action="store_true", help="compile only; needs no GPU")
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))

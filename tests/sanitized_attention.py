@@ -56,7 +56,36 @@ def varlen(device):
         yield f"D{dim} {'causal' if causal else 'full'} {', '.join(more)}", (o,)
 
 
-FAMILIES = {f.__name__: f for f in (forward, options, varlen)}
+def backward(device):
+    """Blocks by themselves and in pairs, that stay, of which the last makes dQ, and dQ by a kernel of its own."""
+    from dataclasses import replace
+
+    from tkq import reference
+    from tkq import reference_attention_backward as formula
+    from tkq.attention import backward_ops
+    from tkq.attention.arguments import Options
+    from tkq.attention.backward_plan import SINGLE
+
+    forms = (("by itself", {}), ("in pairs", {"pair": True, "cluster": 2, "stages": 2}), ("last", {"post": False}),
+             ("stays", {"direct": True, "persistent": True}), ("dQ by itself", None))
+    for dim in (64, 128, 256):
+        for name, change in forms:
+            if dim != 128 and name == "in pairs":
+                continue
+            given = [randn(i, 1, n, h, dim) for i, (n, h) in enumerate(((130, 2), (200, 1), (200, 1), (130, 2)))]
+            q, k, v, do = given
+            o, lse = reference.flash_attn(q, k, v, True)
+            do, q, k, v, o, lse = on(device, do, q, k, v, o, lse)
+            if device == "cpu":
+                yield f"D{dim} {name}", formula.flash_attn_backward(do, q, k, v, o, lse, None, True)[:3]
+                continue
+            found = [torch.empty_like(x) for x in (q, k, v)]
+            backward_ops.run((do, q, k, v, o, lse, None), found, Options(True), deterministic=change is None,
+                             config=None if change is None else replace(SINGLE[dim], **change))
+            yield f"D{dim} {name}", found
+
+
+FAMILIES = {f.__name__: f for f in (forward, options, varlen, backward)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -1,5 +1,6 @@
 """Configurations of attention's backward: what fits, what is refused, what a workspace holds."""
 import dataclasses
+import itertools
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from bench.tune_attention_backward import VARIANTS, variants
 from tkq.attention.backward_plan import SHARED_BYTES, BackwardConfig, plan, shipped
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec, width
-from tkq.attention.plan import LENGTHS
+from tkq.attention.plan import LENGTHS, length_class
 from tkq.attention.spec import DTYPES
 
 SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), width=st.sampled_from(WIDTHS), left=st.booleans(),
@@ -29,7 +30,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     config = plan(spec)
     tiles = -(-rows // config.tile)
     a_row = 2 + (spec.width if spec.dq and not spec.deterministic else 0)
-    assert config.workspace_floats(spec, rows) == tiles * config.tile * a_row + 1
+    assert config.workspace_floats(spec, rows) == tiles * config.tile * a_row + 8
 
 
 @pytest.mark.parametrize("change, words", [
@@ -41,6 +42,10 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"dq_add": "push"}, "dq_add is red or bulk"),
     ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),
     ({"registers": (24, 72, 216)}, "512 for a thread"),
+    ({"dq_add": "bulk", "dq_buffers": 3, "stages": 2}, "dq_buffers is 3, allowed are divisors of the 2 parts"),
+    ({"persistent": True}, "persistent needs direct and post, and no cluster"),
+    ({"persistent": True, "direct": True, "post": False}, "persistent needs direct and post, and no cluster"),
+    ({"background": True}, "background needs persistent"),
     ({"pair": True}, "a pair is a cluster of 2"),
     ({"pair": True, "cluster": 2, "stages": 3}, "bytes of shared memory at"),
 ])
@@ -59,14 +64,23 @@ def test_what_is_not_supported_is_named(change, words):
 
 
 def test_the_variants_to_tune_can_run_and_differ():
-    for dim in WIDTHS:
-        for causal in (False, True):
-            found = variants(dim, causal)
-            assert found["plan"] == plan(BackwardSpec(width=dim, right=causal)) and len(found) >= 4
-            assert len(set(found.values())) == len(found)
-            for config in found.values():
-                config.check(dim)
-    assert set(VARIANTS) == {name for dim in WIDTHS for c in (False, True) for name in variants(dim, c)}
+    names = set()
+    for dim, causal, length in itertools.product(WIDTHS, (False, True), (1024, 4096, 16384)):
+        found = variants(dim, causal, length)
+        assert found["plan"] == plan(BackwardSpec(width=dim, right=causal), length_class(length)) and len(found) >= 4
+        assert len(set(found.values())) == len(found)
+        for config in found.values():
+            config.check(dim)
+        names |= set(found)
+    assert set(VARIANTS) == names - {"plan"}
+
+
+@given(SPECS, st.sampled_from(LENGTHS), st.booleans())
+def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen):
+    """Pairs, last blocks and the like: dense, at most a limit on the right, dQ added up, no softcap."""
+    config = plan(dataclasses.replace(spec, varlen=varlen), length)
+    if varlen or spec.left or spec.softcap or not spec.dq or spec.deterministic:
+        assert not config.pair and config.post and config.cluster == 1 and not (config.persistent or config.skip)
 
 
 def test_each_shipped_kernel_has_its_name():

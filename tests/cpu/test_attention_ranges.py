@@ -49,7 +49,6 @@ def test_keys_of_row_is_the_definition(e, row):
     assert list(range(*keys_of_row(e, row))) == seen(e, row)
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43))
 def test_a_task_visits_what_its_rows_see_and_masks_what_they_do_not(e, tile):
     rows = rows_of(e, tile)
@@ -70,7 +69,6 @@ def test_a_task_visits_what_its_rows_see_and_masks_what_they_do_not(e, tile):
             assert max(begin, span.start) < end, f"row {row} has seen no key, and its maximum is not guarded any more"
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43))
 def test_no_block_is_visited_or_masked_in_vain(e, tile):
     rows = rows_of(e, tile)
@@ -85,7 +83,6 @@ def test_no_block_is_visited_or_masked_in_vain(e, tile):
     assert all(needs(block) for block in masks if block != r.first + r.blocks - 1)
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43))
 def test_the_masks_of_a_visit_leave_what_a_row_sees(e, tile):
     """As the kernel applies them: both sides in the first ``masked`` blocks, the left in the last ``masked_left``."""
@@ -107,7 +104,6 @@ def test_the_masks_of_a_visit_leave_what_a_row_sees(e, tile):
         assert sorted(left) == seen(e, row)
 
 
-@settings(deadline=None)
 @given(EXTENTS, st.integers(0, 43), st.integers(0, 300))
 def test_a_far_limit_on_the_left_needs_no_mask_where_the_right_does(e, tile, more):
     e = replace(e, left=e.tile_rows + e.block + more)

@@ -28,7 +28,7 @@ def specs(draw):
                             **options)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(specs())
 def test_every_spec_has_a_config_that_holds_each_column_once(spec):
     config = plan.plan(spec)

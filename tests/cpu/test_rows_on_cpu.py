@@ -79,6 +79,18 @@ def test_softmax_of_infinities_and_nan():
         assert torch.allclose(y.float(), peer.float(), rtol=2**-7, atol=1e-6, equal_nan=True)
 
 
+def test_leading_dimensions():
+    """Rows of more dimensions give the same, the first time and when the launcher is known."""
+    x = torch.randn(12, 40).bfloat16()
+    logits, target = make((12, 40), "bf16", 3.0)
+    for _ in range(2):
+        assert torch.equal(ops._launch(x.view(3, 4, 40), 0.7, False), ops._launch(x, 0.7, False).view(3, 4, 40))
+        for reduction in ("none", "mean"):
+            flat = launch.forward(logits, target, Terms(reduction=reduction))[0]
+            deep = launch.forward(logits.view(3, 4, 40), target.view(3, 4), Terms(reduction=reduction))[0]
+            assert torch.equal(flat.view_as(deep), deep) and deep.dim() == (2 if reduction == "none" else 0)
+
+
 # ---- cross entropy --------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """fp8_gemm on a GPU: exact where sums are, otherwise against float64; guards around the result untouched."""
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,11 +44,27 @@ def test_sizes(kind):
         check_exact(kind, size)
 
 
-@pytest.mark.parametrize("config", FAST + SMALL, ids=lambda x: x.name)
+@pytest.mark.parametrize("config", (*FAST, *SMALL, replace(FAST[0], spread=1, pdl=True)), ids=lambda x: x.name)
 def test_every_tile(config):
     for size in SIZES:
         check_exact("row", (size[0], -(-size[1] // 8) * 8, size[2]), config)
     check_exact("row", (700, 1048, 1168), config, blocks=6)
+
+
+@pytest.mark.parametrize("activation", ("relu", "gelu"))
+def test_an_activation_under_the_next_tile(activation):
+    """Beside the same in a tile's own time: relu's results are the same numbers, gelu's are of a rounded product."""
+    spec = replace(spec_of("row"), bias="bf16", activation=activation)
+    for m, n, k in ((700, 1048, 1168), (257, 528, 64), (129, 136, 272)):
+        args = operands(m, n, k, "row", device="cuda")
+        bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
+        own, under = (torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        fp8_ops.run(spec, *args, own, fitted(FAST[0], spec), 6, bias=bias)
+        fp8_ops.run(spec, *args, under, fitted(replace(FAST[0], spread=2, pdl=True), spec), 6, bias=bias)
+        if activation == "relu":
+            assert torch.equal(own, under)
+        else:
+            assert torch.allclose(own.float(), under.float(), rtol=0.02, atol=2e-3)
 
 
 @pytest.mark.parametrize("config", PROMOTED + SMALL, ids=lambda x: x.name)

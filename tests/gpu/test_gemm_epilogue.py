@@ -57,7 +57,7 @@ def between_poison(a, b, config=None, first=8, out_dtype=BF16, **extra):
     return got
 
 
-CONFIGS = {None: None, "in the gap": Config(), "spread": Config(spread=1), "alone": Config(cluster=1),
+CONFIGS = {None: None, "in the gap": Config(), "spread": Config(spread=1, pdl=True), "alone": Config(cluster=1),
            "small": Config(m=64, n=128, stages=8, cluster=1)}
 
 
@@ -96,7 +96,7 @@ def test_c_of_any_stride():
 
 SMOOTH = ("silu", "gelu", "gelu_tanh")
 GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_interleaved", "geglu_interleaved")
-LATE = {2: Config(spread=2, late=True), True: Config(spread=1, late=True), False: Config()}
+LATE = {True: Config(spread=1, late=True), False: Config(), **{i: Config(spread=i, late=True) for i in (2, 4)}}
 
 
 def check_activation(a, b, config, activation, out_dtype=BF16, **extra):
@@ -108,7 +108,7 @@ def check_activation(a, b, config, activation, out_dtype=BF16, **extra):
     assert_2x(got, truth, activate(product.float(), activation).to(out_dtype), 2, f"{activation} {tuple(a.shape)}")
 
 
-@pytest.mark.parametrize("activation, late", (("silu", True), ("gelu", 2), ("geglu_interleaved", 2), ("silu", False),
+@pytest.mark.parametrize("activation, late", (("silu", True), ("gelu", 2), ("geglu_interleaved", 4), ("silu", False),
                                               ("swiglu", False)))
 def test_activations(activation, late):
     for m, n, k in SHAPES:

@@ -46,27 +46,64 @@ class AttentionBackward(BackwardAdding):
 
     def roles(self, g, s):
         producer, queries, keys = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
+        return (self.first_role(g, s, producer),
                 tk.Role(lambda _: self.queries(g, s), queries),
                 tk.Role(lambda wg: self.keys(g, s, wg), keys, warpgroups=2))
 
     @cute.jit
     def keys(self, g, s, wg):
         tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
-        scores, t = tk.rt_fl(tile), self.task(g, s)
+        scores, kv = tk.rt_fl(tile), tk.ring(1)
         c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim),
                   dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), ds_ring=s.ds_pipe.ring(),
                   turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
         c.turns.start()
+        self.each_task(g, s, lambda t, again: self.keys_task(g, s, t, again, c, kv))
+
+    @cute.jit
+    def keys_task(self, g, s, t, again: Constexpr, c, kv):
         tk.zero(c.dk)
         tk.zero(c.dv)
         for i in cutlass.range_constexpr(2):
-            tk.wait(s.kv_full[i], 0)
+            tk.wait(s.kv_full[i], kv.phase)
         self.visit(g, s, t, c, self.step)
-        self.finish(g, s, self.task_again(g, s, t), c)
+        for i in cutlass.range_constexpr(2):
+            self.done_with(s, i)
+        self.next_keys(kv)
+        self.finish(g, s, again(), c)
 
     @cute.jit
     def step(self, g, s, t, c, m, masked: Constexpr[bool]):
+        if const_expr(masked and self.config.skip and self.spec.right):
+            if self.sees(g, t, m, c.wg):
+                self.whole_step(g, s, t, c, m, masked)
+            else:
+                self.leave_out(s, c)
+        else:
+            self.whole_step(g, s, t, c, m, masked)
+
+    def sees(self, g, t, m, half):
+        """Does the last query of tile m see the first of 64 keys?"""
+        e = self.extent(g, t.rows_q, t.rows_k)
+        return (m + 1) * e.tile - 1 - e.offset + e.right >= t.block * self.config.block + half * 64
+
+    @cute.jit
+    def leave_out(self, s, c):
+        """A tile whose P and dS are 0."""
+        s.q_pipe.wait(c.ring)
+        c.turns.take()
+        c.turns.give()
+        s.do_pipe.wait(c.ring)
+        if const_expr(self.spec.adds_dq):
+            tk.zero(c.ds)
+            self.hand_over(s, c)
+            c.ds_ring.advance()
+        s.do_pipe.release(c.ring)
+        s.q_pipe.release(c.ring)
+        c.ring.advance()
+
+    @cute.jit
+    def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
         q, do = s.q[c.ring.stage], s.do[c.ring.stage]
         s.q_pipe.wait(c.ring)
         c.turns.take()
@@ -103,14 +140,20 @@ class AttentionBackward(BackwardAdding):
 
     @cute.jit
     def finish(self, g, s, t, c):
-        """Write dK and dV, by way of the shared memory of K and V."""
-        barrier, at = KEYS_BARRIER + c.wg, (t.batch_k, t.head, 2 * t.block + c.wg, 0)
-        tk.sync(barrier, WARPGROUP)  # V has been read
-        self.send(piece(g.places, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
-        tk.mul(c.dk, c.dk, g.scale)
-        if const_expr(self.spec.adds_dq):
-            self.wait_for_dq(s, c)
-        self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
+        """Write dK and dV: from registers, or by way of the shared memory of K and V."""
+        barrier, number = KEYS_BARRIER + c.wg, 2 * t.block + c.wg
+        at = t.batch_k, t.head, number, 0
+        if const_expr(self.config.direct):
+            self.write(g.dv, c.dv, t, number)
+            tk.mul(c.dk, c.dk, g.scale)
+            self.write(g.dk, c.dk, t, number)
+        else:
+            tk.sync(barrier, WARPGROUP)  # V has been read
+            self.send(piece(g.places, g.dv, t.rows_k), s.v[c.wg], c.dv, at, barrier)
+            tk.mul(c.dk, c.dk, g.scale)
+            if const_expr(self.spec.adds_dq):
+                self.wait_for_dq(s, c)
+            self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         self.finish_dq(g, s, t, c.wg, barrier)
         tk.store_wait()
 
@@ -147,4 +190,4 @@ def build(spec: BackwardSpec, config: BackwardConfig):
     return _kind(spec, config)(spec, config), (
         BackwardOperands(do, q, k, v, o, rows(), rows() if spec.dlse else None),
         Gradients(dq if spec.dq else None, dk, dv), fake.tensor("fp32", (fake.sym64(),)), sequences,
-        Numbers(Float32(1.0), Float32(0.0), Int32(0), Int32(0)))
+        Numbers(Float32(1.0), Float32(0.0), Int32(0), Int32(0), Int32(1)))

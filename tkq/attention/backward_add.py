@@ -1,7 +1,7 @@
 """The warpgroup of attention's backward that adds dQ up, and how the last block of a head finishes it."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32, const_expr
+from cutlass import Constexpr, Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_base import BackwardBase
@@ -23,18 +23,29 @@ class BackwardAdding(BackwardBase):
     @cute.jit
     def queries(self, g, s):
         if const_expr(self.spec.adds_dq):
-            dq, ring, t = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.task(g, s)
-            tk.wait(s.kv_full[0], 0)
+            dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
             cute.arch.griddepcontrol_wait()  # the accumulator is zero
-            for h in cutlass.range(g.heads_per_kv, unroll=1):
-                number = self.tile_number(g, t, self.query_head(g, t, h), 0)
-                for n in cutlass.range(t.end - t.first, unroll=1):
-                    s.ds_pipe.wait(ring)
-                    self.add_dq(g, s, dq, ring, number + nth_tile(t, n, t.shift))
-                    ring.advance()
-            tk.store_wait(read=False)
+            self.each_task(g, s, lambda t, again: self.add_task(g, s, t, again, dq, ring, kv))
+            # who reads the accumulator in this launch needs all of it; the next kernel waits for the whole launch
+            tk.store_wait(read=g.counters is None)
             if const_expr(g.counters is not None):
-                self.sign_off(g, s, t)
+                self.sign_off(g, s, self.task(g, s))
+
+    @cute.jit
+    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+        tk.wait(s.kv_full[0], kv.phase)
+        if const_expr(self.background is not None):
+            self.background.await_ready(g, self.kv_head(g, t))
+        for h in cutlass.range(g.heads_per_kv, unroll=1):
+            number = self.tile_number(g, t, self.query_head(g, t, h), 0)
+            for n in cutlass.range(t.end - t.first, unroll=1):
+                s.ds_pipe.wait(ring)
+                self.add_dq(g, s, dq, ring, number + nth_tile(t, n, t.shift))
+                ring.advance()
+        self.done_with(s, 0)
+        self.next_keys(kv)
+        if const_expr(self.background is not None):
+            self.background.sign_off(g, self.kv_head(g, again()))
 
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
@@ -47,7 +58,7 @@ class BackwardAdding(BackwardBase):
             if const_expr(i == rows * cols - 1):
                 self.release_ds(s, ring)
             if const_expr(self.config.dq_add == "bulk"):
-                self.bulk_add_part(s, dq, address + i * part_bytes, self.buffer(ring, i))
+                self.bulk_add_part(s, dq, address + i * part_bytes, i % self.config.dq_buffers)
             else:
                 self.add_part(dq, address + i * part_bytes)
 
@@ -67,12 +78,6 @@ class BackwardAdding(BackwardBase):
         mine = address + tk.warp_id() % 4 * (quads * 512) + tk.lane_id() * 16
         for j in range(quads):
             tk.red_add4(mine + j * 512, *[x[4 * j + e] for e in range(4)])
-
-    def buffer(self, ring, part):
-        """Which of the buffers a part of the tile at ``ring`` takes: one after the other."""
-        parts, buffers = self.config.dq_parts(self.spec.width), self.config.dq_buffers
-        count = parts[0] * parts[1]
-        return part % buffers if count % buffers == 0 else (ring.count[0] * count + part) % buffers
 
     @cute.jit
     def bulk_add_part(self, s, dq, address, buffer):

@@ -5,34 +5,40 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.attention.backward_background import Background, BackwardBackground, BackwardClear, Counters
 from tkq.attention.backward_dq import BackwardQueries
 from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_pre import BackwardPre, Rows, Workspace
-from tkq.attention.backward_sequences import Equal, Ragged, loads, piece, stores, with_batch
+from tkq.attention.backward_sequences import Equal, Ragged, heads_outside, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Numbers, Shared, Task
+from tkq.attention.backward_tasks import BackwardTasks, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
-from tkq.attention.query_ranges import QueryExtent, mask_limits, nth_tile, place, query_range
-from tkq.attention.ranges import heads_in_section
+from tkq.attention.query_ranges import mask_limits, nth_tile
+from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
 
 
-class BackwardBase:
+class BackwardBase(BackwardTasks):
     """A block has ``config.block`` keys of one K/V head; the queries that see them pass by in tiles. A subclass says
     which roles there are (``roles``) and with how many warpgroups (``warpgroups``)."""
 
     warpgroups = 0
     keepers = 2  # warpgroups that Q and dO are for
+    readers = 8, 8  # warps of theirs that say when they have done with K, with V
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config.check(spec.width)
         if spec.varlen and not config.post:
             raise NotImplementedError("attention backward: post=False with varlen: slots without keys are not counted")
+        if config.background and (spec.varlen or not spec.adds_dq):
+            raise NotImplementedError("attention backward: background with varlen, or without dQ to be added up")
+        self.background = BackwardBackground(spec, config) if config.background else None
         dtype = tk.element_type(spec.dtype)
         self.q_tile = tk.st(config.tile, spec.width, dtype)
         self.kv_tile = tk.st(64, spec.width, dtype)
@@ -60,48 +66,72 @@ class BackwardBase:
                   Equal(q.shape[1], k.shape[1], q.shape[0]))
         heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
         tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block * c.cluster)
+        tasks = blocks * kv_heads * batches
         stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
-        BackwardPre(spec, c)(rows, parts, places, stream)
+        if const_expr(c.background):
+            BackwardClear()(counters, stream)
+        else:
+            BackwardPre(spec, c)(rows, parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
+        section = row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches)
+        # heads with twice as many blocks as there are at once: the longest then begin early enough
+        tail = Int32(0) if const_expr(ragged) else ceil_div(2 * numbers.processors, blocks * c.cluster)
         g = Globals(
             q=loads(q, self.q_tile, ragged, c.multicast), do=loads(do, self.q_tile, ragged, c.multicast),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
-            dk=stores(dk, self.out_tile, ragged), dv=stores(dv, self.out_tile, ragged), stats=stats, acc=acc,
-            dq=None if counters is None else stores(dq, self.dq_tile, ragged), counters=counters, places=places,
+            dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc,
+            dq=None if c.post else stores(dq, self.dq_tile, ragged), counters=None if c.post else counters,
+            next=counters if c.persistent else None, tasks=tasks, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
-            section=row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches),
+            section=section, tail=tail,
+            background=self.in_background(rows, dq, counters, (2 * section + tail) * (heads // kv_heads) * tiles),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
-        self.kernel(g).launch(grid=[blocks * kv_heads * batches * c.cluster, 1, 1],
+        grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors, c.cluster)
+        self.kernel(g).launch(grid=[grid, 1, 1],
                               block=[self.warpgroups * WARPGROUP, 1, 1],
                               cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.adds_dq and c.post):
+        if const_expr(spec.adds_dq and c.post and not c.background):
             BackwardPost(spec, c)(acc, dq, places, numbers.scale, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
+    def in_background(self, rows, dq, counters, lead):
+        """counters: all of them."""
+        if not self.config.background:
+            return None
+        return Background(rows, dq, Counters.of(counters), lead)
+
+    def output(self, x):
+        """dk or dv, as it is written."""
+        return heads_outside(x, self.spec.varlen) if self.config.direct else stores(x, self.out_tile, self.spec.varlen)
+
     def parts_of(self, workspace, tiles, heads) -> Workspace:
-        """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; the counters, where a
-        last block is asked for."""
-        of_stats, of_acc = 2 * self.config.tile, self.config.tile * self.spec.width  # floats of a tile
+        """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; counters, of the K/V
+        heads where a last block is asked for, or of the tasks where blocks take one after the other."""
+        spec, c = self.spec, self.config
+        of_stats, of_acc = 2 * c.tile, c.tile * spec.width  # floats of a tile
+        end, acc = workspace.iterator + Int64(tiles) * of_stats, None
         stats = cute.make_tensor(workspace.iterator, cute.make_layout((tiles, of_stats), stride=(of_stats, 1)))
-        if not self.spec.adds_dq:
-            return Workspace(stats)
-        start = (workspace.iterator + Int64(tiles) * of_stats).align(16)
-        acc = cute.make_tensor(start, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
-        if self.config.post:
-            return Workspace(stats, acc)
-        end = cute.recast_ptr(start + Int64(tiles) * of_acc, dtype=Int32)
-        return Workspace(stats, acc, cute.make_tensor(end, cute.make_layout((heads,))))
+        if spec.adds_dq:
+            end = end.align(16)
+            acc = cute.make_tensor(end, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
+            end = end + Int64(tiles) * of_acc
+        if c.persistent or (spec.adds_dq and not c.post):
+            n = Counters.count(heads) if c.background else 1 if c.persistent else heads
+            counters = cute.make_layout((n,))
+            return Workspace(stats, acc, cute.make_tensor(cute.recast_ptr(end, dtype=Int32), counters))
+        return Workspace(stats, acc)
 
     # ---- device --------------------------------------------------------------------------------
 
     @cute.kernel
     def kernel(self, g: Globals):
         c, warps = self.config, 4 * self.keepers
+        dq_warps = 4 if self.spec.adds_dq else 0
         al = tk.SharedAllocator()
         s = Shared(
             k=al.tile(self.kv_tile, self.halves), v=al.tile(self.kv_tile, self.halves),
@@ -109,8 +139,9 @@ class BackwardBase:
             ds=al.tile(self.ds_tile, self.halves * c.ds_stages), pair=self.pair(al),
             stats=al.vector(2 * c.tile, c.stages),
             p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
-            task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen else None,
-            kv_full=al.semaphores(2),
+            task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen and not c.persistent else None,
+            tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps) if c.persistent else None,
+            kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
             q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.multicast),
             do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.multicast),
             ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves),
@@ -119,20 +150,25 @@ class BackwardBase:
         def initialise():
             for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe, s.p_pipe):
                 pipe.init()
-            for i in range(2):
+            for i, readers in enumerate((self.readers[0] + dq_warps, self.readers[1])):
                 tk.init(s.kv_full[i], 1)
+                tk.init(s.kv_empty[i], readers)
+            if const_expr(s.tasks is not None):
+                s.tasks.init()
             if const_expr(s.pair is not None):
                 tk.init(s.pair.k_full, 1)
                 for i, arrivals in enumerate((4 * self.halves, 1)):
+                    tk.init(s.pair.told[i], 1)
                     tk.init(s.pair.full[i], arrivals)
                     tk.init(s.pair.empty[i], 4)
 
         tk.init_block(initialise, c.cluster)
-        if const_expr(self.spec.varlen):
+        if const_expr(c.persistent):
+            tk.assign(self.roles(g, s))
+        elif const_expr(self.spec.varlen):
             self.post_task(g, s.task)
             t = self.task(g, s)
-            first = t.block // c.cluster * c.cluster * c.block  # of the cluster's keys
-            self.assign_if(first < t.rows_k, self.roles(g, s))  # else the slot has no key
+            self.assign_if(self.first_key(t) < t.rows_k, self.roles(g, s))  # else the slot has no key
         else:
             tk.assign(self.roles(g, s))
         if const_expr(c.cluster > 1):
@@ -153,84 +189,60 @@ class BackwardBase:
         shape = 4, 32, self.config.dq_cols // 8, 4, self.config.dq_buffers
         return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
-    def extent(self, g, rows_q, rows_k):
-        left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
-        return QueryExtent(rows_q, rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
-
-    def task(self, g, s) -> Task:
-        """This block's: worked out where it is asked for, or, with sequences to be looked through, once."""
-        if not self.spec.varlen:
-            return self.find_task(g)
-        return Task(*[cute.arch.make_warp_uniform(s.task[i, 0]) for i in range(s.task.shape[0])])
-
-    def task_again(self, g, s, t):
-        """t. From shared memory where it is there, so that registers need not hold it all the time."""
-        return self.task(g, s) if self.spec.varlen else t
-
-    @cute.jit
-    def post_task(self, g, to):
-        """Each warp finds the same; one thread writes it down, in ``to``."""
-        t = self.find_task(g)
-        values = [Int32(getattr(t, field.name)) for field in fields(Task)]
-        if Int32(cute.arch.thread_idx()[0]) == 0:
-            for i in cutlass.range_constexpr(len(values)):
-                to[i, 0] = values[i]
-        tk.sync_block()
-
-    @cute.jit
-    def assign_if(self, condition, roles: Constexpr):
-        if condition:
-            tk.assign(roles)
-        else:  # where no block has a key: who waits for this kernel waits for BackwardPre through it
-            cute.arch.griddepcontrol_wait()
-
-    @cute.jit
-    def find_task(self, g):
-        """The blocks of a cluster, neighbours among the keys, go through the same tiles."""
-        c, masks = self.config, const_expr(self.spec.left or self.spec.right)
-        keys, i = c.block * c.cluster, Int32(cute.arch.block_idx()[0]) // c.cluster
-
-        def order(index, blocks, heads, rows_q):
-            section = g.section
-            if self.spec.varlen:
-                section = self.section(rows_q, g.section, heads)
-            return place(index, blocks, heads, section, masks and c.longest_first)
-
-        at = g.places.at(True, keys, i, g.kv_heads, order)
-        block = at.number
-        r = query_range(self.extent(g, at.rows_q, at.rows_k), block * keys)
-        shift = Int32(0)
-        if const_expr(c.stagger and not masks):
-            shift = block * g.tiles // g.blocks
-        if const_expr(c.cluster > 1):
-            block = block * c.cluster + tk.cluster_rank()
-        return Task(at.rows_q, at.rows_k, at.batch_q, at.batch_k, g.places.first_tile(at, c.tile, g.heads, g.tiles),
-                    at.head, block, r.first, r.whole, r.whole_end, r.end, shift)
-
-    def section(self, rows, row_bytes, heads):
-        """K/V heads that are worked on together: as many as fit into L2 with what the rows of their queries take."""
-        kept = cutlass.max(cutlass.min(rows, Int32(1 << 15)) * row_bytes, 1)  # 32 bits
-        return heads_in_section(kept, self.config.section_mb << 20, 1, heads)
-
-    def query_head(self, g, t, h):
-        return t.head * g.heads_per_kv + h
-
-    def tile_number(self, g, t, head, m):
-        """Of tile m of a query head, among those of all heads."""
-        return Int64(t.first_tile) + Int64(head) * g.tiles + m
-
     # ---- producer ------------------------------------------------------------------------------
+
+    def first_role(self, g, s, registers):
+        """The first warpgroup's: the producer is one warp of it."""
+        return tk.Role(lambda _: self.first_group(g, s), registers, warps=4 if self.config.background else 1)
+
+    @cute.jit
+    def first_group(self, g, s):
+        if const_expr(self.config.background):
+            if tk.first_warp_of_group():
+                self.producer(g, s)
+            else:
+                self.background.run(g)
+        else:
+            self.producer(g, s)
 
     @cute.jit
     def producer(self, g, s):
-        tk.prefetch(g.k, g.v, g.q, g.do, g.dk, g.dv)
-        t = self.task(g, s)
-        for i, (tile, src) in enumerate(((s.k, g.k), (s.v, g.v))):
-            self.load_keys(tile, piece(g.places, src, t.rows_k), t, t.block, s.kv_full[i])
-        if const_expr(s.pair is not None):
-            self.load_keys(s.pair.k, piece(g.places, g.k, t.rows_k), t, t.block ^ 1, s.pair.k_full)
-        ring, q, do = s.q_pipe.ring(), piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
-        cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
+        c, ring = self.config, s.q_pipe.ring()
+        tk.prefetch(g.q, g.do, g.k, g.v, *[g.dk, g.dv] * (not c.direct))
+        if const_expr(c.persistent):
+            self.one_after_the_other(g, s, ring)
+        else:
+            t = self.task(g, s)
+            for i in cutlass.range_constexpr(2):
+                self.load_keys(g, s, t, i)
+            self.load_other_keys(g, s, t)
+            cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
+            self.load_queries(g, s, t, ring)
+
+    @cute.jit
+    def one_after_the_other(self, g, s, ring):
+        """V, which is free first, then the first queries, then K."""
+        kv, box = tk.ring(1), s.tasks.ring()
+        cute.arch.griddepcontrol_wait()  # the counter is zero, the statistics are there
+        turn = tk.ring(1)
+        number = self.next_task(g, s, turn)
+        while number < g.tasks:
+            t = self.find_task(g, number)
+            if self.first_key(t) < t.rows_k:  # else the slot has no key
+                s.tasks.post(box, *values_of(t))
+                tk.wait(s.kv_empty[1], kv.phase ^ 1)
+                self.load_keys(g, s, t, 1)
+                if const_expr(self.background is not None):
+                    self.background.await_ready(g, self.kv_head(g, t))
+                self.load_queries(g, s, t, ring, kv)
+                kv.advance()
+            number = self.next_task(g, s, turn)
+        s.tasks.post(box, *[Int32(0) for _ in fields(Task)])
+
+    @cute.jit
+    def load_queries(self, g, s, t, ring, kv=None):
+        """All tiles of Q and dO; kv: K behind the first, when it is free."""
+        q, do = piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             head = self.query_head(g, t, h)
             for n in cutlass.range(t.end - t.first, unroll=1):
@@ -240,8 +252,29 @@ class BackwardBase:
                 self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
                 tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
                 ring.advance()
+                if const_expr(kv is not None):
+                    if h + n == 0:
+                        self.load_free_keys(g, s, t, kv)
+        if const_expr(kv is not None):
+            if t.end == t.first:
+                self.load_free_keys(g, s, t, kv)
 
-    def load_keys(self, tile, src, t, block, sem):
+    def load_free_keys(self, g, s, t, kv):
+        tk.wait(s.kv_empty[0], kv.phase ^ 1)
+        self.load_keys(g, s, t, 0)
+        self.load_other_keys(g, s, t)
+
+    def load_other_keys(self, g, s, t):
+        """Of a pair's other block."""
+        if s.pair is not None:
+            self.load_tiles_of(s.pair.k, piece(g.places, g.k, t.rows_k), t, t.block ^ 1, s.pair.k_full)
+
+    def load_keys(self, g, s, t, which):
+        """K (0) or V (1)."""
+        tile, src = ((s.k, g.k), (s.v, g.v))[which]
+        self.load_tiles_of(tile, piece(g.places, src, t.rows_k), t, t.block, s.kv_full[which])
+
+    def load_tiles_of(self, tile, src, t, block, sem):
         tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)
         for i in range(self.halves):
             tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * block + i, 0), sem)
@@ -264,6 +297,17 @@ class BackwardBase:
             if const_expr(self.spec.left):
                 for m in cutlass.range(t.whole_end, t.end, unroll=1):
                     step(g, s, t, c, m, True)
+
+    def done_with(self, s, which):
+        """A warp reads K (0) or V (1) of its task no more."""
+        if self.config.persistent:
+            cute.arch.sync_warp()
+            tk.arrive(s.kv_empty[which])
+
+    def next_keys(self, kv):
+        """To the next task's K and V."""
+        if self.config.persistent:
+            kv.advance()
 
     def limits(self, g, t, m, half):
         """Of ``probabilities``: which queries of tile m see which of 64 keys."""
@@ -291,3 +335,12 @@ class BackwardBase:
         tk.sync(barrier, WARPGROUP)
         if tk.first_warp_of_group():
             tk.store_async(dst, tile, at)
+
+    def write(self, dst, x, t, number, part=0):
+        """x, from registers, to rows of dK or dV: 64 from 64 * number on, columns of part ``part`` of x's width."""
+        first = t.batch_k - t.rows_k if self.spec.varlen else 0
+        head = dst[None, None, t.head] if self.spec.varlen else dst[None, None, t.head, t.batch_k]
+        rows, cols = head.shape
+        cols = cute.make_tensor(head.iterator + part * x.cols, cute.make_layout((rows, cols - part * x.cols),
+                                                                                stride=head.stride))
+        tk.store_narrow(cols, x, first + 64 * number, first + t.rows_k)

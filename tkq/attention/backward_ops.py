@@ -12,7 +12,7 @@ from tkq.attention.launch import BackwardOperands, Gradients
 from tkq.attention.plan import length_class
 from tkq.runtime import Recipe, arch, check, dtypes, function, ops
 
-# what decides the kernels (see launcher_of) -> (function, spec, configuration); as many as there are kinds of call
+# what decides the kernels (see launcher_of) -> (function, spec, configuration, processors); as many as kinds of call
 _launchers: dict = {}
 OP = "attention_backward"
 
@@ -155,10 +155,10 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key)
-    kernels, spec, config = launcher
+    kernels, spec, config, processors = launcher
     workspace = torch.empty(batch * heads * config.workspace_floats(spec, rows), dtype=torch.float32, device=q.device)
     kernels(tuple(tensors), tuple(gradients), workspace, None,
-            (head_dim**-0.5 if scale is None else scale, softcap, left, right))
+            (head_dim**-0.5 if scale is None else scale, softcap, left, right, processors))
 
     def of_rows():
         tiles = -(-rows // config.tile)
@@ -169,13 +169,14 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
 
 
 def launcher_of(device, key, **more):
-    """(the compiled function, its spec and configuration). key: as ``run`` makes it; more: of the spec."""
+    """(the compiled function, its spec and configuration, the device's multiprocessors). key: as ``run`` makes it;
+    more: of the spec."""
     arch.require_hopper(device)
     dtype, head_dim, head_dim_v, no_left, no_right, no_softcap, no_dq, no_dlse, deterministic, length = key[:10]
     spec = BackwardSpec(dtypes.name_of(dtype), width(head_dim, head_dim_v), not no_left, not no_right, not no_softcap,
                         not no_dq, not no_dlse, bool(deterministic), **more)
     config = key[11] or plan(spec, length)
-    return function(Recipe("tkq.attention.backward:build", (spec, config))), spec, config
+    return function(Recipe("tkq.attention.backward:build", (spec, config))), spec, config, arch.processors(device)
 
 
 # ---- CPU, tracing ----------------------------------------------------------------------------------

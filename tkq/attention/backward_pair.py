@@ -1,11 +1,12 @@
 """Attention's backward in pairs of blocks, which add dQ up half as often."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Constexpr, Float32, Int32, Uint32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward import AttentionBackward
 from tkq.attention.backward_state import Pair
+from tkq.attention.backward_tasks import claim
 
 OWN, OTHER = 0, 1  # tiles whose dQ this block makes, and the other one
 
@@ -29,7 +30,26 @@ class PairBackward(AttentionBackward):
 
     def pair(self, al):
         return Pair(k=al.tile(self.kv_tile, self.halves), ds=al.tile(self.ds_tile, self.halves),
-                    k_full=al.semaphores(), full=al.semaphores(2), empty=al.semaphores(2))
+                    number=al.vector(1, 1, Int32), told=al.semaphores(2), k_full=al.semaphores(),
+                    full=al.semaphores(2), empty=al.semaphores(2))
+
+    @cute.jit
+    def next_task(self, g, s, turn):
+        """Both blocks' producers: the first one asks, and tells the other."""
+        number = Int32(0)
+        if tk.cluster_rank() == 0:
+            number = claim(g.next, 0)
+            tk.wait(s.pair.told[1], turn.phase ^ 1)
+            with cute.arch.elect_one():
+                tk.store_remote(s.pair.number.iterator, (number.bitcast(Float32),), s.pair.told[0], Int32(1))
+        else:
+            tk.expect_bytes(s.pair.told[0], 4)
+            tk.wait(s.pair.told[0], turn.phase)
+            number = cute.arch.make_warp_uniform(s.pair.number[0, 0])
+            cute.arch.sync_warp()
+            tk.arrive_at(s.pair.told[1], Int32(0))
+        turn.advance()
+        return number
 
     # ---- the warpgroups with keys ------------------------------------------------------------------
 
@@ -66,20 +86,25 @@ class PairBackward(AttentionBackward):
     # ---- dQ ----------------------------------------------------------------------------------------
 
     @cute.jit
-    def queries(self, g, s):
-        dq, t, rank = tk.rt_fl(self.config.dq_cols), self.task(g, s), tk.cluster_rank()
-        tiles = t.end - t.first
-        tk.wait(s.kv_full[0], 0)
-        tk.wait(s.pair.k_full, 0)
-        cute.arch.griddepcontrol_wait()  # the accumulator is zero
-        for i in cutlass.range(rank, g.heads_per_kv * tiles, 2, unroll=1):
+    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+        """ring: counts the tiles of the tasks before; the blocks take turns with all of them."""
+        tiles, rank, before = t.end - t.first, tk.cluster_rank(), Int32(ring.count[0])
+        tk.wait(s.kv_full[0], kv.phase)
+        tk.wait(s.pair.k_full, kv.phase)
+        if const_expr(self.background is not None):
+            self.background.await_ready(g, self.kv_head(g, t))
+        first = self.tile_number(g, t, self.query_head(g, t, 0), t.first)
+        for i in cutlass.range((rank ^ before) & 1, g.heads_per_kv * tiles, 2, unroll=1):
             self.expect(s.pair.full[OTHER])
-            phase = (i >> 1) & 1
+            phase = ((before + i) >> 1) & 1
             for kind in cutlass.range_constexpr(2):
                 tk.wait(s.pair.full[kind], phase)
-            number = self.tile_number(g, t, self.query_head(g, t, i // tiles), t.first + i % tiles)
-            self.add_dq(g, s, dq, None, number)
-        tk.store_wait(read=False)
+            self.add_dq(g, s, dq, None, first + i // tiles * g.tiles + i % tiles)
+        ring.count[0] = Uint32(before + g.heads_per_kv * tiles)
+        self.done_with(s, 0)
+        self.next_keys(kv)
+        if const_expr(self.background is not None):
+            self.background.sign_off(g, self.kv_head(g, again()))
 
     @cute.jit
     def expect(self, full):

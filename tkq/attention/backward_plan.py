@@ -23,7 +23,10 @@ class BackwardConfig:
     dq_buffers in shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of
     step. post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from
     L2. cluster: blocks that go through the same tiles of Q and dO; share: and load each together. pair: two of them
-    hand dS to each other, and dQ is added up once for the keys of both (``tkq.attention.backward_pair``).
+    hand dS to each other, and dQ is added up once for the keys of both (``tkq.attention.backward_pair``). skip: a
+    warpgroup whose keys no query of a tile sees leaves the tile out. direct: dK and dV are written from registers, not
+    by way of K's and V's memory; persistent: which then has the next task's K and V meanwhile. background: and the
+    producer's neighbours do what kernels before and after would (``tkq.attention.backward_background``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -45,6 +48,10 @@ class BackwardConfig:
     cluster: int = 1
     share: bool = True
     pair: bool = False
+    skip: bool = False
+    direct: bool = False
+    persistent: bool = False
+    background: bool = False
     kv: int = 128
     kv_stages: int = 2
     alone_registers: tuple = (24, 240)
@@ -66,8 +73,8 @@ class BackwardConfig:
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
         """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32
-        and a counter."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 1
+        and counters."""
+        return -(-rows // self.tile) * self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 8
 
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
@@ -86,10 +93,22 @@ class BackwardConfig:
         if self.tile % 64 or width % self.dq_cols or self.block != (64 if wide else 128):
             raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide width {width}, and block be "
                              "128, 64 where width is above 128")
+        parts = self.tile // 64 * (width // self.dq_cols)
+        if self.dq_add == "bulk" and (self.dq_buffers < 1 or parts % self.dq_buffers):
+            raise ValueError(f"{self}: dq_buffers is {self.dq_buffers}, allowed are divisors of the {parts} parts of a "
+                             f"tile of dQ at width {width}")
         if self.dq_add not in ("red", "bulk") or (wide and self.turns):
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
         if self.pair and (wide or self.cluster != 2 or self.ds_stages != 2 or not self.post):
             raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
+        if self.persistent and (not self.direct or not self.post or (self.cluster > 1 and not self.pair)):
+            raise ValueError(f"{self}: persistent needs direct and post, and no cluster but a pair")
+        if self.stagger and self.pair:
+            raise ValueError(f"{self}: the blocks of a pair take turns, tile by tile: stagger is for others")
+        if self.background and (not self.persistent or self.dq_cols % 32):
+            raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
+        if self.skip and wide:
+            raise ValueError(f"{self}: skip is for two warpgroups with keys")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")
@@ -111,21 +130,30 @@ def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
 
 def _planned(spec, length):
     if spec.width == 256:
-        return _D256_SOFTCAP if spec.softcap else _D256_LEFT if spec.left else _D256
+        return _D256_SOFTCAP if spec.softcap else _D256
     if spec.width == 64:
         return _D64_SOFTCAP if spec.softcap else _D64
-    return _D128_SOFTCAP if spec.softcap else _D128_SHORT if length == "short" else _D128
+    if spec.softcap:
+        return _D128_SOFTCAP
+    if spec.varlen or spec.left or not spec.adds_dq:
+        return _D128_SHORT if length == "short" else _D128
+    return (_D128_CAUSAL if spec.right else _D128_FULL)[length]
 
 
 # A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
 _D64_SOFTCAP = BackwardConfig(dq_add="bulk")
 _D128_SOFTCAP = BackwardConfig(dq_add="bulk", dq_cols=32, registers=(24, 56, 216))
 _D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
-_D256 = BackwardConfig(block=64, stages=2, dq_cols=128, registers=(24, 96, 192, 200), kv=64, kv_stages=1)
-_D256_LEFT = replace(_D256, dq_cols=64, registers=(24, 72, 208, 208))  # likewise, for what a limit on the left takes
+_D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
 _D128 = BackwardConfig(dq_add="bulk")
 _D128_SHORT = replace(_D128, turns=True)
+_D128_PAIR = replace(_D128, pair=True, cluster=2, stages=2)
+# A pair goes through the tiles that either sees: of short causal sequences that is much in vain.
+_D128_FULL = {"short": replace(_D128, post=False), "medium": _D128_PAIR, "long": _D128_PAIR}
+_D128_STAYS = replace(_D128_SHORT, direct=True, persistent=True, skip=True)
+_D128_CAUSAL = {"short": _D128_STAYS, "medium": _D128, "long": replace(_D128_PAIR, share=False)}
 _D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
+SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks by themselves, what variants are made of
 
 
 def shipped():
@@ -159,8 +187,9 @@ def _expectation(spec, config):
 
     dq = ({"red": "REDG", "bulk": "UBLKRED"}[config.dq_add],) if spec.adds_dq else ()
     return Expectation(
-        tensor=24, instructions=("UTMALDG", "UTMASTG", "UBLKCP", "USETMAXREG", "STSM", *dq),
+        tensor=24, instructions=("UTMALDG", "STG.E.128" if config.direct else "UTMASTG", "UBLKCP", "USETMAXREG",
+                                 *["STSM"] * (spec.adds_dq or not config.direct), *dq),
         roles=config.roles,
         others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
-                ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+                ("BackwardClear", Expectation()), ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

@@ -27,7 +27,8 @@ class BackwardPost:
 
     @cute.kernel
     def kernel(self, acc: cute.Tensor, dq: tk.gl, places: Any, heads: Int32, scale: Float32):
-        n, part = Int32(cute.arch.block_idx()[0]), tk.warpgroup_id()
+        # the last heads first: they are in L2
+        n, part = Int32(cute.arch.grid_dim()[0] - cute.arch.block_idx()[0]) - 1, tk.warpgroup_id()
         out = tk.SharedAllocator().tile(self.out, self.parts[0] * self.parts[1])[part]
         at = places.at(False, self.config.tile, *tile_order(places, self.config.tile, n, heads))
         cute.arch.griddepcontrol_wait()

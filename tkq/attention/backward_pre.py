@@ -56,7 +56,8 @@ class BackwardPre:
     @cute.kernel
     def kernel(self, rows: Rows, workspace: Workspace, places: Any):
         cute.arch.griddepcontrol_launch_dependents()
-        n, t = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
+        # the first heads last: they are in L2 when the next kernel begins
+        n, t = Int32(cute.arch.grid_dim()[0] - cute.arch.block_idx()[0]) - 1, Int32(cute.arch.thread_idx()[0])
         at = self.place(places, n, rows.lse.shape[1])
         stats, acc, counters = workspace
         if const_expr(acc is not None):

@@ -16,6 +16,7 @@ class Numbers(NamedTuple):
     softcap: Float32
     left: Int32
     right: Int32
+    processors: Int32  # of the device
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,15 @@ class Globals:
     do: tk.gl
     k: tk.gl
     v: tk.gl
-    dk: tk.gl
-    dv: tk.gl
+    dk: Any  # a tk.gl; where it is written from registers (row, col, head[, batch])
+    dv: Any
     stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
     dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
     counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
+    background: Any  # a Background, where there is one
+    next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
+    tasks: Int32  # how many there are, of blocks or of clusters
     places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
@@ -39,6 +43,7 @@ class Globals:
     tiles: Int32  # slots of a query head
     blocks: Int32  # slots of a K/V head, of a block's or a cluster's keys
     section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
+    tail: Int32  # see ``place``
     scale: Float32
     scores: Scores
 
@@ -50,6 +55,8 @@ class Pair:
     k: tk.SharedTile  # the other block's keys
     ds: tk.SharedTile  # the other block's dS, for tiles whose dQ is made here
     k_full: tk.Semaphore
+    number: cute.Tensor  # (1, 1): of the next task, from the first block to the second
+    told: tk.Semaphore  # it is there; it has been read
     full: tk.Semaphore  # dS is here: the own one, the other's
     empty: tk.Semaphore  # dQ has been made, here, and in the other block of what was sent there
 
@@ -67,7 +74,9 @@ class Shared:
     last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
     pair: Optional[Pair]
     task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
-    kv_full: tk.Semaphore
+    tasks: Optional[tk.Mailbox]  # where the producer names one after the other: fields of Task
+    kv_full: tk.Semaphore  # of K, of V
+    kv_empty: tk.Semaphore  # likewise, where there is a next task
     q_pipe: tk.Pipe
     do_pipe: tk.Pipe
     ds_pipe: tk.Pipe

@@ -120,12 +120,12 @@ def run(tensors: BackwardOperands, gradients: Gradients, lengths: Lengths, optio
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key, varlen=True, used_q=not used_q, used_k=not used_k)
-    kernels, spec, config = launcher
+    kernels, spec, config, processors = launcher
     slots = rows // config.tile + lengths.cu_seqlens_q.shape[0]  # see tkq.attention.backward_sequences
     workspace = torch.empty(heads * config.workspace_floats(spec, slots * config.tile), dtype=torch.float32,
                             device=q.device)
     kernels(tuple(tensors), tuple(gradients), workspace, lengths[:4],
-            (head_dim**-0.5 if scale is None else scale, softcap, left, right))
+            (head_dim**-0.5 if scale is None else scale, softcap, left, right, processors))
 
     def statistics():
         of_tiles = workspace[:2 * heads * slots * config.tile].view(heads, slots, 2, config.tile)

@@ -29,10 +29,11 @@ class WideBackward(BackwardAdding):
     P goes from a thread to the one with the same place in the other warpgroup: 16 bytes of each side by side."""
 
     warpgroups = 4
+    readers = 4, 4  # values read K, keys V
 
     def roles(self, g, s):
         producer, queries, values, keys = self.config.registers
-        return (tk.Role(lambda _: self.producer(g, s), producer, warps=1),
+        return (self.first_role(g, s, producer),
                 tk.Role(lambda _: self.queries(g, s), queries), tk.Role(lambda _: self.values(g, s), values),
                 tk.Role(lambda _: self.keys(g, s), keys))
 
@@ -43,37 +44,47 @@ class WideBackward(BackwardAdding):
 
     def kept(self):
         """dK or dV of 64 keys, in tiles of so many columns as one product may have here."""
-        tiles = tuple(tk.rt_fl(self.out_tile.cols) for _ in range(self.spec.width // self.out_tile.cols))
-        for x in tiles:
-            tk.zero(x)
-        return tiles
+        return tuple(tk.rt_fl(self.out_tile.cols) for _ in range(self.spec.width // self.out_tile.cols))
 
     def keep(self, kept, a, b):
         """kept += a @ b"""
         for i, x in enumerate(kept):
             tk.mma_AB(x, a, b, b_part=i)
 
-    def send_kept(self, dst, ring, kept, t, barrier):
-        """Write dK or dV by way of a ring of shared memory that nobody reads any more."""
-        room = ring.scratch(self.out_tile)
-        for i, x in enumerate(kept):
-            self.send(dst, room[i], x, (t.batch_k, t.head, t.block, i), barrier)
+    def send_kept(self, g, dst, ring, kept, t, barrier):
+        """Write dK or dV: from registers, or by way of a ring of shared memory that nobody reads any more."""
+        if self.config.direct:
+            for i, x in enumerate(kept):
+                self.write(dst, x, t, t.block, i)
+        else:
+            room = ring.scratch(self.out_tile)
+            for i, x in enumerate(kept):
+                self.send(piece(g.places, dst, t.rows_k), room[i], x, (t.batch_k, t.head, t.block, i), barrier)
 
     # ---- values ----------------------------------------------------------------------------------
 
     @cute.jit
     def values(self, g, s):
-        tile, t = self.config.tile, self.task(g, s)
+        tile, kv = self.config.tile, tk.ring(1)
         p = tk.rt(tile, self.q_tile.dtype)
         slope = tk.rt(tile, self.q_tile.dtype) if const_expr(self.spec.softcap) else p
         c = ValueState(s=tk.rt_fl(tile), p=p, slope=slope, dv=self.kept(), ring=s.q_pipe.ring(),
                        p_ring=s.p_pipe.ring())
-        tk.wait(s.kv_full[0], 0)
+        self.each_task(g, s, lambda t, again: self.values_task(g, s, t, again, c, kv))
+
+    @cute.jit
+    def values_task(self, g, s, t, again: Constexpr, c, kv):
+        for x in c.dv:
+            tk.zero(x)
+        tk.wait(s.kv_full[0], kv.phase)
         self.visit(g, s, t, c, self.value_step)
-        t = self.task_again(g, s, t)
-        tk.wait(s.kv_full[1], 0)  # where no query sees a key, V may still be on its way
-        self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
-        self.send_kept(piece(g.places, g.dv, t.rows_k), s.v, c.dv, t, VALUES_BARRIER)
+        self.done_with(s, 0)
+        t = again()
+        if const_expr(not self.config.direct):
+            tk.wait(s.kv_full[1], kv.phase)  # where no query sees a key, V may still be on its way
+            self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
+        self.next_keys(kv)
+        self.send_kept(g, g.dv, s.v, c.dv, t, VALUES_BARRIER)
         self.finish_dq(g, s, t, 0, VALUES_BARRIER)
         tk.store_wait()
 
@@ -108,18 +119,27 @@ class WideBackward(BackwardAdding):
 
     @cute.jit
     def keys(self, g, s):
-        tile, t, dtype = self.config.tile, self.task(g, s), self.q_tile.dtype
+        tile, kv, dtype = self.config.tile, tk.ring(1), self.q_tile.dtype
         c = KeyState(dp=tk.rt_fl(tile), slope=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=self.kept(),
                      ring=s.q_pipe.ring(), p_ring=s.p_pipe.ring(), ds_ring=s.ds_pipe.ring())
-        tk.wait(s.kv_full[1], 0)
+        self.each_task(g, s, lambda t, again: self.keys_task(g, s, t, again, c, kv))
+
+    @cute.jit
+    def keys_task(self, g, s, t, again: Constexpr, c, kv):
+        for x in c.dk:
+            tk.zero(x)
+        tk.wait(s.kv_full[1], kv.phase)
         self.visit(g, s, t, c, self.key_step)
-        t = self.task_again(g, s, t)
-        tk.wait(s.kv_full[0], 0)
+        self.done_with(s, 1)
+        t = again()
         for x in c.dk:
             tk.mul(x, x, g.scale)
-        if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
-            self.acquire_after(s.ds_pipe, c.ds_ring)
-        self.send_kept(piece(g.places, g.dk, t.rows_k), s.k, c.dk, t, KEYS_BARRIER)
+        if const_expr(not self.config.direct):
+            tk.wait(s.kv_full[0], kv.phase)
+            if const_expr(self.spec.adds_dq):  # the last dS has been taken, and so K; values has used it before P
+                self.acquire_after(s.ds_pipe, c.ds_ring)
+        self.next_keys(kv)
+        self.send_kept(g, g.dk, s.k, c.dk, t, KEYS_BARRIER)
         self.finish_dq(g, s, t, 1, KEYS_BARRIER)
         tk.store_wait()
 

@@ -87,16 +87,19 @@ def mask_limits(e: QueryExtent, first_key, tile):
     return (None if e.right is None else row - e.right), (None if e.left is None else row + e.left + 1)
 
 
-def place(index, blocks, heads, section, longest_first):
+def place(index, blocks, heads, section, longest_first, tail=0):
     """Task ``index`` as (K/V head of all batches, key block).
 
     longest_first: the heads of a section of ``section``, whose queries and gradients stay in L2 together, side by side:
-    their first blocks, which a causal problem's most queries see, before the others. Otherwise head by head."""
+    their first blocks, which a causal problem's most queries see, before the others. The last ``tail`` heads, and what
+    no section is left for, are one section: with a head alone at the end, its first block would end long after all
+    others. Otherwise head by head."""
     if not longest_first:
         return index // blocks, index % blocks
-    tasks = section * blocks
-    number, within = index // tasks, index % tasks
-    width = least(section, heads - number * section)  # the last section may be narrow
+    sections = most(heads - tail, 0) // section  # before the last one
+    number = least(index // (section * blocks), sections)
+    within = index - number * (section * blocks)
+    width = _chosen(number < sections, section, heads - sections * section)
     return number * section + within % width, within // width
 
 

@@ -72,7 +72,7 @@ class DenseGemm:
       consumer 1  |k0 .. kn|finish|k0 + store|k1 .. kn|finish|k0 + store|
       consumer 2    the same, on the same stages of B
       spread      |k0 .. kn|finish|k0 + panel 0|k1 + panel 1|k2 + panel 2|k3 + panel 3|k4 .. kn|finish|
-      late        as spread, and the activation is not in finish but in its panel's step
+      late        as spread, and the activation is not in finish but in its panel's step, or in pieces under 2 or 4
 
     Pipeline, ``stages`` deep:
       full[i]    1 arrival, the producer's, and the bytes of both tiles
@@ -119,7 +119,7 @@ class DenseGemm:
             rows=rows, cols=cols, batches=batches, steps=cute.ceil_div(K, STEP))
         grid = tk.blocks_for("static", rows * cols * batches, cutlass.max(blocks, x.cluster), x.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[tk.WARPGROUP * (1 + x.consumers), 1, 1],
-                              cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1)
+                              cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
     def destination(self, out):
         if self.spec.store != "tma":
@@ -140,6 +140,9 @@ class DenseGemm:
             out=al.tile(self.out_tile, BUFFERS * x.consumers) if self.spec.store == "tma" else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster))
         tk.init_block(s.pipe.init, x.cluster)
+        if const_expr(x.pdl):  # up to here nothing was read or written that another kernel has to do with
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers)
         if const_expr(x.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
@@ -278,7 +281,7 @@ class DenseGemm:
                 for part, x in enumerate(parts):
                     tk.copy(u.held[part * self.panels + i], x)
             else:
-                ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg))
+                ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg), self.out)
                 tk.copy(u.held[i], parts[0])
 
     def panel_of_result(self, g, u, t, i, wg):
@@ -292,40 +295,40 @@ class DenseGemm:
             ep.activate_narrow(result, self.epilogue, [u.held[part * self.panels + i] for part in range(self.parts)])
             return result
         parts = self.product(g, u, t, i, wg)
-        ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg))
+        ep.activate(parts[0], self.epilogue, parts, self.place(t, i, wg), self.out)
         tk.copy(result, parts[0])
         return result
 
     @cute.jit
     def write_spread(self, g, s: Constexpr, u: Constexpr, number, wg):
-        """The tile before, a panel under each of this one's first steps of K, as far as it has as many. Returns the
-        next step."""
+        """The tile before, a panel or a piece of one under each of this one's first steps of K, as far as it has as
+        many. Returns the next step."""
         workers = self.order(g).workers()
         t = self.tile(g, number - workers)
+        pieces = self.config.spread  # of a panel
         for i in cutlass.range_constexpr(self.panels):
-            if const_expr(self.config.spread == 2):
-                half = tk.rt(self.panel, self.out)
+            result = tk.rt(self.panel, self.out) if const_expr(pieces > 1) else None
+            for piece in cutlass.range_constexpr(pieces):
                 if number >= workers:
-                    self.activate_half(u, half, i, 0)
-                if 2 * i + 1 < g.steps:
+                    if const_expr(pieces > 1):
+                        self.activate_piece(u, result, i, piece)
+                        if const_expr(piece == pieces - 1):
+                            self.put(g, s, result, t, i, wg)
+                    else:
+                        self.write_panel(g, s, u, t, i, wg)
+                if pieces * i + piece + 1 < g.steps:
                     self.step(s, u, wg)
-                if number >= workers:
-                    self.activate_half(u, half, i, 1)
-                    self.put(g, s, half, t, i, wg)
-            else:
-                if number >= workers:
-                    self.write_panel(g, s, u, t, i, wg)
-            if self.config.spread * (i + 1) < g.steps:
-                self.step(s, u, wg)
-        return cutlass.min(self.config.spread * self.panels + 1, g.steps)
+        return cutlass.min(pieces * self.panels + 1, g.steps)
 
-    def activate_half(self, u, result, i, which):
-        """Half of panel i's activation."""
-        def half(x):
-            return tk.columns(x, which * self.panel // 2, self.panel // 2)
+    def activate_piece(self, u, result, i, piece):
+        """One of ``spread`` pieces of panel i's activation."""
+        width = self.panel // self.config.spread
 
-        parts = [half(u.held[part * self.panels + i]) for part in range(self.parts)]
-        ep.activate_narrow(half(result), self.epilogue, parts)
+        def columns(x):
+            return tk.columns(x, piece * width, width)
+
+        parts = [columns(u.held[part * self.panels + i]) for part in range(self.parts)]
+        ep.activate_narrow(columns(result), self.epilogue, parts)
 
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):

@@ -86,7 +86,7 @@ class ElementsGemm:
                 c = tk.rt(self.width, tk.element_type(self.spec.out))
                 ep.load_residual(c, inputs.residual, place, e.residual_pairs)
             ep.linear(x, x, e, inputs, bias, c)
-        ep.activate(acc[0], e, acc, place)
+        ep.activate(acc[0], e, acc, place, tk.element_type(self.spec.out))
 
 
 def build(spec: GemmSpec):

@@ -48,7 +48,7 @@ class Fp8Gemm:
         self.panel = x.panel(spec.out) if spec.store == "tma" else min(64, x.part)
         self.c_tile = tk.st(64, self.panel, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
-        self.early = spec.scales == "row" and not spec.promote and spec.activation != "gelu"  # erf takes many itself
+        self.early = spec.scales == "row" and not spec.promote
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -172,12 +172,9 @@ class Fp8Gemm:
 
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
-        x, order, u = self.config, self.order(g, s), self.state(s)
+        order, u = self.order(g, s), self.state(s)
         number = order.first()
-        if const_expr(x.lead > 0):
-            if wg == 1 and number < order.tasks:
-                if self.steps(g, self.tile(g, s, order, number)) > x.lead:
-                    tk.wait(s.pipe.full[x.lead], 0)
+        self.fall_behind(g, s, order, number, wg)
         while number < order.tasks:
             t = self.tile(g, s, order, number)
             if const_expr(self.spec.promote):
@@ -188,6 +185,15 @@ class Fp8Gemm:
             number = order.following(number)
         tk.store_wait()
 
+    @cute.jit
+    def fall_behind(self, g, s: Constexpr, order, number, wg):
+        """The second consumer waits at the first tile, until the first one can have ``lead`` stages."""
+        lead = self.config.lead
+        if const_expr(lead > 0):
+            if wg == 1 and number < order.tasks:
+                if self.steps(g, self.tile(g, s, order, number)) > lead:
+                    tk.wait(s.pipe.full[lead], 0)
+
     def state(self, s) -> State:
         x = self.config
         return State([tk.rt_fl(x.part) for _ in range(x.waves * x.split)], s.pipe.ring(), s.pipe.ring(),
@@ -195,8 +201,11 @@ class Fp8Gemm:
 
     # ---- sums of all of K, scaled at the end ------------------------------------------------------
 
+    def sum_all(self, g, s, u, t, wg):
+        self.sum_products(g, s, u, t, wg)
+
     @cute.jit
-    def sum_all(self, g, s: Constexpr, u: Constexpr, t, wg):
+    def sum_products(self, g, s: Constexpr, u: Constexpr, t, wg):
         x = self.config
         self.multiply(s, u, self.mm, wg)
         if const_expr(self.early):  # under the first product
@@ -324,7 +333,7 @@ class Fp8Gemm:
                 bias = tk.cv(self.panel)
                 tk.load_cols(bias, g.bias, t.col * x.n + first, g.n)
                 tk.add_col(part, part, bias)
-            activate(part, spec.activation)
+            activate(part, spec.activation, self.out)
             if const_expr(spec.out == "e4m3"):
                 tk.mul(part, part, shrink)
             at = (t.row * (x.m // 64) + wg * x.waves + w, t.col * each + p)
@@ -382,5 +391,8 @@ def operands(spec: Fp8Spec):
 def build(spec: Fp8Spec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
     out_scale, 0 where there is none; how many blocks to launch."""
+    from .fp8_spread import SpreadFp8Gemm
+
     scales = (Int64(1), Int64(1), Int64(1))
-    return Fp8Gemm(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))
+    kernel = SpreadFp8Gemm if config.spread else Fp8Gemm
+    return kernel(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

@@ -6,15 +6,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
-from ..pointwise.activations import gelu, gelu_tanh, silu
-
-
-def relu(x):
-    """max(x, 0); NaN stays NaN."""
-    return cute.arch.fmax(x, Float32(0), nan=True)
-
-
-ACTIVATION = {"relu": relu, "silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+from .epilogue_tile import activation
 
 
 def fma_line(d: tk.RegTile, a: tk.RegTile, row: tk.RowVec, scales: cute.Tensor):
@@ -70,7 +62,7 @@ def store_e4m3_elements(dst: cute.Tensor, src: tk.RegTile, row0, col0):
                     bytes[row, col + 1] = Uint8((both >> Int16(8)) & Int16(255))
 
 
-def activate(part: tk.RegTile, activation: Constexpr):
-    """part = activation(part), where there is one."""
-    if activation is not None:
-        tk.apply(part, ACTIVATION[activation], part)
+def activate(part: tk.RegTile, name: Constexpr, out: Constexpr):
+    """part = the activation of this name, where there is one, for a result of type ``out``."""
+    if name is not None:
+        tk.apply(part, activation(name, out), part)

@@ -25,6 +25,8 @@ class Fp8Config:
     consumer's output, each at most panel_bytes of 64 rows. pdl: the launch lies under the end of the kernel before.
     lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
+    spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
+    if it is 2 and there is an activation, a half of one.
     Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; hold: A goes
     through registers, once for all parts; ahead: a part starts before the last one is promoted.
     """
@@ -41,6 +43,7 @@ class Fp8Config:
     pdl: bool = False
     lead: int = 2
     lag: int = 1
+    spread: int = 0
     split: int = 1
     hold: bool = False
     ahead: bool = False
@@ -49,6 +52,7 @@ class Fp8Config:
     def name(self) -> str:
         words = [f"{self.m}x{self.n}"]
         words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
+        words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
         words += [f"split{self.split}"] * (self.split > 1) + ["hold"] * self.hold + ["ahead"] * self.ahead
         return "_".join(words)
 
@@ -100,6 +104,7 @@ class Fp8Config:
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
+            "spread": not self.spread or (self.spread < 3 and self.lag == 0 and can_spread(spec) and self.n % 64 == 0),
             "split": self.split == 1 or spec.promote,
             "hold": not self.hold or (spec.promote and self.waves == 1),
             "ahead": not self.ahead or (spec.promote and (self.waves == 1 or not self.hold)),
@@ -114,8 +119,8 @@ class Fp8Config:
 
 
 # The larger first. bench/tune_fp8.py, one H100, bursts, torch's time / ours at 8192^3 and 4096^3: by rows the first
-# 1.004 and 0.988, 128x256 with lag 0 0.993 and 0.967; by blocks 128x256 in two parts 1.001 and 1.003, 128x192 1.013 and
-# 0.949 (4096 is no multiple of 192), 256x128 alone 0.971 and 1.005.
+# 1.000 to 1.004 and 0.988 to 0.999, 128x256 with lag 0 0.993 and 0.967; by blocks the first 1.005 and 1.013, 128x192
+# 1.015 and 0.952 (4096 is no multiple of 192), 256x128 alone 0.971 and 1.005.
 FAST = (
     Fp8Config(m=256, n=128, across=True, lag=0),
     Fp8Config(lag=0),
@@ -123,17 +128,22 @@ FAST = (
     Fp8Config(n=64, stages=7, cluster=1),
 )
 PROMOTED = (
-    Fp8Config(split=2, panels=1),
-    Fp8Config(n=192),
+    Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
+    Fp8Config(n=192, pdl=True),
     Fp8Config(m=256, n=128, stages=3, cluster=1),
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
-SMALL = (  # M up to 64: B comes once, and is all that counts; blocks side by side share A
-    Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0),
+SMALL = (  # M up to 64: B comes once, and is all that counts
+    Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
 )
+
+
+def can_spread(spec: Fp8Spec) -> bool:
+    """May results wait in registers: beside sums that are not promoted, in 16 bits?"""
+    return not spec.promote and spec.store == "tma" and BYTES[spec.out] == 2
 
 
 def tiles(config: Fp8Config, M: int, N: int):
@@ -174,9 +184,11 @@ def fitted(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
     """The configuration with as many stages as this spec's output and scales leave room for."""
     if spec.store == "tma" and not config.panel(spec.out):
         config = replace(config, n=max(config.n, 32))
+    if spec.out == "e4m3" and spec.bias:  # and scales, for the 128 columns of a panel, are too many registers
+        config = replace(config, panel_bytes=min(config.panel_bytes, 64))
     while config.stages > 2 and config.shared_bytes(spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
-    return config.check(spec)
+    return replace(config, spread=config.spread if can_spread(spec) else 0).check(spec)
 
 
 def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optional[Fp8Config] = None):
@@ -189,7 +201,10 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optio
 def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     """What the machine code must show: no product waited for one by one, TMA in and out."""
     parts = config.waves * config.split
-    products = 4 * parts * (1 if spec.promote else 2)  # of a step; twice where the first step of a tile is its own
+    steps = 1 if spec.promote else 2  # the first step of a tile is its own
+    if config.spread:
+        steps += config.waves * config.n // config.panel(spec.out) * (config.spread if spec.activation else 1)
+    products = 4 * parts * steps
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
     return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted),
@@ -204,8 +219,11 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(scales=s, promote=True), tile) for s in ("block", "line") for tile in PROMOTED + SMALL]
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
+    cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=1)) for s in ("tensor", "row")]
+    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), replace(FAST[0], spread=2)) for x in ("relu", "gelu")]
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
     cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
+    cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
     found = {}
     for spec, tile in cases:
         config = fitted(tile, spec)

@@ -219,6 +219,21 @@ class GroupedGemm(Fp8Gemm):
             return cutlass.max(cute.ceil_div(t.size, self.spec.step), 1)
         return cute.ceil_div(g.k, self.spec.step)
 
+    @cute.jit
+    def sum_all(self, g, s: Constexpr, u: Constexpr, t, wg):
+        """A consumer whose rows all lie past its group's end only lets the stages go: small groups leave half of a
+        tile to it, and what it does not multiply costs no energy and no time of the other's."""
+        if const_expr(self.along_k):
+            self.sum_products(g, s, u, t, wg)
+        else:
+            if t.row * self.config.m + wg * (64 * self.config.waves) < t.size:
+                self.sum_products(g, s, u, t, wg)
+            else:
+                for _ in cutlass.range(self.steps(g, t), unroll=1):
+                    s.pipe.wait(u.full)
+                    u.full.advance()
+                    self.release(s, u)
+
     # ---- device: in and out --------------------------------------------------------------------------
 
     def load_tiles(self, g, s, stage, t, k, sem):

@@ -202,7 +202,7 @@ class NarrowGemm:
             ep.load_residual(c, g.inputs.residual, ep.Place(n, Int32(m)), False)
         for x, sums, v in zip(parts, acc, bias):
             ep.linear(x, sums, e, g.inputs, v, c)
-        ep.activate(parts[0], e, parts, ep.Place(Int32(m), n), transposed=True)
+        ep.activate(parts[0], e, parts, ep.Place(Int32(m), n), tk.element_type(self.spec.out), transposed=True)
         tk.store_elements(g.out, parts[0], n, m)
 
 

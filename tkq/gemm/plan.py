@@ -28,9 +28,10 @@ class Config:
     m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory.
     cluster: so many blocks lie one above the other and share B's tiles. group: columns of tiles to a band of the tile
     order. hold: a tile's result waits in registers, in 16 bits, and is written while the next tile's first products
-    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2: half a panel,
-    of what is late. late: what waits is the product, and the activation is computed when it is written: the product is
-    rounded before and after it, as where both are calls of their own.
+    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2 and 4: a half
+    and a quarter of a panel, of what is late. late: what waits is the product, and the activation is computed when it
+    is written: the product is rounded before and after it, as where both are calls of their own.
+    pdl: the launch lies under the end of the kernel before.
     """
 
     m: int = 128
@@ -41,6 +42,7 @@ class Config:
     hold: bool = True
     spread: int = 0
     late: bool = False
+    pdl: bool = False
 
     @property
     def consumers(self) -> int:
@@ -70,7 +72,7 @@ class Config:
             "cluster": self.cluster in (1, 2),
             "group": self.group > 0,
             "hold": not self.hold or can_hold(spec),
-            "spread": self.spread in (0, 1, 2) and (self.hold or not self.spread) and (self.late or self.spread < 2),
+            "spread": self.spread in (0, 1, 2, 4) and (self.hold or not self.spread) and (self.late or self.spread < 2),
             "late": not self.late or (self.hold and spec.epilogue.curved),
         }
         for name, kept in rules.items():
@@ -161,10 +163,13 @@ def can_hold(spec: GemmSpec) -> bool:
 
 
 def with_epilogue(config: Config, spec: GemmSpec) -> Config:
-    """The configuration for this spec's epilogue: an activation takes as long as several steps of K, so it is spread
-    over the next tile's."""
-    late = config.hold and spec.epilogue.curved
-    return replace(config, spread=max(config.spread, int(late)), late=late)
+    """The configuration as this spec's epilogue wants it: a tile of the result is spread over the next one's first
+    steps of K, a panel to a step; of an activation, which takes as long as several steps, a quarter or, of the half as
+    many numbers that a gated one gives, a half. What each is worth on an H100 is in docs/attempts.md."""
+    e = spec.epilogue
+    if e.plain or not (config.hold and can_hold(spec)):
+        return config
+    return replace(config, spread=(2 if e.gate else 4) if e.curved else 1, late=e.curved)
 
 
 def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,

@@ -63,7 +63,7 @@ def _plain():
     specs += [GemmSpec(batch=batch, b_major=b) for batch, b in (("ab", "n"), ("ab", "k"), ("b", "n"), ("a", "k"))]
     for spec, tile in itertools.product(specs, TILES):
         quick = spec in QUICK_PLAIN and tile is TILES[0]
-        yield _dense(spec, fitted(tile, spec), "batch" + spec.batch if spec.batch else "", quick)
+        yield _dense(spec, fitted(with_epilogue(tile, spec), spec), "batch" + spec.batch if spec.batch else "", quick)
 
 
 def _epilogues():
@@ -73,11 +73,10 @@ def _epilogues():
             continue
         quick = name in QUICK and out == "bf16" and tile is TILES[0]
         yield _dense(spec, fitted(with_epilogue(tile, spec), spec), name, quick)
-
-
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
-        yield _dense(spec, Config(spread=2, late=True), f"{name}_spread2")
+        yield _dense(spec, Config(spread=2 if name == "bias_silu" else 4, late=True), f"{name}_other")
+    yield _dense(GemmSpec(), Config(spread=1, pdl=True), "spread")
 
 
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:

@@ -23,6 +23,9 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
     Not keep: nobody asks for the second one, which is None or room that the reduction needed."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
+    if logits.dim() > 2 and logits.shape[:-1] == target.shape and logits.is_contiguous() and target.is_contiguous():
+        loss, saved = forward(logits.view(-1, logits.shape[-1]), target.view(-1), terms, keep)
+        return loss.view_as(target) if each else loss, saved
     try:
         M, N = logits.shape
         one = not each and once(M, N, reduction)
@@ -58,7 +61,7 @@ def _carefully(logits, target, terms, keep):
     run = launcher("forward", x, index, terms, terms.reduction, keep=keep, one=one)
     room = counters.room(x.get_device(), _ROOM) if one else None
     run(x, index, terms.weight, loss, saved, room, None, *terms[1:2], *terms[3:])
-    return loss.view(target.shape) if each else loss, saved
+    return loss.view_as(target) if each else loss, saved
 
 
 def saved_size(M: int, reduction: str) -> int:
@@ -85,7 +88,7 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
 def _backward_carefully(logits, target, dloss, saved, terms, inplace):
     x, index = rows(logits), flat(target)
     if inplace:
-        result, to = logits if x.data_ptr() == logits.data_ptr() else x.view(logits.shape), x
+        result, to = logits if x.data_ptr() == logits.data_ptr() else x.view_as(logits), x
     else:
         result = torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype, device=x.device)
         to = rows(result)

@@ -58,8 +58,8 @@ def _norm_backward(kind, dy, x, weight, rstd, mean, dtotal, offset, need_dx, nee
                                                       **options)
     if rows is x:
         return dx, dweight, dbias, dresidual
-    return (None if dx is None else dx.view(x.shape), dweight, dbias,
-            None if dresidual is None else dresidual.view(x.shape))
+    return (None if dx is None else dx.view_as(x), dweight, dbias,
+            None if dresidual is None else dresidual.view_as(x))
 
 
 def _rows(t, kept):

@@ -36,7 +36,7 @@ def heads_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, *, dresi
     make = torch.empty if x.numel() else torch.zeros
     dweight = make(H * D, dtype=weight.dtype, device=x.device) if needs[1] else None
     dbias = make(H * D, dtype=dbias_dtype, device=x.device) if needs[2] else None
-    results = [None if t is None else t.view(shape) for t, shape in
+    results = [None if t is None else t.view(*shape) for t, shape in
                ((dx, x.shape), (dweight, (H, D)), (dbias, (H, D)), (dresidual, x.shape))]
     if x.numel() and any(t is not None for t in results):
         _run((dy, x, weight, rstd, dresidual_out), (dx, dresidual, dweight, dbias), weight_offset)

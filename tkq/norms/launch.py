@@ -73,7 +73,7 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
             if 0 < rows.shape[0] <= _MAX_ROWS and eps >= 0.0:
                 if y is None:
                     y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
-                run(rows, weight, bias, y.view(rows.shape), eps)
+                run(rows, weight, bias, y.view_as(rows), eps)
                 return y
     except Exception:  # nothing is known, or it was refused
         pass
@@ -94,7 +94,7 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
             y = torch.empty_like(x) if flat or x.is_contiguous() else _empty(shape, x.dtype, x.device)
             rstd = new.floats(x, (M,), (1,))
             mean = new.floats(x, (M,), (1,)) if kind == "layernorm" else None
-            run(rows, weight, bias, y if rows is x else y.view(rows.shape), None, None, rstd, mean, None, eps, None)
+            run(rows, weight, bias, y if rows is x else y.view_as(rows), None, None, rstd, mean, None, eps, None)
             return y, rstd, mean
     except Exception:
         pass
@@ -161,9 +161,9 @@ def _folded(t, kept, copy=False):
         return None
     shape = (-1, *t.shape[-kept:])
     if copy:
-        return t.reshape(shape)
+        return t.reshape(*shape)  # sizes one by one: torch reads them several times as fast as a tuple
     try:
-        return t.view(shape)
+        return t.view(*shape)
     except RuntimeError:
         return None
 
@@ -199,7 +199,7 @@ def _arguments(call, rows, weight, bias, results):
     y, total, rstd, mean, scale = results
     if y.dim() != 2:
         shape = (-1, x.shape[-1])
-        y, total = y.view(shape), None if total is None else total.view(shape)
+        y, total = y.view(*shape), None if total is None else total.view(*shape)
     return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
 
 

@@ -130,7 +130,7 @@ def _empty_result(gate, packing):
 
 def _empty(x):
     """A contiguous tensor like x."""
-    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
 
 
 def _gradients_on_gpu(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,

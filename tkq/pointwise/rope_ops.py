@@ -95,7 +95,7 @@ def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_s
 
 def _empty(x):
     """A contiguous tensor like x."""
-    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
 
 
 def _simple(x, cos, sin, offset, interleaved, inverse):

@@ -146,19 +146,22 @@ class Tiles:
 
     # ---- in and out ----------------------------------------------------------------------------------
 
+    def load(self, m, row, col):
+        """VECTOR neighbours of a row. Past the end a whole one is the last one, which is of the same tile and changes
+        no maximum, and no branch keeps a load from flying with others; elements by themselves are zeros there."""
+        if self.spec.wide:
+            row, col = cutlass.min(row, m.shape[0] - 1), cutlass.min(col, m.shape[1] - VECTOR)
+            return access.load(access.run_at(m, (row, col), VECTOR), once=True)
+        return self.load_elements(m, row, col)
+
     @cute.jit
-    def load(self, m: cute.Tensor, row, col):
-        """VECTOR neighbours of a row; zeros past the end."""
+    def load_elements(self, m: cute.Tensor, row, col):
         held = cute.make_rmem_tensor(VECTOR, m.element_type)
         held.fill(0)
         if row < m.shape[0]:
-            if const_expr(self.spec.wide):
-                if col < m.shape[1]:
-                    held.store(access.load(access.run_at(m, (row, col), VECTOR), once=True).load())
-            else:
-                for j in cutlass.range_constexpr(VECTOR):
-                    if col + j < m.shape[1]:
-                        held[j] = m[row, col + j]
+            for j in cutlass.range_constexpr(VECTOR):
+                if col + j < m.shape[1]:
+                    held[j] = m[row, col + j]
         return held
 
     @cute.jit

@@ -85,6 +85,10 @@ def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
             y = torch.empty_like(x)
             run(x, y, scale)
             return y
+        if x.is_contiguous() and 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
+            y, rows = torch.empty_like(x), x.view(-1, x.shape[-1])
+            run(rows, y.view_as(rows), scale)
+            return y
     except Exception:  # nothing is known, or it was refused
         pass
     return _carefully(x, scale, log)
@@ -107,8 +111,8 @@ def _carefully(x, scale, log, out=None):
     """out: a contiguous tensor like x to write to, for whoever owns the memory."""
     rows = _rows(x)
     if out is None:
-        out = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _run(rows, (rows, out if rows is x else out.view(rows.shape)), scale, log, False)
+        out = torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
+    _run(rows, (rows, out if rows is x else out.view_as(rows)), scale, log, False)
     return out
 
 
@@ -119,8 +123,8 @@ def _backward_carefully(y, dy, scale, log, out=None):
                          f"{y.device}, as y")
     rows, grads = _rows(y), _rows(dy)
     if out is None:
-        out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
-    _run(rows, (rows, grads, out if rows is y else out.view(rows.shape)), scale, log, True)
+        out = torch.empty(*y.shape, dtype=y.dtype, device=y.device)
+    _run(rows, (rows, grads, out if rows is y else out.view_as(rows)), scale, log, True)
     return out
 
 

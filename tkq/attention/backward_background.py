@@ -1,0 +1,223 @@
+"""What else attention's backward has to do, under its products: warps that are free make the statistics of the rows and
+the zeroes that dQ is added to, ahead of the tasks, and dQ of what has been added, behind them."""
+from typing import Any, NamedTuple
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+import tkq.tile as tk
+from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_pre import VECTOR, Rows
+from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_tasks import claim
+
+WARP, CLEARING = 32, 128
+
+
+class Counters(NamedTuple):
+    """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to prepare and
+    of those to finish. ready: of the K/V heads of all batches, tiles that are prepared. added: likewise, warps that
+    have added all of a task's dQ."""
+
+    next: cute.Tensor
+    ready: cute.Tensor
+    added: cute.Tensor
+
+    @staticmethod
+    def count(heads):
+        return 3 + 2 * heads
+
+    @staticmethod
+    def of(flat: cute.Tensor) -> "Counters":
+        heads = (cute.size(flat) - 3) // 2
+        return Counters(*[cute.make_tensor(flat.iterator + first, cute.make_layout((n,)))
+                          for first, n in ((0, 3), (3, heads), (3 + heads, heads))])
+
+
+PREPARED, FINISHED = 1, 2  # of Counters.next
+
+
+class Background(NamedTuple):
+    """rows: as of ``BackwardPre``. dq: (B, Sq, H, D). lead: tiles that are prepared ahead of the last that is done
+    with: those of two sections, or more, so that no task of a section waits for what waits for it."""
+
+    rows: Rows
+    dq: cute.Tensor
+    counters: Counters
+    lead: Int32
+
+
+class BackwardClear:
+    """flat = 0."""
+
+    @cute.jit
+    def __call__(self, flat: cute.Tensor, stream: cuda.CUstream):
+        self.kernel(flat).launch(grid=[(cute.size(flat) + CLEARING - 1) // CLEARING, 1, 1], block=[CLEARING, 1, 1],
+                                 stream=stream)
+
+    @cute.kernel
+    def kernel(self, flat: cute.Tensor):
+        cute.arch.griddepcontrol_launch_dependents()
+        i = Int32(cute.arch.block_idx()[0]) * CLEARING + Int32(cute.arch.thread_idx()[0])
+        if i < cute.size(flat):
+            flat[i] = Int32(0)
+
+
+class BackwardBackground:
+    """Whatever there is to do, tasks as well as tiles, is given out in order, to who can begin with it at once. So it
+    gets done even if only some of the grid's blocks are there, as when other kernels have the other processors.
+
+      each warp     the next tile to finish | prepare tiles, up to ``lead`` ahead of it | wait until all of its head's
+                    dQ has been added | write its dQ | ..
+      producer      the next task | wait until its head is ready | its tiles | ..
+      dQ warps      likewise | add | say so | ..
+    """
+
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
+        self.spec, self.config = spec, config
+        self.lanes = spec.width // VECTOR  # of a row
+        self.together = WARP // self.lanes  # rows
+
+    @cute.jit
+    def run(self, g):
+        counters, lead = g.background.counters, g.background.lead
+        tiles, prepared = cute.size(g.stats, mode=[0]), Int32(0)
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        n = claim(counters.next, FINISHED)
+        while n < tiles:
+            goal = cutlass.min(n + lead, tiles)
+            while prepared < goal:
+                prepared = claim(counters.next, PREPARED)
+                if prepared < tiles:
+                    self.prepare(g, prepared)
+                prepared = prepared + 1
+            await_count(counters.added, n // (g.tiles * g.heads_per_kv), 4 * self.config.cluster * g.blocks)
+            self.convert(g, n)
+            n = claim(counters.next, FINISHED)
+
+    # ---- before ------------------------------------------------------------------------------------
+
+    @cute.jit
+    def prepare(self, g, n):
+        tile = self.config.tile
+        head, m = n // g.tiles, n % g.tiles
+        self.zero(g.acc[Int64(n), None])
+        for i in cutlass.range(0, tile, 2 * self.together, unroll=1):
+            self.statistics(g, g.stats[Int64(n), None], (head // g.heads, head % g.heads), m * tile, i)
+        cute.arch.fence_proxy("async.global")  # bulk copies and additions come next
+        tell(g.background.counters.ready, head // g.heads_per_kv)
+
+    @cute.jit
+    def zero(self, acc):
+        zeros = cute.make_rmem_tensor((4,), Float32)
+        zeros.fill(0.0)
+        quads = cute.make_tensor(acc.iterator, cute.make_layout((4, cute.size(acc) // 4)))
+        for i in cutlass.range(0, cute.size(acc) // 4, WARP, unroll=8):
+            cute.autovec_copy(zeros, quads[None, i + tk.lane_id()])
+
+    def statistics(self, g, stats, at, first, i):
+        """Of two rows of each lane's, from the tile's row i on. Lanes that share a row read 16 bytes of it each."""
+        rows, (batch, head) = g.background.rows, at
+        lane, shares = tk.lane_id() % self.lanes, rows.o.shape[3] // VECTOR
+        loaded = []
+        for step in range(2):
+            row = cutlass.min(first + i + step * self.together + tk.lane_id() // self.lanes, g.places.rows_q - 1)
+            pair = [cute.make_rmem_tensor((VECTOR,), x.element_type) for x in (rows.o, rows.do)]
+            for x, to in zip((rows.o, rows.do), pair):
+                part = cute.local_tile(x[batch, row, head, None], (VECTOR,), (cutlass.min(lane, shares - 1),))
+                cute.autovec_copy(part, to)
+            loaded.append((*pair, rows.lse[batch, head, row], None if rows.dlse is None else
+                           rows.dlse[batch, head, row]))
+        for step in range(2):
+            x, y, lse, dlse = loaded[step]
+            self.write(stats, i + step * self.together + tk.lane_id() // self.lanes, g.places.rows_q - first,
+                       (self.row_sum(x, y, lane < shares), lse, dlse))
+
+    def row_sum(self, x, y, counts):
+        total = Float32(0.0)
+        for e in range(VECTOR):
+            total = total + Float32(x[e]) * Float32(y[e])
+        total = cutlass.select_(counts, total, Float32(0.0))
+        return cute.arch.warp_reduction(total, lambda p, q: p + q, threads_in_group=self.lanes)
+
+    @cute.jit
+    def write(self, stats, row, end, of_row):
+        """As ``BackwardPre``'s: a row past the end, and one that sees no key, has -inf and 0."""
+        total, lse, dlse = of_row
+        counts = (row < end) & (lse != -Float32.inf)
+        second = -total if const_expr(dlse is None) else dlse - total
+        if tk.lane_id() % self.lanes == 0:
+            stats[row] = cutlass.select_(counts, -lse * tk.LOG2E, -Float32.inf)
+            stats[self.config.tile + row] = cutlass.select_(counts, second, Float32(0.0))
+
+    # ---- behind ------------------------------------------------------------------------------------
+
+    @cute.jit
+    def convert(self, g, n):
+        """dQ of tile n: 16 rows x 32 columns at a time, as a warp had them when they were added."""
+        c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
+        head, m = n // g.tiles, n % g.tiles
+        slabs, quads = 4 * rows * cols, c.dq_cols // 8
+        acc = cute.make_tensor(g.acc[Int64(n), None].iterator, cute.make_layout((4, WARP, quads, slabs)))
+        out = g.background.dq[head // g.heads, None, head % g.heads, None]
+        for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
+            slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
+            x = tk.rt_fl(32)
+            self.load(x, acc[None, tk.lane_id(), None, slab], 4 * part)
+            tk.mul(x, x, g.scale)
+            row = m * c.tile + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
+            col = slab // 4 % cols * c.dq_cols + 32 * part
+            tk.store_narrow(columns(out, col), x, row, g.places.rows_q)
+
+    def load(self, x, theirs, first):
+        """From L2, where it was added up."""
+        mine = cute.make_tensor(x.tensor.iterator, cute.make_layout((4, 4)))
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), Float32, num_bits_per_copy=128,
+                                   load_cache_mode=cute.nvgpu.LoadCacheMode.GLOBAL)
+        for j in range(4):
+            cute.copy(atom, theirs[None, first + j], mine[None, j])
+
+    # ---- for the other roles -----------------------------------------------------------------------
+
+    @cute.jit
+    def await_ready(self, g, head):
+        """Until all tiles of the query heads of a K/V head, of all batches, are prepared. A warp, before its own bulk
+        copies and additions."""
+        await_count(g.background.counters.ready, head, g.tiles * g.heads_per_kv)
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def sign_off(self, g, head):
+        """A warp has added all that it has to."""
+        tk.store_wait(read=False)
+        tell(g.background.counters.added, head)
+
+
+def columns(x: cute.Tensor, first) -> cute.Tensor:
+    """Of (rows, columns), from column ``first``, a multiple of 8, on."""
+    rows, cols = x.shape
+    start = (x.iterator + first * x.stride[1]).align(16)
+    return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))
+
+
+@cute.jit
+def await_count(counts, i, wanted):
+    """A whole warp."""
+    found = load_acquire(counts, i)
+    while found < wanted:
+        found = load_acquire(counts, i)
+
+
+def load_acquire(counts, i) -> Any:
+    return Int32(cute.arch.load(counts.iterator + i, Int32, sem="acquire", scope="gpu"))
+
+
+@cute.jit
+def tell(counts, i):
+    """One more, after all that the warp's lanes have done."""
+    cute.arch.fence_acq_rel_gpu()
+    cute.arch.sync_warp()
+    if tk.lane_id() == 0:
+        cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")

@@ -1,0 +1,132 @@
+"""C = A @ B in float8, a tile's result written while the next tile's first products run."""
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, const_expr
+
+from .. import tile as tk
+from . import epilogue_tile as ep
+from .fp8 import Fp8Gemm
+
+
+@dataclass(frozen=True)
+class Held:
+    """A consumer's registers beside its sums."""
+
+    panels: list  # of a finished tile, in 16 bits
+    cols: Any  # scales of b's columns, a part in each lane; None where there are none
+    bias: Any  # likewise
+
+
+class SpreadFp8Gemm(Fp8Gemm):
+    """As Fp8Gemm, of sums of all of K:
+
+      time      ->
+      consumer    |k0 .. kn|finish|k0 + panel 0|k1 + panel 1|k2 + panel 2|k3 + panel 3|k4 .. kn|finish|
+
+    finish scales the sums, adds the bias, and rounds them, in registers. An activation is computed with its panel, or a
+    half of it under each of two steps: the product is rounded before and after it, as where both are calls of their
+    own. The other consumer, ``lead`` stages apart, multiplies.
+    """
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.early = False  # column scales for all panels: where they would be, results wait
+
+    @cute.jit
+    def consume(self, g, s: Constexpr, wg):
+        order, u, h = self.order(g, s), self.state(s), self.held()
+        number = order.first()
+        self.fall_behind(g, s, order, number, wg)
+        while number < order.tasks:
+            t = self.tile(g, s, order, number)
+            self.multiply(s, u, self.mm, wg)
+            first = self.write_under(g, s, u, h, number, wg)
+            if const_expr(self.spec.scales == "row"):
+                self.load_row_scales(g, u, t, wg)
+                ep.load_spread(h.cols, self.column_scales(g, t), t.col * self.config.n)
+            if const_expr(self.spec.bias is not None):
+                ep.load_spread(h.bias, g.bias, t.col * self.config.n)
+            for _ in cutlass.range(first, g.steps, unroll=1):
+                self.next_step(s, u, wg)
+            tk.mma_wait(0)
+            self.release(s, u)
+            self.finish(g, u, h)
+            number = order.following(number)
+        if number >= order.workers():  # there was a tile
+            self.write_held(g, s, h, number, wg)
+        tk.store_wait()
+
+    def held(self) -> Held:
+        x, spec = self.config, self.spec
+        cols = ep.spread(x.n, Float32) if spec.scales == "row" else None
+        bias = ep.spread(x.n, tk.element_type(spec.bias)) if spec.bias else None
+        return Held([tk.rt(self.panel, self.out) for _ in range(x.waves * x.n // self.panel)], cols, bias)
+
+    def next_step(self, s, u, wg):
+        """See off a step of K and issue the next."""
+        tk.mma_wait(0)
+        self.release(s, u)
+        self.multiply(s, u, self.mma, wg)
+
+    @cute.jit
+    def write_under(self, g, s: Constexpr, u: Constexpr, h: Constexpr, number, wg):
+        """The tile before, a panel or a half of one under each of this one's first steps of K, as far as it has as
+        many. Returns the next step."""
+        before = self.tile(g, s, self.order(g, s), number - self.order(g, s).workers())
+        pieces = self.config.spread if const_expr(self.spec.activation is not None) else 1
+        for i in cutlass.range_constexpr(len(h.panels)):
+            result = self.result_of(h, i)
+            for piece in cutlass.range_constexpr(pieces):
+                if number >= self.order(g, s).workers():
+                    self.activate(result, h, i, piece, pieces)
+                    if const_expr(piece == pieces - 1):
+                        self.put(g, s, result, before, i, wg)
+                if pieces * i + piece + 1 < g.steps:
+                    self.next_step(s, u, wg)
+        return cutlass.min(pieces * len(h.panels) + 1, g.steps)
+
+    @cute.jit
+    def write_held(self, g, s: Constexpr, h: Constexpr, number, wg):
+        last = self.tile(g, s, self.order(g, s), number - self.order(g, s).workers())
+        for i in cutlass.range_constexpr(len(h.panels)):
+            result = self.result_of(h, i)
+            self.activate(result, h, i, 0, 1)
+            self.put(g, s, result, last, i, wg)
+
+    def result_of(self, h, i):
+        """Where panel i will be as it is stored."""
+        return h.panels[i] if self.spec.activation is None else tk.rt(self.panel, self.out)
+
+    def activate(self, result, h, i, piece, pieces):
+        """A piece of panel i, where there is an activation."""
+        if self.spec.activation is not None:
+            width = self.panel // pieces
+            to, of = (tk.columns(x, piece * width, width) for x in (result, h.panels[i]))
+            tk.apply_narrow(to, ep.activation(self.spec.activation, self.out), of)
+
+    def put(self, g, s, result, t, i, wg):
+        x = self.config
+        each, panels = x.n // self.panel, x.waves * x.n // self.panel
+        at = (t.row * (x.m // 64) + wg * x.waves + i // each, t.col * each + i % each)
+        whole = panels % x.panels == 0 or i > 0
+        self.send(g, s, result, t, at, wg, (i % x.panels, x.panels - 1 if whole else 0))
+
+    def finish(self, g, u, h):
+        factor = g.scale_a[0] * g.scale_b[0] if self.spec.scales == "tensor" else None
+        each = self.config.n // self.panel
+        for i, panel in enumerate(h.panels):
+            part = tk.columns(u.acc[i // each], i % each * self.panel, self.panel)
+            if factor is None:
+                cols = tk.cv(self.panel)
+                ep.gather(cols, h.cols, i % each * self.panel)
+                tk.mul_outer(part, part, u.rows[i // each], cols)
+            else:
+                tk.mul(part, part, factor)
+            if h.bias is not None:
+                bias = tk.cv(self.panel)
+                ep.gather(bias, h.bias, i % each * self.panel)
+                tk.add_col(part, part, bias)
+            tk.copy(panel, part)
