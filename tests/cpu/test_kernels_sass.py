@@ -26,7 +26,7 @@ def test_the_quick_kernels_are_some_of_each_kind():
     for kind in ("flash_attn", "rmsnorm", "layernorm", "gemm"):
         of_kind = [kernel.quick for kernel in kernels if kernel.name.startswith(kind)]
         assert any(of_kind), kind
-    assert sum(kernel.quick for kernel in kernels) <= 60
+    assert sum(kernel.quick for kernel in kernels) <= 64  # with 61, `make test` takes 10 min 40 s on two cores
 
 
 def test_every_expectation_asks_for_something():
