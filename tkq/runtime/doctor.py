@@ -113,29 +113,22 @@ def _wrong_packages(facts):
     elif _numbers(facts.torch) < _OLDEST_TORCH:
         yield Finding(f"PyTorch is {facts.torch}; tkq needs {_dotted(_OLDEST_TORCH)} or newer: pip install "
                       f"'torch>={_dotted(_OLDEST_TORCH)}'.")
-    low, high = _TESTED_FFI
-    ffi = f"pip install 'apache-tvm-ffi>={_dotted(low)},<{_dotted(high)}'"
-    if facts.tvm_ffi is None:
-        yield Finding(f"apache-tvm-ffi is missing: {ffi}.")
-    elif not low <= _numbers(facts.tvm_ffi) < high:
-        yield Finding(f"apache-tvm-ffi is {facts.tvm_ffi}; tkq is tested with {_dotted(low)} up to, not including, "
-                      f"{_dotted(high)}: {ffi}.")
-    low, high = _TESTED_CUDA_PYTHON
-    cuda_python = f"pip install 'cuda-python>={_dotted(low)},<{_dotted(high)}'"
-    if facts.cuda_python is None:
-        yield Finding(f"cuda-python is missing: {cuda_python}.")
-    elif not low <= _numbers(facts.cuda_python) < high:
-        yield Finding(f"cuda-python is {facts.cuda_python}; tkq is tested with {_dotted(low)} up to, not including, "
-                      f"{_dotted(high)}: {cuda_python}.")
-    low, high = _TESTED_DSL
-    if facts.dsl is None:
-        yield Finding("nvidia-cutlass-dsl is missing: pip install 'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'.")
-    elif not low <= _numbers(facts.dsl) < high:
-        yield Finding(f"nvidia-cutlass-dsl is {facts.dsl}; tkq is tested with {_dotted(low)} up to, not including, "
-                      f"{_dotted(high)}: pip install 'nvidia-cutlass-dsl[cu13]>={_dotted(low)},<{_dotted(high)}'.")
+    yield from _wrong_version("apache-tvm-ffi", facts.tvm_ffi, _TESTED_FFI)
+    yield from _wrong_version("cuda-python", facts.cuda_python, _TESTED_CUDA_PYTHON)
+    yield from _wrong_version("nvidia-cutlass-dsl", facts.dsl, _TESTED_DSL, "[cu13]")
     if facts.dsl is not None and not facts.flavours:
         yield Finding("The DSL's libraries are missing: pip install 'nvidia-cutlass-dsl[cu13]' (or without [cu13], for "
                       "CUDA 12).")
+
+
+def _wrong_version(package, found, tested, extra=""):
+    """tested: from which version on, and before which one."""
+    low, high = map(_dotted, tested)
+    command = f"pip install '{package}{extra}>={low},<{high}'"
+    if found is None:
+        yield Finding(f"{package} is missing: {command}.")
+    elif not tested[0] <= _numbers(found) < tested[1]:
+        yield Finding(f"{package} is {found}; tkq is tested with {low} up to, not including, {high}: {command}.")
 
 
 def _wrong_device(facts):
