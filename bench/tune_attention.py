@@ -46,6 +46,7 @@ CHANGES = {
     "half": dict(half=True), **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
     "late": dict(late=True), "early": dict(late=False), "ring3": dict(one_ring=True, stages=3, bridge=False),
     "ring4": dict(one_ring=True, stages=4, bridge=False),
+    **{f"multiply{n}": dict(multiply=n) for n in (3, 4, 5, 6, 8)},
     **{f"stagger{n}": dict(stagger=n) for n in (2, 4, 8, 16, 64)},
 }
 
@@ -54,7 +55,8 @@ WINDOW = ("plan", "alone", "free", "alone free", "half", "half free", "half alon
 VARIANTS = {
     64: ("plan", "2wg alone half", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
-         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8"),
+         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8", "late",
+         "multiply4", "multiply6", "multiply8"),
     96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 bridge", "pairs alone"),
     128: ("plan", "half", "half alone", "half alone free", "alone turns", "alone free", "bridge turns", "bridge free",
           "kv176 q1 panels2 free pairs",

@@ -51,7 +51,7 @@ def gigabytes(spec: NormSpec, M: int) -> float:
 
 def chosen(spec: NormSpec, match: str = "") -> dict:
     """The planned config, and those whose label contains one of the texts, by label."""
-    every = [*variants(spec), *kept_plan.variants(spec)]
+    every = list(dict.fromkeys([kept_plan.planned(spec) or plan(spec), *variants(spec), *kept_plan.variants(spec)]))
     return {label(c): c for c in [every[0], *(c for c in every if any(t in label(c) for t in match.split(",")))]}
 
 
@@ -146,7 +146,8 @@ def tune(case: str, M: int, N: int, peer_names: tuple, match: str = "") -> dict:
     from tkq.testing.timing import Effort
 
     spec = spec_of(case, N)
-    ours, planned = chosen(spec, match), label(plan(spec))
+    ours = chosen(spec, match)
+    planned = next(iter(ours))
     found, missing = _peers(case, peer_names)
     done = tuning.final({name: _candidate(spec, c) for name, c in ours.items()}, planned, found, _inputs(spec, M),
                         (Effort(7, 0.002, 0.02), Effort(9, 0.02, 0.1)), error=_error(spec))

@@ -82,7 +82,8 @@ def test_rooms(monkeypatch):
     monkeypatch.setattr(counters, "_rooms", {})
     monkeypatch.setattr(counters, "_capturing", lambda index: capturing[0])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream[0], raising=False)
-    monkeypatch.setattr(counters, "_zeros", lambda n, index: torch.zeros(n, dtype=torch.int32))
+    for zeros in ("_zeros", "_kept"):
+        monkeypatch.setattr(counters, zeros, lambda n, index: torch.zeros(n, dtype=torch.int32))
     first = counters.room(0, 9)
     assert first.shape == (9,) and not first.any() and counters.room(0, 9) is first
     assert counters.room(1, 9) is not first and counters.room(0, 10) is not first

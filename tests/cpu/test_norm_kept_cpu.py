@@ -26,7 +26,7 @@ def test_variants_cover_each_row_once_and_keep_the_vectors(N, bias):
 
 
 @pytest.mark.parametrize("other", [
-    spec(32768), spec(262144, kind="rmsnorm"), spec(262144, stats=True), spec(262140, vector=4)], ids=str)
+    spec(32768), spec(262144, kind="rmsnorm"), spec(262144, offset=True), spec(262140, vector=4)], ids=str)
 def test_others_have_none(other):
     assert not kept_plan.variants(other)
 

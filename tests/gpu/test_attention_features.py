@@ -191,6 +191,22 @@ def test_variants_of_wide_heads(changes):
         compare(*make(2, 2304, 2304, 8, 8, 256), "many tasks", config=config, **options)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", (False, True))
+def test_exponentials_by_multiplications(causal):
+    """A variant: at all sizes, far below the maximum, and where a key or a query is NaN."""
+    config = replace(plan(AttentionSpec("bf16", 64, causal)), multiply=4)
+    for rows, keys in SIZES:
+        compare(*make(2, rows, keys, 4, 2, 64), f"{rows} x {keys}", config=config, causal=causal)
+    q, k, v = make(2, 1111, 1111, 8, 8, 64)
+    compare(q, k, v, "many tasks", config=config, causal=causal)
+    compare(q * 100, k, v, "large scores", config=config, causal=causal)
+    k[:, 300, :, 5] = math.nan
+    o = torch.zeros_like(q)
+    run(q, k, v, o, config=config, causal=causal)
+    assert torch.isnan(o[:, 300 if causal else 0:]).all()
+
+
 def test_nothing_outside_is_read_or_written():
     for dim, options in ((128, dict(left=50, right=10)), (256, dict(causal=True))):
         room = [torch.full((2, 400, 4, dim), math.nan, device="cuda", dtype=BF16) for _ in range(4)]

@@ -280,8 +280,9 @@ def _other_plans(N, few):
     return s, {k: v for k, v in found.items() if not few or k in few}
 
 
-FEW = ("early=False", "evict_first=True", "streaming=True", "finish=tail", "cooperative=False", "warps=4", "warps=16",
-       "vectors=packed", "vectors=late", "pdl=False", "whole rows", "two blocks of 8", "halves three blocks of 4")
+FEW = ("trigger=True", "early=False", "evict_first=True", "streaming=True", "finish=tail", "cooperative=False",
+       "warps=4", "warps=16", "vectors=packed", "vectors=late", "pdl=False", "whole rows", "two blocks of 8",
+       "halves three blocks of 4")
 
 
 def _check_plan(s, name, p, M):
@@ -291,6 +292,24 @@ def _check_plan(s, name, p, M):
     dx, dweight = torch.full_like(x, NAN), torch.full_like(weight, NAN)
     RMSNormBackward.launch(plan=p, dy=dy, x=x, weight=weight, rstd=rstd, dx=dx, dweight=dweight)
     judge("rmsnorm", dy, x, weight, rstd, None, (dx, dweight, None, None), what=f"N {N} {name}")
+
+
+def test_kernels_that_start_under_the_end_of_each_other_wait_for_it():
+    """Each one's dx is the next one's dy, and its column sums take the room of the one before."""
+    N, M = 4096, 1500
+    s, found = _other_plans(N, ("trigger=True",))
+    dy, x, weight = make(M, N)
+    rstd, _ = statistics("rmsnorm", x)
+    ends = []
+    for p in (variants(s.shape)["planned"], *[found["trigger=True"]] * 5):
+        results, dys = [], dy
+        for _ in range(20):
+            dx, dweight = torch.empty_like(x), torch.empty_like(weight)
+            RMSNormBackward.launch(plan=p, dy=dys, x=x, weight=weight, rstd=rstd, dx=dx, dweight=dweight)
+            results += [dx, dweight]
+            dys = dx
+        ends.append(results)
+    assert all(torch.equal(a, b) for other in ends[1:] for a, b in zip(ends[0], other))
 
 
 @pytest.mark.parametrize("name", FEW)

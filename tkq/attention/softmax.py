@@ -32,7 +32,7 @@ class Softmax:
         if sides:
             self.mask(g, c, i, sides, column)
         # Rows that have seen no key yet are only in blocks with a mask on the right.
-        self.exponentials(g, c, guarded=bool(sides & RIGHT) and self.spec.sides)
+        self.exponentials(g, c, guarded=bool(sides & RIGHT) and self.spec.sides, masked=bool(sides))
 
     def limits(self, g, c, i):
         """``limits_in_block`` of the warpgroup's first row and the i-th block of the visit."""
@@ -61,10 +61,10 @@ class Softmax:
             if first + 63 // pack > 0:  # few tasks are so short that a block needs both
                 tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
 
-    def exponentials(self, g, c, guarded):
+    def exponentials(self, g, c, guarded, masked):
         """att becomes exp2(scale * (att - max)); max and norm move on.
 
-        guarded: a row may have seen no key yet."""
+        guarded: a row may have seen no key yet. masked: there may be scores of -inf, whose exponentials must be 0."""
         tk.copy(c.correct, c.max)
         tk.row_max(c.max, c.att, c.max)
         if guarded:
@@ -77,7 +77,10 @@ class Softmax:
         tk.mul(c.max_scaled, c.max_scaled, g.scale)
         tk.mul(c.att, c.att, g.scale)  # one FFMA with the next line
         tk.sub_row(c.att, c.att, c.max_scaled)
-        tk.exp2(c.att, c.att)
+        if masked or not self.config.multiply:
+            tk.exp2(c.att, c.att)
+        else:
+            tk.exp2_mixed(c.att, c.att, self.config.multiply)
         tk.mul(c.norm, c.norm, c.correct)
         tk.row_sum_partial(c.norm, c.att, c.norm)
 

@@ -14,7 +14,9 @@ from .kept_plan import SUMS, shape
 
 
 def build(spec, plan):
-    """(kernel, fake arguments): x, weight, bias, out, eps and the number of clusters."""
+    """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
+    if spec.stats:
+        return KeptLayerNormTrained(spec, plan), (*_arguments(spec), Int32(0))
     x, w, b, out, *_, eps, _ = _arguments(spec)
     return KeptLayerNorm(spec, plan), (x, w, b, out, eps, Int32(0))
 
@@ -36,19 +38,23 @@ class KeptLayerNorm(RowKernel):
     where a block that comes and goes with its row reads them again from L2: 2 bytes of bf16 in and 2 out for 8 of
     float32 weight and bias. Each thread centres its part of a row on that part's own mean before it squares."""
 
-    loads, stores, vectors, parameters = ("x",), ("y",), ("weight", "bias"), ("eps",)
+    loads, stores, vectors, parameters, results = ("x",), ("y",), ("weight", "bias"), ("eps",), ("rstd", "mean")
     exchanges = (Exchange(Monoid(_join, (0.0,) * SUMS, symmetric=False)),)
 
     def __init__(self, spec, plan):
         given = shape(spec)
         vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
         super().__init__(RowSpec(__name__, "KeptLayerNorm", spec.N, (Stream("x", spec.x),), (Stream("y", spec.x),),
-                                 vectors, vector=given.vector, bulk=given.bulk, sums=given.sums), plan)
+                                 vectors, results=self.results if spec.stats else (), vector=given.vector,
+                                 bulk=given.bulk, sums=given.sums), plan)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, eps: Float32, units: Int32, stream: cuda.CUstream):
         """mX, mO: (M, N). units: the most clusters that run at once."""
-        super().__call__((mX,), (mO,), _given(mW, mB), None, None, None, None, None, (eps,), units, stream)
+        self._launch(mX, mO, _given(mW, mB), None, eps, units, stream)
+
+    def _launch(self, mX, mO, vectors, results, eps, units, stream):
+        super().__call__((mX,), (mO,), vectors, None, results, None, None, None, (eps,), units, stream)
 
     def _accumulate(self, c, k, views, r, total):
         """Two passes over the thread's part, which lies in shared memory."""
@@ -72,3 +78,12 @@ class KeptLayerNorm(RowKernel):
         y = (e.x - r.mean) * r.rstd
         y = y * e.weight if self.has("weight") else y
         return dict(y=y + e.bias if self.has("bias") else y)
+
+
+class KeptLayerNormTrained(KeptLayerNorm):
+    """The same, with the arguments of a spec with options, of which it takes rstd and mean (M,)."""
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, mR, mT, mRstd: cute.Tensor, mMean: cute.Tensor,
+                 mScale, eps: Float32, offset, units: Int32, stream: cuda.CUstream):
+        self._launch(mX, mO, _given(mW, mB), (mRstd, mMean), eps, units, stream)

@@ -1,5 +1,6 @@
-"""Plans of `kept.KeptLayerNorm` that are worth timing. No torch, no DSL."""
+"""Which rows `kept.KeptLayerNorm` normalises, and how. No torch, no DSL; bench/tune_norms.py times it."""
 from dataclasses import replace
+from typing import Optional
 
 from ..rows import plan as rows
 from ..rows.plan import RowPlan, RowShape
@@ -23,9 +24,20 @@ def shape(spec: NormSpec) -> RowShape:
 
 
 def serves(spec: NormSpec) -> bool:
-    """Long rows of a layernorm without options, in whole accesses."""
-    return (spec.kind == "layernorm" and spec.plain and spec.access == 128 and
+    """Long rows of a layernorm without options but statistics, in whole accesses."""
+    return (spec.kind == "layernorm" and replace(spec, stats=False).plain and spec.access == 128 and
             spec.N * spec.width // 8 >= FROM_BYTES)
+
+
+def planned(spec: NormSpec) -> Optional[RowPlan]:
+    """What a spec runs with, where its vectors are so many bytes that their way from L2 is what counts; else None."""
+    if not serves(spec):
+        return None
+    vectors = sum(shape(spec).vectors)
+    least = FROM_BYTES if vectors > 2 * spec.width else 4 * FROM_BYTES if vectors > spec.width else None
+    if least is None or spec.N * spec.width // 8 < least:
+        return None
+    return next(iter(p for p in variants(spec) if p.evict_first), None)
 
 
 def variants(spec: NormSpec) -> list[RowPlan]:

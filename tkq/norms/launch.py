@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime import arch, dtypes, new
-from . import checks
+from ..runtime import arch, clusters, dtypes, new
+from . import checks, kept_plan
 from .plan import plan
 from .spec import GROUP, NormSpec
 
@@ -49,6 +49,16 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
     return runtime.Recipe("tkq.norms.build:build", (spec, config or plan(spec)))
+
+
+def compiled(spec: NormSpec, device):
+    """What runs a spec on a device, called as `build` has the arguments."""
+    kept = kept_plan.planned(spec)
+    if kept is None:
+        return runtime.function(recipe(spec))
+    run, units = runtime.function(kept_plan.recipe(spec, kept)), kept.resident * clusters.resident(
+        device, kept.cluster, kept.block)
+    return lambda *given: run(*given, units)
 
 
 # ---- without options: the same as `norm` below, with as little Python as it takes ----------------------------
@@ -232,7 +242,7 @@ def _launcher(call, heads, arguments, key):
     found = _launchers.get((key, width))
     if found is None:
         spec = _spec(call, heads, arguments, width)
-        found = _launchers[key, width] = runtime.function(recipe(spec)), spec.plain
+        found = _launchers[key, width] = compiled(spec, x.device), spec.plain
         if width == spec.widest:
             _known[key] = found[0]
     return found

@@ -72,6 +72,8 @@ class RowPlan:
     cooperative: ask the driver that all blocks be resident at once. False is for measuring what that costs: two such
         grids side by side could then wait for each other for ever.
     pdl: launch under the end of the kernel before, and wait for that kernel here.
+    trigger: let the next kernel start under the end of this one, if that is launched so: its blocks then come as this
+        one's go, and wait for the last of them.
     evict_first: loads leave L2 first. streaming: so do stores.
     resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
     """
@@ -91,6 +93,7 @@ class RowPlan:
     evict_first: bool = False
     streaming: bool = False
     resident: int = 1
+    trigger: bool = False
 
     @property
     def direct(self) -> bool:

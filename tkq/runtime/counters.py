@@ -26,10 +26,10 @@ def counter(index: int) -> torch.Tensor:
     found = _of_stream.get(key)
     if found is None:
         if index not in _of_graphs:
-            store = _zeros(CAPTURED_CALLS, index)
+            store = _kept(CAPTURED_CALLS, index)
             torch.cuda.synchronize(index)  # once: a capture, on whatever stream, may come next
             _of_graphs[index] = store, itertools.count()
-        found = _of_stream[key] = _zeros(1, index)
+        found = _of_stream[key] = _kept(1, index)
     return found
 
 
@@ -43,12 +43,34 @@ def room(index: int, size: int) -> torch.Tensor:
     key = (index, torch._C._cuda_getCurrentRawStream(index), size)
     found = _rooms.get(key)
     if found is None:
-        found = _rooms[key] = _zeros(size, index)
+        found = _rooms[key] = _kept(size, index)
     return found
 
 
 def _zeros(n, index):
     return torch.zeros(n, dtype=torch.int32, device=torch.device("cuda", index))
+
+
+class _Memory:
+    """int32 numbers past torch's allocator, for as long as the process lives: torch.compile's CUDA graphs
+    (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there."""
+
+    def __init__(self, n):
+        from cuda.bindings import runtime as cudart  # not with `import tkq`: it takes a while
+
+        error, self.address = cudart.cudaMalloc(4 * n)
+        if error == cudart.cudaError_t.cudaSuccess:
+            error, = cudart.cudaMemset(self.address, 0, 4 * n)
+        if error != cudart.cudaError_t.cudaSuccess:
+            raise RuntimeError(f"tkq: no {4 * n} bytes of GPU memory for counters: {error!r}")
+        self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(self.address, False), version=3)
+
+
+def _kept(n, index):
+    with torch.cuda.device(index):
+        found = torch.as_tensor(_Memory(n), device=torch.device("cuda", index))
+        torch.cuda.synchronize(index)  # the memset is the default stream's
+    return found
 
 
 # torch's own functions, without what they do around them: they are asked at every call

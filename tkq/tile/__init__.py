@@ -41,6 +41,7 @@ from .maps import (
                     copy,
                     div_row,
                     exp2,
+    exp2_mixed,
                     finite_or_zero,
                     fma_outer,
                     log2,
