@@ -5,7 +5,8 @@
 
 Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
 counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
-variants apart that are close.
+variants apart that are close. A length may be the name of a batch of sequences one behind the other, "mixed": then FA4
+is the peer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.tuning import precompile
 from tkq.attention.backward_plan import SINGLE, BackwardConfig, plan
@@ -52,14 +55,21 @@ VARIANTS = {
     "2 stages": {"stages": 2},
     "3 dS stages": {"ds_stages": 3},
     "2 buffers": {"dq_buffers": 2, "stages": 2},
+    "2 buffers 3 stages": {"dq_buffers": 2},
+    "2 pieces": {"dq_pieces": 2},
+    "4 pieces": {"dq_pieces": 4},
+    "background turns 2 pieces": {**_BEHIND, "turns": True, "dq_pieces": 2},
     "tile 64": {"tile": 64},
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
     "pair": _PAIR,
+    "pair 2 pieces": {**_PAIR, "dq_pieces": 2},
     "pair direct": {**_PAIR, "direct": True},
     "pair persistent": {**_PAIR, **_STAYS},
+    "pair persistent turns": {**_PAIR, **_STAYS, "turns": True},
     "pair background": {**_PAIR, **_BEHIND},
+    "pair background turns": {**_PAIR, **_BEHIND, "turns": True},
     "pair own loads": {**_PAIR, "share": False},
     "pair red own loads": {**_PAIR, "dq_add": "red", "share": False},
     "pair red": {**_PAIR, "dq_add": "red"},
@@ -72,10 +82,28 @@ VARIANTS = {
 }
 
 
-def variants(dim: int, causal: bool, length: int = 4096) -> dict[str, BackwardConfig]:
+def longest(length: int | str) -> int:
+    return length if isinstance(length, int) else max(packed(length)[1])
+
+
+def packed(name: str) -> tuple:
+    """(name, lengths) of a batch of ``attention_backward_varlen``'s."""
+    from bench.attention_forward import BATCHES
+
+    return next(batch for batch in BATCHES if batch[0].startswith(name))
+
+
+def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
+    return BackwardSpec(width=dim, right=causal, varlen=isinstance(length, str))
+
+
+def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, BackwardConfig]:
     """The plan, and the variants that can run, and that differ from it."""
-    found = {"plan": plan(BackwardSpec(width=dim, right=causal), length_class(length))}
+    spec = spec_of(dim, causal, length)
+    found = {"plan": plan(spec, length_class(longest(length)))}
     for name, change in VARIANTS.items():
+        if spec.varlen and (not change.get("post", True) or change.get("background", False)):
+            continue
         if ("stagger" in name and causal) or (name.startswith(("sections", "head by")) and not causal):
             continue
         if not causal or dim != 128:  # there, the tiles of a block have something for both warpgroups
@@ -103,8 +131,8 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
     return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
 
 
-def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
-    return Recipe("tkq.attention.backward:build", (BackwardSpec(width=dim, right=causal), config))
+def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
+    return Recipe("tkq.attention.backward:build", (spec, config))
 
 
 def main() -> None:
@@ -115,7 +143,8 @@ def main() -> None:
     chosen = {case: {n: c for n, c in variants(case[0], case[2], case[1]).items() if wanted is None or n in wanted}
               for case in cases}
     if args.precompile:
-        precompile([recipe(dim, causal, c) for (dim, _, causal), found in chosen.items() for c in found.values()])
+        precompile([recipe(spec_of(dim, causal, length), c) for (dim, length, causal), found in chosen.items()
+                    for c in found.values()])
         return
     run(cases, chosen, args)
 
@@ -128,7 +157,6 @@ def arguments():
     p.add_argument("--round-seconds", type=float, default=0.02, help="one candidate's turn")
     p.add_argument("--without", default="", help="peers to leave out")
     p.add_argument("--together", action="store_true")
-    p.add_argument("--prototype", type=Path, help="a folder with another attention_backward.py, timed as a variant too")
     p.add_argument("--precompile", action="store_true", help="compile the variants, and no more")
     p.add_argument("--seconds", type=float, default=280, help="start no run after so long")
     p.add_argument("--out", type=Path)
@@ -136,15 +164,45 @@ def arguments():
 
 
 def parsed(text: str):
-    """(head_dim, lengths, masks) of "128:1024,4096:full,causal"."""
+    """(head_dim, lengths, masks) of "128:1024,mixed:full,causal"."""
     dim, lengths, masks = text.split(":")
-    return int(dim), tuple(map(int, lengths.split(","))), tuple(m == "causal" for m in masks.split(","))
+    lengths = tuple(int(n) if n.isdigit() else n for n in lengths.split(","))
+    return int(dim), lengths, tuple(m == "causal" for m in masks.split(","))
+
+
+class Problem(NamedTuple):
+    """What is timed. make and error: as of ``bench.command.Job``; options: of the peers."""
+
+    name: str
+    flops: float
+    ours: Callable
+    op: str
+    peers: tuple
+    options: dict
+    make: Callable
+    error: Callable
+
+
+def problem_of(dim: int, length: int | str, causal: bool) -> Problem:
+    from bench import attention_backward as dense
+    from bench import attention_backward_varlen as varlen
+    from bench.attention_peers import pairs
+
+    if isinstance(length, int):
+        shape = dense.Shape(length, dim, causal)
+        return Problem(str(shape), shape.flops, lambda c: dense.ours(shape, c), "attention_backward",
+                       tuple(dense.PEERS), {"shape": shape}, dense.inputs(shape), dense.error(shape))
+    name, lengths = packed(length)
+    options, heads = {"longest": max(lengths), "causal": causal}, varlen.WIDTH // dim
+    return Problem(f"{name} H{heads} D{dim} {'causal' if causal else 'full'}",
+                   10 * varlen.WIDTH * sum(pairs(n, causal) for n in lengths),
+                   lambda c: varlen.ours(max(lengths), causal, c), "attention_backward_varlen", ("FA4",), options,
+                   varlen.inputs(lengths, heads, dim, causal), varlen.error(causal))
 
 
 def run(cases, chosen, args) -> None:
     import torch
 
-    from bench import attention_backward as bench
     from bench import harness
     from bench.peers import find
     from tkq.testing import timing
@@ -156,49 +214,35 @@ def run(cases, chosen, args) -> None:
     results = []
     print(f"{torch.cuda.get_device_name()}, driver {monitor.driver}, torch {torch.__version__}; "
           "ratio: the peer's time / ours")
-    for dim, length, causal in cases:
-        shape = bench.Shape(length, dim, causal)
-        names = [n for n in bench.PEERS if n not in args.without.split(",")]
-        peers, missing = find("attention_backward", names, shape=shape)
-        mine = {name: bench.ours(shape, config) for name, config in chosen[dim, length, causal].items()}
-        if args.prototype:
-            mine["prototype"] = prototype(args.prototype, shape)
-        for name, c in chosen[dim, length, causal].items():
+    for case in cases:
+        problem = problem_of(*case)
+        names = [n for n in problem.peers if n not in args.without.split(",")]
+        peers, missing = find(problem.op, names, **problem.options)
+        mine = {name: problem.ours(config) for name, config in chosen[case].items()}
+        for name, c in chosen[case].items():
             print("  model: {:20s} shared memory {:.2f} of the tensor cores, {:.1f} bytes added a clock".format(
-                name, *model(dim, c)))
-        print(f"\n{shape}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
-        groups = [mine] if args.together else [{name: call} for name, call in mine.items()]
-        for group in groups:
+                name, *model(case[0], c)))
+        print(f"\n{problem.name}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
+        for group in [mine] if args.together else [{name: call} for name, call in mine.items()]:
             if time.monotonic() > deadline:
                 print("  the time is up", flush=True)
                 break
-            found = timing.compare({**group, **peers}, bench.inputs(shape), effort, error=bench.error(shape),
-                                   gpu=gpu)
-            results.append({"shape": str(shape), "monitor": dataclasses.asdict(monitor.read()),
+            found = timing.compare({**group, **peers}, problem.make, effort, error=problem.error, gpu=gpu)
+            results.append({"shape": problem.name, "monitor": dataclasses.asdict(monitor.read()),
                             "timings": [dataclasses.asdict(t) for t in found.timings]})
-            show(shape, found, group, peers)
+            show(problem, found, group, peers)
             if args.out:  # what is measured stays, whatever comes
                 args.out.write_text(json.dumps(results, indent=1))
         torch.cuda.empty_cache()
 
 
-def prototype(folder: Path, shape):
-    """``flash_attn_bwd(q, k, v, o, do, lse, causal)`` of the folder's attention_backward.py."""
-    import sys
-
-    sys.path.insert(0, str(folder))
-    from attention_backward import flash_attn_bwd
-
-    return lambda do, q, k, v, o, lse: flash_attn_bwd(q, k, v, o, do, lse, shape.causal, carry=True, dk="ss")
-
-
-def show(shape, found, group, peers) -> None:
+def show(problem, found, group, peers) -> None:
     from tkq.testing.timing import ratio
 
     for t in found.timings:
         if not t.ok:
             print(f"  {t.name:20s} {t.note}", flush=True)
-    rate = lambda name: shape.flops / found[name].median_ms / 1e9
+    rate = lambda name: problem.flops / found[name].median_ms / 1e9
     for name in group:
         if found[name].ok:
             against = {p: ratio(found[name], found[p]) for p in peers if found[p].ok}

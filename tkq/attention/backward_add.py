@@ -82,18 +82,22 @@ class BackwardAdding(BackwardBase):
     @cute.jit
     def bulk_add_part(self, s, dq, address, buffer):
         """By way of shared memory, each warp by itself."""
-        warp, lane, quads = tk.warp_id() % 4, tk.lane_id(), self.config.dq_cols // 8
-        tk.store_wait(self.config.dq_buffers - 1)  # what was in the buffer has left
-        cute.arch.sync_warp()
+        warp, lane, pieces = tk.warp_id() % 4, tk.lane_id(), self.config.dq_pieces
+        quads = self.config.dq_cols // 8
+        each = quads // pieces
         room = s.dq[None, None, None, warp, buffer]
         mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
-        for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], room[None, lane, j])
-        tk.publish()
-        cute.arch.sync_warp()
-        if lane == 0:
-            tk.bulk_add(address + warp * (quads * 512), room.iterator.toint(), quads * 512)
-            tk.bulk_commit()
+        for piece in cutlass.range_constexpr(pieces):
+            tk.store_wait(self.config.dq_buffers * pieces - 1)  # what was there has left
+            cute.arch.sync_warp()
+            for j in cutlass.range_constexpr(piece * each, (piece + 1) * each):
+                cute.autovec_copy(mine[None, j], room[None, lane, j])
+            tk.publish()
+            cute.arch.sync_warp()
+            if lane == 0:
+                first = piece * each * 512
+                tk.bulk_add(address + warp * (quads * 512) + first, room.iterator.toint() + first, each * 512)
+                tk.bulk_commit()
 
     # ---- the last block of a head ------------------------------------------------------------------
 
