@@ -102,7 +102,7 @@ def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, Back
     spec = spec_of(dim, causal, length)
     found = {"plan": plan(spec, length_class(longest(length)))}
     for name, change in VARIANTS.items():
-        if spec.varlen and (not change.get("post", True) or change.get("background", False)):
+        if spec.varlen and not change.get("post", True):
             continue
         if ("stagger" in name and causal) or (name.startswith(("sections", "head by")) and not causal):
             continue

@@ -35,7 +35,7 @@ class BackwardAdding(BackwardBase):
     def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
         tk.wait(s.kv_full[0], kv.phase)
         if const_expr(self.background is not None):
-            self.background.await_ready(g, self.kv_head(g, t))
+            self.background.await_ready(g, t)
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             number = self.tile_number(g, t, self.query_head(g, t, h), 0)
             for n in cutlass.range(t.end - t.first, unroll=1):
@@ -45,7 +45,7 @@ class BackwardAdding(BackwardBase):
         self.done_with(s, 0)
         self.next_keys(kv)
         if const_expr(self.background is not None):
-            self.background.sign_off(g, self.kv_head(g, again()))
+            self.background.sign_off(g, again())
 
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):

@@ -10,15 +10,17 @@ from cutlass import Float32, Int32, Int64, const_expr
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_pre import VECTOR, Rows
+from tkq.attention.backward_sequences import in_sequences
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_tasks import claim
+from tkq.attention.backward_tasks import claim, section_of
+from tkq.attention.ranges import ceil_div
 
 WARP, CLEARING = 32, 128
 
 
 class Counters(NamedTuple):
     """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to prepare and
-    of those to finish. ready: of the K/V heads of all batches, tiles that are prepared. added: likewise, warps that
+    of those to finish. ready: of the K/V heads of all sequences, tiles that are prepared. added: likewise, warps that
     have added all of a task's dQ."""
 
     next: cute.Tensor
@@ -41,7 +43,7 @@ PREPARED, FINISHED = 1, 2  # of Counters.next
 
 class Background(NamedTuple):
     """rows: as of ``BackwardPre``. dq: (B, Sq, H, D). lead: tiles that are prepared ahead of the last that is done
-    with: those of two sections, or more, so that no task of a section waits for what waits for it."""
+    with, at least."""
 
     rows: Rows
     dq: cute.Tensor
@@ -82,32 +84,64 @@ class BackwardBackground:
 
     @cute.jit
     def run(self, g):
-        counters, lead = g.background.counters, g.background.lead
+        counters = g.background.counters
         tiles, prepared = cute.size(g.stats, mode=[0]), Int32(0)
         cute.arch.griddepcontrol_wait()  # the counters are zero
         n = claim(counters.next, FINISHED)
         while n < tiles:
-            goal = cutlass.min(n + lead, tiles)
+            at = self.tile(g, n)
+            goal = cutlass.min(n + self.lead(g, at), tiles)
             while prepared < goal:
                 prepared = claim(counters.next, PREPARED)
                 if prepared < tiles:
-                    self.prepare(g, prepared)
+                    self.prepare(g, self.tile(g, prepared))
                 prepared = prepared + 1
-            await_count(counters.added, n // (g.tiles * g.heads_per_kv), 4 * self.config.cluster * g.blocks)
-            self.convert(g, n)
+            head = self.head(g, at)
+            await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
+            await_count(counters.added, head, 4 * self.config.cluster * self.blocks(at.rows_k))
+            self.convert(g, at)
             n = claim(counters.next, FINISHED)
+
+    def tile(self, g, n):
+        """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
+        return g.places.at(False, self.config.tile, n, g.heads,
+                           lambda index, slots, *_: (index // slots, index % slots))
+
+    def number(self, g, at):
+        """The tile's place in the workspace."""
+        first = g.places.first_tile(at, self.config.tile, g.heads, g.tiles)
+        return Int64(first) + Int64(at.head) * g.tiles + at.number
+
+    def head(self, g, at):
+        """The tile's K/V head, of all sequences."""
+        return at.sequence * g.kv_heads + at.head // g.heads_per_kv
+
+    def tiles_of(self, g, rows):
+        """Of a K/V head, those that have rows."""
+        return ceil_div(rows, self.config.tile) * g.heads_per_kv
+
+    def blocks(self, keys):
+        """Of a K/V head, or clusters of them."""
+        return ceil_div(keys, self.config.block * self.config.cluster)
+
+    def lead(self, g, at):
+        """Tiles of two sections, or more, so that no task of a section waits for what waits for it."""
+        if not self.spec.varlen:
+            return g.background.lead
+        section = section_of(self.config, at.rows_q, g.section, g.kv_heads)
+        return cutlass.max(g.background.lead, 2 * section * (self.tiles_of(g, at.rows_q) + g.heads_per_kv))
 
     # ---- before ------------------------------------------------------------------------------------
 
     @cute.jit
-    def prepare(self, g, n):
-        tile = self.config.tile
-        head, m = n // g.tiles, n % g.tiles
-        self.zero(g.acc[Int64(n), None])
-        for i in cutlass.range(0, tile, 2 * self.together, unroll=1):
-            self.statistics(g, g.stats[Int64(n), None], (head // g.heads, head % g.heads), m * tile, i)
+    def prepare(self, g, at):
+        n = self.number(g, at)
+        self.zero(g.acc[n, None])
+        for i in cutlass.range(0, self.config.tile, 2 * self.together, unroll=1):
+            self.statistics(g, g.stats[n, None], at, i)
         cute.arch.fence_proxy("async.global")  # bulk copies and additions come next
-        tell(g.background.counters.ready, head // g.heads_per_kv)
+        if at.number * self.config.tile < at.rows_q:
+            tell(g.background.counters.ready, self.head(g, at))
 
     @cute.jit
     def zero(self, acc):
@@ -117,22 +151,23 @@ class BackwardBackground:
         for i in cutlass.range(0, cute.size(acc) // 4, WARP, unroll=8):
             cute.autovec_copy(zeros, quads[None, i + tk.lane_id()])
 
-    def statistics(self, g, stats, at, first, i):
+    def statistics(self, g, stats, at, i):
         """Of two rows of each lane's, from the tile's row i on. Lanes that share a row read 16 bytes of it each."""
-        rows, (batch, head) = g.background.rows, at
+        rows, first = g.background.rows, at.number * self.config.tile
         lane, shares = tk.lane_id() % self.lanes, rows.o.shape[3] // VECTOR
-        loaded = []
+        end, loaded = in_sequences(g.places, at), []
         for step in range(2):
-            row = cutlass.min(first + i + step * self.together + tk.lane_id() // self.lanes, g.places.rows_q - 1)
+            row = first + i + step * self.together + tk.lane_id() // self.lanes
+            row = at.start_q + cutlass.max(cutlass.min(row, end - 1), 0)
             pair = [cute.make_rmem_tensor((VECTOR,), x.element_type) for x in (rows.o, rows.do)]
             for x, to in zip((rows.o, rows.do), pair):
-                part = cute.local_tile(x[batch, row, head, None], (VECTOR,), (cutlass.min(lane, shares - 1),))
+                part = cute.local_tile(x[at.batch, row, at.head, None], (VECTOR,), (cutlass.min(lane, shares - 1),))
                 cute.autovec_copy(part, to)
-            loaded.append((*pair, rows.lse[batch, head, row], None if rows.dlse is None else
-                           rows.dlse[batch, head, row]))
+            loaded.append((*pair, rows.lse[at.batch, at.head, row], None if rows.dlse is None else
+                           rows.dlse[at.batch, at.head, row]))
         for step in range(2):
             x, y, lse, dlse = loaded[step]
-            self.write(stats, i + step * self.together + tk.lane_id() // self.lanes, g.places.rows_q - first,
+            self.write(stats, i + step * self.together + tk.lane_id() // self.lanes, end - first,
                        (self.row_sum(x, y, lane < shares), lse, dlse))
 
     def row_sum(self, x, y, counts):
@@ -155,21 +190,21 @@ class BackwardBackground:
     # ---- behind ------------------------------------------------------------------------------------
 
     @cute.jit
-    def convert(self, g, n):
-        """dQ of tile n: 16 rows x 32 columns at a time, as a warp had them when they were added."""
+    def convert(self, g, at):
+        """dQ of a tile: 16 rows x 32 columns at a time, as a warp had them when they were added."""
         c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
-        head, m = n // g.tiles, n % g.tiles
         slabs, quads = 4 * rows * cols, c.dq_cols // 8
-        acc = cute.make_tensor(g.acc[Int64(n), None].iterator, cute.make_layout((4, WARP, quads, slabs)))
-        out = g.background.dq[head // g.heads, None, head % g.heads, None]
+        acc = cute.make_tensor(g.acc[self.number(g, at), None].iterator, cute.make_layout((4, WARP, quads, slabs)))
+        out = g.background.dq[at.batch, None, at.head, None]
+        first = at.start_q + at.number * c.tile
         for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
             slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
             x = tk.rt_fl(32)
             self.load(x, acc[None, tk.lane_id(), None, slab], 4 * part)
             tk.mul(x, x, g.scale)
-            row = m * c.tile + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
+            row = first + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
             col = slab // 4 % cols * c.dq_cols + 32 * part
-            tk.store_narrow(columns(out, col), x, row, g.places.rows_q)
+            tk.store_narrow(columns(out, col), x, row, at.start_q + at.rows_q)
 
     def load(self, x, theirs, first):
         """From L2, where it was added up."""
@@ -182,17 +217,17 @@ class BackwardBackground:
     # ---- for the other roles -----------------------------------------------------------------------
 
     @cute.jit
-    def await_ready(self, g, head):
-        """Until all tiles of the query heads of a K/V head, of all batches, are prepared. A warp, before its own bulk
-        copies and additions."""
-        await_count(g.background.counters.ready, head, g.tiles * g.heads_per_kv)
+    def await_ready(self, g, t):
+        """Until all tiles of the query heads of a task's K/V head are prepared. A warp, before its own bulk copies and
+        additions."""
+        await_count(g.background.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))
         cute.arch.fence_proxy("async.global")
 
     @cute.jit
-    def sign_off(self, g, head):
+    def sign_off(self, g, t):
         """A warp has added all that it has to."""
         tk.store_wait(read=False)
-        tell(g.background.counters.added, head)
+        tell(g.background.counters.added, t.sequence * g.kv_heads + t.head)
 
 
 def columns(x: cute.Tensor, first) -> cute.Tensor:

@@ -17,7 +17,7 @@ from tkq.attention.backward_pre import BackwardPre, Rows, Workspace
 from tkq.attention.backward_sequences import Equal, Ragged, heads_outside, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Numbers, Shared, Task
-from tkq.attention.backward_tasks import BackwardTasks, values_of
+from tkq.attention.backward_tasks import BackwardTasks, section_of, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.attention.query_ranges import mask_limits, nth_tile
 from tkq.attention.ranges import ceil_div
@@ -36,8 +36,8 @@ class BackwardBase(BackwardTasks):
         self.spec, self.config = spec, config.check(spec.width)
         if spec.varlen and not config.post:
             raise NotImplementedError("attention backward: post=False with varlen: slots without keys are not counted")
-        if config.background and (spec.varlen or not spec.adds_dq):
-            raise NotImplementedError("attention backward: background with varlen, or without dQ to be added up")
+        if config.background and not spec.adds_dq:
+            raise NotImplementedError("attention backward: background without dQ to be added up")
         self.background = BackwardBackground(spec, config) if config.background else None
         dtype = tk.element_type(spec.dtype)
         self.q_tile = tk.st(config.tile, spec.width, dtype)
@@ -67,7 +67,7 @@ class BackwardBase(BackwardTasks):
         heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
         tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block * c.cluster)
         tasks = blocks * kv_heads * batches
-        stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
+        stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
         if const_expr(c.background):
             BackwardClear()(counters, stream)
@@ -75,7 +75,7 @@ class BackwardBase(BackwardTasks):
             BackwardPre(spec, c)(rows, parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
-        section = row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches)
+        section = row_bytes if const_expr(ragged) else section_of(c, q.shape[1], row_bytes, kv_heads * batches)
         # heads with twice as many blocks as there are at once: the longest then begin early enough
         tail = Int32(0) if const_expr(ragged) else ceil_div(2 * numbers.processors, blocks * c.cluster)
         g = Globals(
@@ -100,10 +100,12 @@ class BackwardBase(BackwardTasks):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
     def in_background(self, rows, dq, counters, lead):
-        """counters: all of them."""
-        if not self.config.background:
+        """counters: all of them. lead: of equal sequences; of others, what fits into L2 twice."""
+        c, ragged = self.config, self.spec.varlen
+        if not c.background:
             return None
-        return Background(rows, dq, Counters.of(counters), lead)
+        at_least = 2 * (c.section_mb << 20) // (c.tile * self.spec.width * 8)
+        return Background(rows, with_batch(dq, ragged), Counters.of(counters), Int32(at_least) if ragged else lead)
 
     def output(self, x):
         """dk or dv, as it is written."""
@@ -233,7 +235,7 @@ class BackwardBase(BackwardTasks):
                 tk.wait(s.kv_empty[1], kv.phase ^ 1)
                 self.load_keys(g, s, t, 1)
                 if const_expr(self.background is not None):
-                    self.background.await_ready(g, self.kv_head(g, t))
+                    self.background.await_ready(g, t)
                 self.load_queries(g, s, t, ring, kv)
                 kv.advance()
             number = self.next_task(g, s, turn)

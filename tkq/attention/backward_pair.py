@@ -92,7 +92,7 @@ class PairBackward(AttentionBackward):
         tk.wait(s.kv_full[0], kv.phase)
         tk.wait(s.pair.k_full, kv.phase)
         if const_expr(self.background is not None):
-            self.background.await_ready(g, self.kv_head(g, t))
+            self.background.await_ready(g, t)
         first = self.tile_number(g, t, self.query_head(g, t, 0), t.first)
         for i in cutlass.range((rank ^ before) & 1, g.heads_per_kv * tiles, 2, unroll=1):
             self.expect(s.pair.full[OTHER])
@@ -104,7 +104,7 @@ class PairBackward(AttentionBackward):
         self.done_with(s, 0)
         self.next_keys(kv)
         if const_expr(self.background is not None):
-            self.background.sign_off(g, self.kv_head(g, again()))
+            self.background.sign_off(g, again())
 
     @cute.jit
     def expect(self, full):

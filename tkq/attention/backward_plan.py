@@ -74,9 +74,9 @@ class BackwardConfig:
         return self.tile // 64, width // self.dq_cols
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
-        """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32
-        and counters."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 8
+        """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32;
+        and counters, two of each sequence."""
+        return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 2) + 8
 
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
@@ -99,6 +99,9 @@ class BackwardConfig:
         if self.dq_add == "bulk" and (self.dq_buffers < 1 or parts % self.dq_buffers):
             raise ValueError(f"{self}: dq_buffers is {self.dq_buffers}, allowed are divisors of the {parts} parts of a "
                              f"tile of dQ at width {width}")
+        if self.dq_pieces < 1 or self.dq_cols // 8 % self.dq_pieces or (self.dq_add != "bulk" and self.dq_pieces > 1):
+            raise ValueError(f"{self}: dq_pieces is {self.dq_pieces}, allowed are divisors of {self.dq_cols // 8} where "
+                             "dq_add is bulk, else 1")
         if self.dq_add not in ("red", "bulk") or (wide and self.turns):
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
         if self.pair and (wide or self.cluster != 2 or self.ds_stages != 2 or not self.post):

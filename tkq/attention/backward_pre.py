@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
-from tkq.attention.backward_sequences import tile_order
+from tkq.attention.backward_sequences import in_sequences, tile_order
 from tkq.attention.backward_spec import BackwardSpec
 
 THREADS = 256
@@ -73,10 +73,7 @@ class BackwardPre:
     def place(self, places, n, heads):
         """(batch, head, the tile's first row, where the sequence's rows end)"""
         at = places.at(False, self.tile, *tile_order(places, self.tile, n, heads))
-        rows = at.rows_q
-        if places.ragged:  # rows of no sequence have no part in anything
-            rows = cutlass.select_(at.sequence < places.count, rows, Int32(0))
-        return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + rows
+        return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(places, at)
 
     def zero(self, acc, t):
         zeros = cute.make_rmem_tensor((4,), Float32)

@@ -46,6 +46,10 @@ class Equal:
 
     ragged: Constexpr[bool] = False
 
+    @property
+    def sequences(self):
+        return self.batches
+
     def slots(self, of_keys: bool, size: int):
         """Of one head: of all sequences that lie one behind the other."""
         return ceil_div(self.rows_k if of_keys else self.rows_q, size)
@@ -77,6 +81,10 @@ class Ragged:
     @property
     def count(self):
         return self.given.cu_q.shape[0] - 1
+
+    @property
+    def sequences(self):
+        return self.count + 1
 
     def slots(self, of_keys: bool, size: int):
         return (self.total_k if of_keys else self.total_q) // size + self.count + 1
@@ -133,6 +141,13 @@ def tile_order(places, size, n, heads):
     if places.ragged:
         return n % tiles * heads, heads, lambda index, *_: (n // tiles, index // heads)
     return n, heads, lambda index, slots, *_: (index // slots, index % slots)
+
+
+def in_sequences(places, at: At):
+    """How many rows of a task's are of a sequence: those of none have no part in anything."""
+    if not places.ragged:
+        return at.rows_q
+    return cutlass.select_(at.sequence < places.count, at.rows_q, Int32(0))
 
 
 def piece(places, x: tk.gl, rows) -> tk.gl:

@@ -85,6 +85,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
+    sequence: Int32
     rows_q: Int32
     rows_k: Int32
     batch_q: Int32  # TMA's coordinate of the sequence in Q, dO and dQ

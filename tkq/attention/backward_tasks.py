@@ -79,7 +79,7 @@ class BackwardTasks:
         def order(index, blocks, heads, rows_q):
             section = g.section
             if self.spec.varlen:
-                section = self.section(rows_q, g.section, heads)
+                section = section_of(c, rows_q, g.section, heads)
             return place(index, blocks, heads, section, masks and c.longest_first, g.tail)
 
         at = g.places.at(True, keys, i, g.kv_heads, order)
@@ -90,24 +90,22 @@ class BackwardTasks:
             shift = block * g.tiles // g.blocks
         if const_expr(c.cluster > 1):
             block = block * c.cluster + tk.cluster_rank()
-        return Task(at.rows_q, at.rows_k, at.batch_q, at.batch_k, g.places.first_tile(at, c.tile, g.heads, g.tiles),
-                    at.head, block, r.first, r.whole, r.whole_end, r.end, shift)
-
-    def section(self, rows, row_bytes, heads):
-        """K/V heads that are worked on together: as many as fit into L2 with what the rows of their queries take."""
-        kept = cutlass.max(cutlass.min(rows, Int32(1 << 15)) * row_bytes, 1)  # 32 bits
-        return heads_in_section(kept, self.config.section_mb << 20, 1, heads)
+        first = g.places.first_tile(at, c.tile, g.heads, g.tiles)
+        return Task(at.sequence, at.rows_q, at.rows_k, at.batch_q, at.batch_k, first, at.head, block, r.first, r.whole,
+                    r.whole_end, r.end, shift)
 
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h
 
-    def kv_head(self, g, t):
-        """Of all batches."""
-        return t.batch_k * g.kv_heads + t.head
-
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
         return Int64(t.first_tile) + Int64(head) * g.tiles + m
+
+
+def section_of(config, rows, row_bytes, heads):
+    """K/V heads that are worked on together: as many as fit into L2 with what the rows of their queries take."""
+    kept = cutlass.max(cutlass.min(rows, Int32(1 << 15)) * row_bytes, 1)  # 32 bits
+    return heads_in_section(kept, config.section_mb << 20, 1, heads)
 
 
 def values_of(t: Task) -> list:
