@@ -30,7 +30,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     config = plan(spec)
     tiles = -(-rows // config.tile)
     a_row = 2 + (spec.width if spec.dq and not spec.deterministic else 0)
-    assert config.workspace_floats(spec, rows) == tiles * config.tile * a_row + 8
+    assert config.workspace_floats(spec, rows) == tiles * (config.tile * a_row + 2) + 8
 
 
 @pytest.mark.parametrize("change, words", [
@@ -43,6 +43,8 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"registers": (24, 72, 208, 208)}, "registers of 3 roles"),
     ({"registers": (24, 72, 216)}, "512 for a thread"),
     ({"dq_add": "bulk", "dq_buffers": 3, "stages": 2}, "dq_buffers is 3, allowed are divisors of the 2 parts"),
+    ({"dq_pieces": 2}, "dq_pieces is 2, allowed are divisors of 8 where dq_add is bulk"),
+    ({"dq_add": "bulk", "dq_pieces": 3}, "dq_pieces is 3, allowed are divisors of 8"),
     ({"persistent": True}, "persistent needs direct and post, and no cluster"),
     ({"persistent": True, "direct": True, "post": False}, "persistent needs direct and post, and no cluster"),
     ({"background": True}, "background needs persistent"),

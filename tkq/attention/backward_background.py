@@ -158,7 +158,7 @@ class BackwardBackground:
         end, loaded = in_sequences(g.places, at), []
         for step in range(2):
             row = first + i + step * self.together + tk.lane_id() // self.lanes
-            row = at.start_q + cutlass.max(cutlass.min(row, end - 1), 0)
+            row = cutlass.max(at.start_q + cutlass.min(row, end - 1), 0)
             pair = [cute.make_rmem_tensor((VECTOR,), x.element_type) for x in (rows.o, rows.do)]
             for x, to in zip((rows.o, rows.do), pair):
                 part = cute.local_tile(x[at.batch, row, at.head, None], (VECTOR,), (cutlass.min(lane, shares - 1),))
