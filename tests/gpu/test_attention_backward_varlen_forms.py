@@ -11,6 +11,9 @@ from tkq.attention.backward_plan import SINGLE
 
 PAIR = {"pair": True, "cluster": 2, "stages": 2}
 STAYS = {"direct": True, "persistent": True, "turns": True}
+BEHIND = {**STAYS, "background": True, "registers": (32, 64, 208)}
+SLOW = [pytest.param(128, causal, change, marks=pytest.mark.slow) for causal in (False, True)
+        for change in (STAYS, BEHIND, {**PAIR, **BEHIND})]
 
 
 def shown(value):
@@ -18,8 +21,7 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, change", (
-    (128, False, PAIR), (128, True, PAIR), (64, True, STAYS), pytest.param(128, True, STAYS, marks=pytest.mark.slow),
-    pytest.param(128, False, STAYS, marks=pytest.mark.slow)), ids=shown)
+    (128, False, PAIR), (128, True, PAIR), (64, True, STAYS), *SLOW), ids=shown)
 def test_form(dim, causal, change, monkeypatch):
     """Blocks of 128 keys, pairs of 256: none, one, parts of them; fewer queries than keys, and more."""
     config, options = dataclasses.replace(SINGLE[dim], **change), Options(causal)
