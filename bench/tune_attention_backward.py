@@ -32,6 +32,7 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 _PAIR = {"pair": True, "cluster": 2, "stages": 2}
 _STAYS = {"direct": True, "persistent": True, "skip": True}
 _BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208)}
+_LATE = {"late": True, "skip": False}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 VARIANTS = {
     "single": {},
@@ -73,6 +74,12 @@ VARIANTS = {
     "pair own loads": {**_PAIR, "share": False},
     "pair red own loads": {**_PAIR, "dq_add": "red", "share": False},
     "pair red": {**_PAIR, "dq_add": "red"},
+    "late": {"late": True},
+    "late turns": {"late": True, "turns": True},
+    "late persistent turns": {**_STAYS, **_LATE, "turns": True},
+    "late background turns": {**_BEHIND, **_LATE, "turns": True},
+    "pair late": {**_PAIR, "late": True},
+    "pair late background": {**_PAIR, **_BEHIND, **_LATE},
     "pair turns": {**_PAIR, "turns": True},
     "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},
     "bulk": _BULK,

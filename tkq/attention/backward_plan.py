@@ -24,10 +24,10 @@ class BackwardConfig:
     the other, so that they stay out of step. post: a kernel makes dQ of its accumulator, when all is done; else the
     last block of each K/V head does, from L2. cluster: blocks that go through the same tiles of Q and dO; share: and
     load each together. pair: two of them hand dS to each other, and dQ is added up once for the keys of both
-    (``tkq.attention.backward_pair``). skip: a warpgroup whose keys no query of a tile sees leaves the tile out. direct:
-    dK and dV are written from registers, not by way of K's and V's memory; persistent: which then has the next task's K
-    and V meanwhile. background: and the producer's neighbours do what kernels before and after would
-    (``tkq.attention.backward_background``).
+    (``tkq.attention.backward_pair``). skip: a warpgroup whose keys no query of a tile sees leaves the tile out. late:
+    dK of a tile is made under P of the next. direct: dK and dV are written from registers, not by way of K's and V's
+    memory; persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do
+    what kernels before and after would (``tkq.attention.backward_background``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -51,6 +51,7 @@ class BackwardConfig:
     share: bool = True
     pair: bool = False
     skip: bool = False
+    late: bool = False
     direct: bool = False
     persistent: bool = False
     background: bool = False
@@ -100,8 +101,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: dq_buffers is {self.dq_buffers}, allowed are divisors of the {parts} parts of a "
                              f"tile of dQ at width {width}")
         if self.dq_pieces < 1 or self.dq_cols // 8 % self.dq_pieces or (self.dq_add != "bulk" and self.dq_pieces > 1):
-            raise ValueError(f"{self}: dq_pieces is {self.dq_pieces}, allowed are divisors of {self.dq_cols // 8} where "
-                             "dq_add is bulk, else 1")
+            raise ValueError(f"{self}: dq_pieces is {self.dq_pieces}, allowed are divisors of {self.dq_cols // 8} "
+                             "where dq_add is bulk, else 1")
         if self.dq_add not in ("red", "bulk") or (wide and self.turns):
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
         if self.pair and (wide or self.cluster != 2 or self.ds_stages != 2 or not self.post):
@@ -112,8 +113,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: the blocks of a pair take turns, tile by tile: stagger is for others")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
-        if self.skip and wide:
-            raise ValueError(f"{self}: skip is for two warpgroups with keys")
+        if (self.skip and self.late) or ((self.skip or self.late) and wide):
+            raise ValueError(f"{self}: skip, or late, but not both, is for two warpgroups with keys")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")

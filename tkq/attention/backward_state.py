@@ -108,9 +108,11 @@ class State:
     dp: tk.RegTile
     p: tk.RegTile
     ds: tk.RegTile
+    kept: tk.RegTile  # dS of the tile before
     dk: tk.RegTile
     dv: tk.RegTile
     ring: tk.Ring  # of Q and dO
+    before: tk.Ring  # the tile of Q that is still needed
     ds_ring: tk.Ring
     turns: tk.Turns
     wg: Int32
