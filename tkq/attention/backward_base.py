@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_background import Background, BackwardBackground, BackwardClear, Counters
+from tkq.attention.backward_background import Background, BackwardBackground, Counters
 from tkq.attention.backward_dq import BackwardQueries
 from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
@@ -69,10 +69,7 @@ class BackwardBase(BackwardTasks):
         tasks = blocks * kv_heads * batches
         stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
-        if const_expr(c.background):
-            BackwardClear()(counters, stream)
-        else:
-            BackwardPre(spec, c)(rows, parts, places, stream)
+        BackwardPre(spec, c)(rows, parts._replace(acc=None) if const_expr(c.background) else parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         section = row_bytes if const_expr(ragged) else section_of(c, q.shape[1], row_bytes, kv_heads * batches)
@@ -87,7 +84,7 @@ class BackwardBase(BackwardTasks):
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
             section=section, tail=tail,
-            background=self.in_background(rows, dq, counters, (2 * section + tail) * (heads // kv_heads) * tiles),
+            background=self.in_background(dq, counters, (2 * section + tail) * (heads // kv_heads) * tiles),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors, c.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1],
@@ -99,13 +96,13 @@ class BackwardBase(BackwardTasks):
         elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
-    def in_background(self, rows, dq, counters, lead):
+    def in_background(self, dq, counters, lead):
         """counters: all of them. lead: of equal sequences; of others, what fits into L2 twice."""
         c, ragged = self.config, self.spec.varlen
         if not c.background:
             return None
         at_least = 2 * (c.section_mb << 20) // (c.tile * self.spec.width * 8)
-        return Background(rows, with_batch(dq, ragged), Counters.of(counters), Int32(at_least) if ragged else lead)
+        return Background(with_batch(dq, ragged), Counters.of(counters), Int32(at_least) if ragged else lead)
 
     def output(self, x):
         """dk or dv, as it is written."""
@@ -234,8 +231,6 @@ class BackwardBase(BackwardTasks):
                 s.tasks.post(box, *values_of(t))
                 tk.wait(s.kv_empty[1], kv.phase ^ 1)
                 self.load_keys(g, s, t, 1)
-                if const_expr(self.background is not None):
-                    self.background.await_ready(g, t)
                 self.load_queries(g, s, t, ring, kv)
                 kv.advance()
             number = self.next_task(g, s, turn)

@@ -13,6 +13,7 @@ from tkq.attention.backward_spec import BackwardSpec
 
 THREADS = 256
 VECTOR = 8  # elements of 16 bits in one access
+COUNTERS = 8  # that a block clears: there are no more than 3 and 2 of each K/V head, and a block or more of each
 
 
 class Rows(NamedTuple):
@@ -63,8 +64,9 @@ class BackwardPre:
         if const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
         if const_expr(counters is not None):
-            if t == 0 and n < cute.size(counters):  # there are at least as many tiles
-                counters[n] = Int32(0)
+            i = n * COUNTERS + t
+            if t < COUNTERS and i < cute.size(counters):
+                counters[i] = Int32(0)
         sums = self.row_sums(rows, at, t)
         for i in cutlass.range_constexpr(self.tile // self.together):
             if t % self.lanes == 0:
