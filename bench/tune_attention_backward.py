@@ -54,6 +54,8 @@ VARIANTS = {
     "late persistent": {**_STAYS, **_LATE},
     "late direct turns": {**_LATE, "direct": True, "turns": True},
     "late direct": {**_LATE, "direct": True},
+    "late direct 2 buffers": {**_LATE, "direct": True, "dq_buffers": 2},
+    "late no turns": {**_LATE, "turns": False},
     "wide background": {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)},
     "wide bulk background": {**_BULK, **_BEHIND, "registers": (32, 64, 208, 208)},
     "cluster": {"cluster": 2},
@@ -149,22 +151,24 @@ def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
 
 def main() -> None:
     args = arguments()
-    cases = [(dim, length, causal) for dim, lengths, masks in map(parsed, args.cases.split(";"))
-             for causal in masks for length in lengths]
-    wanted = None if args.variants == "all" else [n.strip() for n in args.variants.split(",")]
-    chosen = {case: {n: c for n, c in variants(case[0], case[2], case[1]).items() if wanted is None or n in wanted}
-              for case in cases}
+    chosen = {}
+    for cases, names in zip(args.cases or [CASES], args.variants or ["all"], strict=True):
+        wanted = None if names == "all" else [n.strip() for n in names.split(",")]
+        for dim, lengths, masks in map(parsed, cases.split(";")):
+            for case in ((dim, length, causal) for causal in masks for length in lengths):
+                chosen[case] = {n: c for n, c in variants(dim, case[2], case[1]).items()
+                                if wanted is None or n in wanted}
     if args.precompile:
         precompile([recipe(spec_of(dim, causal, length), c) for (dim, length, causal), found in chosen.items()
                     for c in found.values()])
         return
-    run(cases, chosen, args)
+    run(chosen, args)
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--variants", default="all", help="comma-separated names: plan, " + ", ".join(VARIANTS))
-    p.add_argument("--cases", default=CASES, help="head_dim:lengths:masks;.. as " + CASES)
+    p.add_argument("--variants", action="append", help="comma-separated names: plan, " + ", ".join(VARIANTS))
+    p.add_argument("--cases", action="append", help="head_dim:lengths:masks;.. as " + CASES + "; each with --variants")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--round-seconds", type=float, default=0.02, help="one candidate's turn")
     p.add_argument("--without", default="", help="peers to leave out")
@@ -212,7 +216,7 @@ def problem_of(dim: int, length: int | str, causal: bool) -> Problem:
                    varlen.inputs(lengths, heads, dim, causal), varlen.error(causal))
 
 
-def run(cases, chosen, args) -> None:
+def run(chosen, args) -> None:
     import torch
 
     from bench import harness
@@ -222,14 +226,14 @@ def run(cases, chosen, args) -> None:
 
     gpu, monitor = timing.Gpu(), harness.Monitor()
     effort = Effort(args.rounds, args.round_seconds, warmup_seconds=4 * args.round_seconds)
-    deadline = time.monotonic() + args.seconds
-    results = []
+    results, deadline = [], None
     print(f"{torch.cuda.get_device_name()}, driver {monitor.driver}, torch {torch.__version__}; "
           "ratio: the peer's time / ours")
-    for case in cases:
+    for case in chosen:
         problem = problem_of(*case)
         names = [n for n in problem.peers if n not in args.without.split(",")]
         peers, missing = find(problem.op, names, **problem.options)
+        deadline = deadline or time.monotonic() + args.seconds  # the peers' import took its time
         mine = {name: problem.ours(config) for name, config in chosen[case].items()}
         for name, c in chosen[case].items():
             print("  model: {:20s} shared memory {:.2f} of the tensor cores, {:.1f} bytes added a clock".format(
