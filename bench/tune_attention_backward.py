@@ -6,7 +6,7 @@
 Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
 counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
 variants apart that are close. A length may be the name of a batch of sequences one behind the other, "mixed": then FA4
-is the peer.
+is the peer. "gqa1024": of 1024, with a K/V head to 4 query heads.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ VARIANTS = {
     "late background sections of 8 MB": {**_BEHIND, **_LATE, "section_mb": 8},
     "late persistent": {**_STAYS, **_LATE},
     "late direct turns": {**_LATE, "direct": True, "turns": True},
+    "last first": {"last_first": True},
+    "late direct last first": {**_LATE, "direct": True, "last_first": True},
+    "late persistent turns last first": {**_STAYS, **_LATE, "turns": True, "last_first": True},
+    "late background turns last first": {**_BEHIND, **_LATE, "turns": True, "last_first": True},
+    "persistent turns last first": {**_STAYS, "turns": True, "last_first": True},
     "late direct": {**_LATE, "direct": True},
     "late direct 2 buffers": {**_LATE, "direct": True, "dq_buffers": 2},
     "late no turns": {**_LATE, "turns": False},
@@ -97,7 +102,12 @@ VARIANTS = {
 
 
 def longest(length: int | str) -> int:
-    return length if isinstance(length, int) else max(packed(length)[1])
+    return dense_length(length) or max(packed(length)[1])
+
+
+def dense_length(length: int | str) -> int:
+    """0: a batch of any lengths."""
+    return length if isinstance(length, int) else int(length[3:]) if length.startswith("gqa") else 0
 
 
 def packed(name: str) -> tuple:
@@ -108,7 +118,7 @@ def packed(name: str) -> tuple:
 
 
 def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
-    return BackwardSpec(width=dim, right=causal, varlen=isinstance(length, str))
+    return BackwardSpec(width=dim, right=causal, varlen=not dense_length(length))
 
 
 def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, BackwardConfig]:
@@ -204,8 +214,9 @@ def problem_of(dim: int, length: int | str, causal: bool) -> Problem:
     from bench import attention_backward_varlen as varlen
     from bench.attention_peers import pairs
 
-    if isinstance(length, int):
-        shape = dense.Shape(length, dim, causal)
+    if dense_length(length):
+        kv_heads = 0 if isinstance(length, int) else dense.WIDTH // dim // 4
+        shape = dense.Shape(dense_length(length), dim, causal, kv_heads)
         return Problem(str(shape), shape.flops, lambda c: dense.ours(shape, c), "attention_backward",
                        tuple(dense.PEERS), {"shape": shape}, dense.inputs(shape), dense.error(shape))
     name, lengths = packed(length)

@@ -6,7 +6,6 @@ from cutlass import Constexpr, Int32, Uint32, const_expr
 import tkq.tile as tk
 from tkq.attention.backward_base import BackwardBase
 from tkq.attention.backward_post import load_part
-from tkq.attention.query_ranges import nth_tile
 from tkq.tile import WARPGROUP
 
 DQ_BARRIER, LAST_BARRIER = 1, 2  # named barriers; a subclass may have those from FREE_BARRIER on
@@ -36,12 +35,13 @@ class BackwardAdding(BackwardBase):
         tk.wait(s.kv_full[0], kv.phase)
         if const_expr(self.background is not None):
             self.background.await_ready(g, t)
-        for h in cutlass.range(g.heads_per_kv, unroll=1):
-            number = self.tile_number(g, t, self.query_head(g, t, h), 0)
-            for n in cutlass.range(t.end - t.first, unroll=1):
-                s.ds_pipe.wait(ring)
-                self.add_dq(g, s, dq, ring, number + nth_tile(t, n, t.shift))
-                ring.advance()
+
+        def add(_, h, m):
+            s.ds_pipe.wait(ring)
+            self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m))
+            ring.advance()
+
+        self.each_tile(g, t, add)
         self.done_with(s, 0)
         self.next_keys(kv)
         if const_expr(self.background is not None):

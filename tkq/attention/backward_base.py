@@ -240,20 +240,35 @@ class BackwardBase(BackwardTasks):
     def load_queries(self, g, s, t, ring, kv=None):
         """All tiles of Q and dO; kv: K behind the first, when it is free."""
         q, do = piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
-        for h in cutlass.range(g.heads_per_kv, unroll=1):
-            head = self.query_head(g, t, h)
+
+        def load(i, h, m):
+            head, sem = self.query_head(g, t, h), s.q_pipe.acquire(ring)
+            tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
+            self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+            tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
+            ring.advance()
+            self.load_keys_behind(g, s, t, kv, i == 0)
+
+        self.each_tile(g, t, load)
+        self.load_keys_behind(g, s, t, kv, t.end == t.first)
+
+    @cute.jit
+    def each_tile(self, g, t, work: cutlass.Constexpr):
+        """``work(i, h, m)`` for each tile m of each query head h, in the order in which all roles go through them; i is
+        0 the first time."""
+        if const_expr(self.config.last_first):
             for n in cutlass.range(t.end - t.first, unroll=1):
-                m = nth_tile(t, n, t.shift)
-                sem = s.q_pipe.acquire(ring)
-                tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
-                self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
-                tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
-                ring.advance()
-                if const_expr(kv is not None):
-                    if h + n == 0:
-                        self.load_free_keys(g, s, t, kv)
+                for h in cutlass.range(g.heads_per_kv, unroll=1):
+                    work(h + n, h, t.end - 1 - n)
+        else:
+            for h in cutlass.range(g.heads_per_kv, unroll=1):
+                for n in cutlass.range(t.end - t.first, unroll=1):
+                    work(h + n, h, nth_tile(t, n, t.shift))
+
+    @cute.jit
+    def load_keys_behind(self, g, s, t, kv, now):
         if const_expr(kv is not None):
-            if t.end == t.first:
+            if now:
                 self.load_free_keys(g, s, t, kv)
 
     def load_free_keys(self, g, s, t, kv):
@@ -285,15 +300,28 @@ class BackwardBase(BackwardTasks):
 
     @cute.jit
     def visit(self, g, s, t, c, step: cutlass.Constexpr):
-        """``step(g, s, t, c, m, masked)`` for each tile of each query head."""
-        for _ in cutlass.range(g.heads_per_kv, unroll=1):
-            for m in cutlass.range(t.first, t.whole, unroll=1):
-                step(g, s, t, c, m, True)
-            for m in cutlass.range(t.whole, t.whole_end, unroll=1):
-                step(g, s, t, c, m, False)
+        """``step(g, s, t, c, m, masked)`` for each tile of each query head, in the order of ``each_tile``."""
+        if const_expr(self.config.last_first):
             if const_expr(self.spec.left):
-                for m in cutlass.range(t.whole_end, t.end, unroll=1):
+                self.visit_back(g, s, t, c, step, (t.whole_end, t.end), True)
+            self.visit_back(g, s, t, c, step, (t.whole, t.whole_end), False)
+            self.visit_back(g, s, t, c, step, (t.first, t.whole), True)
+        else:
+            for _ in cutlass.range(g.heads_per_kv, unroll=1):
+                for m in cutlass.range(t.first, t.whole, unroll=1):
                     step(g, s, t, c, m, True)
+                for m in cutlass.range(t.whole, t.whole_end, unroll=1):
+                    step(g, s, t, c, m, False)
+                if const_expr(self.spec.left):
+                    for m in cutlass.range(t.whole_end, t.end, unroll=1):
+                        step(g, s, t, c, m, True)
+
+    @cute.jit
+    def visit_back(self, g, s, t, c, step: cutlass.Constexpr, tiles, masked: cutlass.Constexpr[bool]):
+        first, end = tiles
+        for n in cutlass.range(end - first, unroll=1):
+            for _ in cutlass.range(g.heads_per_kv, unroll=1):
+                step(g, s, t, c, end - 1 - n, masked)
 
     def done_with(self, s, which):
         """A warp reads K (0) or V (1) of its task no more."""

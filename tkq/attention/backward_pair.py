@@ -93,13 +93,16 @@ class PairBackward(AttentionBackward):
         tk.wait(s.pair.k_full, kv.phase)
         if const_expr(self.background is not None):
             self.background.await_ready(g, t)
-        first = self.tile_number(g, t, self.query_head(g, t, 0), t.first)
         for i in cutlass.range((rank ^ before) & 1, g.heads_per_kv * tiles, 2, unroll=1):
             self.expect(s.pair.full[OTHER])
             phase = ((before + i) >> 1) & 1
             for kind in cutlass.range_constexpr(2):
                 tk.wait(s.pair.full[kind], phase)
-            self.add_dq(g, s, dq, None, first + i // tiles * g.tiles + i % tiles)
+            if const_expr(self.config.last_first):
+                h, m = i % g.heads_per_kv, t.end - 1 - i // g.heads_per_kv
+            else:
+                h, m = i // tiles, t.first + i % tiles
+            self.add_dq(g, s, dq, None, self.tile_number(g, t, self.query_head(g, t, h), m))
         ring.count[0] = Uint32(before + g.heads_per_kv * tiles)
         self.done_with(s, 0)
         self.next_keys(kv)

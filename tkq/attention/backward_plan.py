@@ -25,9 +25,11 @@ class BackwardConfig:
     last block of each K/V head does, from L2. cluster: blocks that go through the same tiles of Q and dO; share: and
     load each together. pair: two of them hand dS to each other, and dQ is added up once for the keys of both
     (``tkq.attention.backward_pair``). skip: a warpgroup whose keys no query of a tile sees leaves the tile out. late:
-    dK of a tile is made under P of the next. direct: dK and dV are written from registers, not by way of K's and V's
-    memory; persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do
-    what kernels before and after would (``tkq.attention.backward_background``).
+    dK of a tile is made under P of the next. last_first: blocks go through the tiles from the last to the first, with
+    that of each query head in turn, so that causal blocks of a head are at the same tile. direct: dK and dV are written
+    from registers, not by way of K's and V's memory; persistent: which then has the next task's K and V meanwhile.
+    background: and the producer's neighbours do what kernels before and after would
+    (``tkq.attention.backward_background``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -52,6 +54,7 @@ class BackwardConfig:
     pair: bool = False
     skip: bool = False
     late: bool = False
+    last_first: bool = False
     direct: bool = False
     persistent: bool = False
     background: bool = False
@@ -109,7 +112,7 @@ class BackwardConfig:
             raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
         if self.persistent and (not self.direct or not self.post or (self.cluster > 1 and not self.pair)):
             raise ValueError(f"{self}: persistent needs direct and post, and no cluster but a pair")
-        if self.stagger and self.pair:
+        if self.stagger and (self.pair or self.last_first):
             raise ValueError(f"{self}: the blocks of a pair take turns, tile by tile: stagger is for others")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
