@@ -6,7 +6,7 @@
 Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
 counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
 variants apart that are close. A length may be the name of a batch of sequences one behind the other, "mixed": then FA4
-is the peer. "gqa1024": of 1024, with a K/V head to 4 query heads.
+is the peer. "gqa1024": of 1024, with a K/V head to 4 query heads, and no peer.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ VARIANTS = {
     "late persistent turns last first": {**_STAYS, **_LATE, "turns": True, "last_first": True},
     "late background turns last first": {**_BEHIND, **_LATE, "turns": True, "last_first": True},
     "persistent turns last first": {**_STAYS, "turns": True, "last_first": True},
+    "late persistent turns last first and tail 1": {**_STAYS, **_LATE, "turns": True, "last_first": True, "tail": 1},
+    "late persistent turns and tail 1": {**_STAYS, **_LATE, "turns": True, "tail": 1},
     "late direct": {**_LATE, "direct": True},
     "late direct 2 buffers": {**_LATE, "direct": True, "dq_buffers": 2},
     "late no turns": {**_LATE, "turns": False},
@@ -218,7 +220,8 @@ def problem_of(dim: int, length: int | str, causal: bool) -> Problem:
         kv_heads = 0 if isinstance(length, int) else dense.WIDTH // dim // 4
         shape = dense.Shape(dense_length(length), dim, causal, kv_heads)
         return Problem(str(shape), shape.flops, lambda c: dense.ours(shape, c), "attention_backward",
-                       tuple(dense.PEERS), {"shape": shape}, dense.inputs(shape), dense.error(shape))
+                       () if kv_heads else tuple(dense.PEERS), {"shape": shape}, dense.inputs(shape),
+                       dense.error(shape))
     name, lengths = packed(length)
     options, heads = {"longest": max(lengths), "causal": causal}, varlen.WIDTH // dim
     return Problem(f"{name} H{heads} D{dim} {'causal' if causal else 'full'}",

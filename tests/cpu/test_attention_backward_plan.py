@@ -48,6 +48,8 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"persistent": True}, "persistent needs direct and post, and no cluster"),
     ({"persistent": True, "direct": True, "post": False}, "persistent needs direct and post, and no cluster"),
     ({"background": True}, "background needs persistent"),
+    ({"skip": True, "late": True}, "skip, or late, but not both"),
+    ({"stagger": True, "last_first": True}, "stagger is for others"),
     ({"pair": True}, "a pair is a cluster of 2"),
     ({"pair": True, "cluster": 2, "stages": 3}, "bytes of shared memory at"),
 ])

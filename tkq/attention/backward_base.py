@@ -73,8 +73,8 @@ class BackwardBase(BackwardTasks):
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         section = row_bytes if const_expr(ragged) else section_of(c, q.shape[1], row_bytes, kv_heads * batches)
-        # heads with twice as many blocks as there are at once: the longest then begin early enough
-        tail = Int32(0) if const_expr(ragged) else ceil_div(2 * numbers.processors, blocks * c.cluster)
+        # heads with so many blocks that the longest of the last ones begin early enough
+        tail = Int32(0) if const_expr(ragged) else ceil_div(c.tail * numbers.processors, blocks * c.cluster)
         g = Globals(
             q=loads(q, self.q_tile, ragged, c.multicast), do=loads(do, self.q_tile, ragged, c.multicast),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),

@@ -19,17 +19,17 @@ class BackwardConfig:
 
     stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
     gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
-    blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    dq_buffers in shared memory, each filled and sent off in dq_pieces. turns: the warpgroups with keys make P one after
-    the other, so that they stay out of step. post: a kernel makes dQ of its accumulator, when all is done; else the
-    last block of each K/V head does, from L2. cluster: blocks that go through the same tiles of Q and dO; share: and
-    load each together. pair: two of them hand dS to each other, and dQ is added up once for the keys of both
-    (``tkq.attention.backward_pair``). skip: a warpgroup whose keys no query of a tile sees leaves the tile out. late:
-    dK of a tile is made under P of the next. last_first: blocks go through the tiles from the last to the first, with
-    that of each query head in turn, so that causal blocks of a head are at the same tile. direct: dK and dV are written
-    from registers, not by way of K's and V's memory; persistent: which then has the next task's K and V meanwhile.
-    background: and the producer's neighbours do what kernels before and after would
-    (``tkq.attention.backward_background``).
+    blocks with most queries first; tail: the last so many rounds of blocks are one section. dq_add: how dQ gets to its
+    accumulator, "red" from registers, "bulk" by way of dq_buffers in shared memory, each filled and sent off in
+    dq_pieces. turns: the warpgroups with keys make P one after the other, so that they stay out of step. post: a kernel
+    makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from L2. cluster: blocks
+    that go through the same tiles of Q and dO; share: and load each together. pair: two of them hand dS to each other,
+    and dQ is added up once for the keys of both (``tkq.attention.backward_pair``). skip: a warpgroup whose keys no
+    query of a tile sees leaves the tile out. late: dK of a tile is made under P of the next. last_first: blocks go
+    through the tiles from the last to the first, with that of each query head in turn, so that causal blocks of a head
+    are at the same tile. direct: dK and dV are written from registers, not by way of K's and V's memory; persistent:
+    which then has the next task's K and V meanwhile. background: and the producer's neighbours do what kernels before
+    and after would (``tkq.attention.backward_background``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -44,6 +44,7 @@ class BackwardConfig:
     stagger: bool = False
     section_mb: int = 24
     longest_first: bool = True
+    tail: int = 2
     dq_add: str = "red"
     dq_buffers: int = 1
     dq_pieces: int = 1
