@@ -93,6 +93,7 @@ VARIANTS = {
     "late persistent turns": {**_STAYS, **_LATE, "turns": True},
     "late background turns": {**_BEHIND, **_LATE, "turns": True},
     "pair late": {**_PAIR, "late": True},
+    "pair late direct": {**_PAIR, **_LATE, "direct": True},
     "pair late background": {**_PAIR, **_BEHIND, **_LATE},
     "pair turns": {**_PAIR, "turns": True},
     "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},

@@ -9,7 +9,8 @@ from cutlass import Float32, Int32, Int64
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_tasks import claim, section_of
+from tkq.attention.backward_tasks import claim
+from tkq.attention.query_ranges import lead_of, section_of
 from tkq.attention.ranges import ceil_div
 
 WARP = 32
@@ -81,7 +82,7 @@ class BackwardBackground:
     def tile(self, g, n):
         """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
         return g.places.at(False, self.config.tile, n, g.heads,
-                           lambda index, slots, *_: (index // slots, index % slots))
+                           lambda index, slots, *_: (index // slots, index % slots), self.config.longest_first)
 
     def number(self, g, at):
         """The tile's place in the workspace."""
@@ -101,11 +102,12 @@ class BackwardBackground:
         return ceil_div(keys, self.config.block * self.config.cluster)
 
     def lead(self, g, at):
-        """Tiles of two sections, or more, so that no task of a section waits for what waits for it."""
+        """Tiles that are zeroed ahead of this one."""
         if not self.spec.varlen:
             return g.background.lead
-        section = section_of(self.config, at.rows_q, g.section, g.kv_heads)
-        return cutlass.max(g.background.lead, 2 * section * (self.tiles_of(g, at.rows_q) + g.heads_per_kv))
+        section = section_of(at.rows_q, g.section, self.config.section_bytes, g.kv_heads)
+        slots = self.tiles_of(g, at.rows_q) + g.heads_per_kv  # or one less of each query head
+        return cutlass.max(g.background.lead, lead_of(section, 0, slots))
 
     @cute.jit
     def zero(self, g, at):

@@ -17,9 +17,9 @@ from tkq.attention.backward_pre import BackwardPre, Rows, Workspace
 from tkq.attention.backward_sequences import Equal, Ragged, heads_outside, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Numbers, Shared, Task
-from tkq.attention.backward_tasks import BackwardTasks, section_of, values_of
+from tkq.attention.backward_tasks import BackwardTasks, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
-from tkq.attention.query_ranges import mask_limits, nth_tile
+from tkq.attention.query_ranges import lead_of, mask_limits, nth_tile, section_of
 from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
 
@@ -72,7 +72,8 @@ class BackwardBase(BackwardTasks):
         BackwardPre(spec, c)(rows, parts._replace(acc=None) if const_expr(c.background) else parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
-        section = row_bytes if const_expr(ragged) else section_of(c, q.shape[1], row_bytes, kv_heads * batches)
+        section = row_bytes if const_expr(ragged) else section_of(
+            q.shape[1], row_bytes, c.section_bytes, kv_heads * batches)
         # heads with so many blocks that the longest of the last ones begin early enough
         tail = Int32(0) if const_expr(ragged) else ceil_div(c.tail * numbers.processors, blocks * c.cluster)
         g = Globals(
@@ -84,7 +85,7 @@ class BackwardBase(BackwardTasks):
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
             section=section, tail=tail,
-            background=self.in_background(dq, counters, (2 * section + tail) * (heads // kv_heads) * tiles),
+            background=self.in_background(dq, counters, lead_of(section, tail, heads // kv_heads * tiles)),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors, c.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1],
@@ -101,7 +102,7 @@ class BackwardBase(BackwardTasks):
         c, ragged = self.config, self.spec.varlen
         if not c.background:
             return None
-        at_least = 2 * (c.section_mb << 20) // (c.tile * self.spec.width * 8)
+        at_least = 2 * c.section_bytes // (c.tile * self.spec.width * 8)
         return Background(with_batch(dq, ragged), Counters.of(counters), Int32(at_least) if ragged else lead)
 
     def output(self, x):

@@ -70,6 +70,10 @@ class BackwardConfig:
         return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
 
     @property
+    def section_bytes(self) -> int:
+        return self.section_mb << 20
+
+    @property
     def multicast(self) -> int:
         """How many blocks load a tile of Q or dO together."""
         return self.cluster if self.share else 1

@@ -7,8 +7,7 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_state import Task
-from tkq.attention.query_ranges import QueryExtent, place, query_range
-from tkq.attention.ranges import heads_in_section
+from tkq.attention.query_ranges import QueryExtent, place, query_range, section_of
 
 
 class BackwardTasks:
@@ -79,10 +78,10 @@ class BackwardTasks:
         def order(index, blocks, heads, rows_q):
             section = g.section
             if self.spec.varlen:
-                section = section_of(c, rows_q, g.section, heads)
+                section = section_of(rows_q, g.section, c.section_bytes, heads)
             return place(index, blocks, heads, section, masks and c.longest_first, g.tail)
 
-        at = g.places.at(True, keys, i, g.kv_heads, order)
+        at = g.places.at(True, keys, i, g.kv_heads, order, c.longest_first)
         block = at.number
         r = query_range(self.extent(g, at.rows_q, at.rows_k), block * keys)
         shift = Int32(0)
@@ -100,12 +99,6 @@ class BackwardTasks:
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""
         return Int64(t.first_tile) + Int64(head) * g.tiles + m
-
-
-def section_of(config, rows, row_bytes, heads):
-    """K/V heads that are worked on together: as many as fit into L2 with what the rows of their queries take."""
-    kept = cutlass.max(cutlass.min(rows, Int32(1 << 15)) * row_bytes, 1)  # 32 bits
-    return heads_in_section(kept, config.section_mb << 20, 1, heads)
 
 
 def values_of(t: Task) -> list:
