@@ -15,8 +15,12 @@ BF16, FP16 = torch.bfloat16, torch.float16
 PAIR = {"pair": True, "cluster": 2, "stages": 2}
 STAYS = {"direct": True, "persistent": True}
 BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
-NOT_PLANNED = [pytest.param(128, causal, BF16, change, marks=pytest.mark.slow) for causal in (False, True)
-               for change in ({**STAYS, "background": True, "registers": (32, 64, 208)}, {**PAIR, **STAYS})]
+LATE = {"late": True, "direct": True}
+BEHIND = {**STAYS, "background": True, "registers": (32, 64, 208)}
+NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim, changes in (
+    (128, (BEHIND, {**LATE, **BEHIND, "last_first": True}, {**PAIR, **STAYS}, {**PAIR, **LATE},
+           {**PAIR, **LATE, **BEHIND})),
+    (64, (LATE, {**LATE, **BEHIND}))) for causal in (False, True) for change in changes]
 # Blocks of 128 keys: an odd number of them, one, parts of one; causal with fewer and with more queries than keys.
 SIZES = ((700, 641), (1, 1), (64, 300), (113, 203), (300, 100), (1000, 65), (641, 1100), (1023, 1024), (300, 2100))
 
@@ -28,7 +32,8 @@ def shown(value):
 @pytest.mark.parametrize("dim, causal, dtype, change", (
     (128, False, BF16, PAIR), (128, True, BF16, PAIR), (128, True, FP16, PAIR),
     (128, True, BF16, {**STAYS, "skip": True}), (128, False, BF16, STAYS), (64, True, BF16, STAYS),
-    (256, True, BF16, STAYS), (256, False, BF16, BULK), *NOT_PLANNED), ids=shown)
+    (256, True, BF16, STAYS), (256, False, BF16, BULK), (128, True, BF16, LATE),
+    (128, True, BF16, {**LATE, **STAYS, "turns": True, "last_first": True}), *NOT_PLANNED), ids=shown)
 def test_form(dim, causal, dtype, change, monkeypatch):
     """Also with three blocks for all tasks, where blocks stay, and with more tasks than the device holds at once."""
     config = dataclasses.replace(SINGLE[dim], **change)
