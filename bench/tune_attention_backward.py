@@ -28,80 +28,35 @@ from tkq.runtime import Recipe
 
 CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
-# What differs from ``SINGLE``, blocks by themselves, and for which head_dims and masks it makes sense.
-_PAIR = {"pair": True, "cluster": 2, "stages": 2}
-_STAYS = {"direct": True, "persistent": True, "skip": True}
-_BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208)}
-_LATE = {"late": True, "skip": False}
+# What differs from ``SINGLE``, blocks that have one task, and for which head_dims and masks it makes sense.
+_STAYS = {"direct": True, "persistent": True}
+_LATE = {"late": True}
+_BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
+_WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
 VARIANTS = {
     "single": {},
     "red": {"dq_add": "red"},
     "turns": {"turns": True},
     "no turns": {"turns": False},
-    "last block": {"post": False},
-    "last block turns": {"post": False, "turns": True},
-    "skip": {"skip": True},
-    "direct": {"direct": True},
-    "direct skip": {"direct": True, "skip": True},
-    "persistent": _STAYS,
-    "persistent turns": {**_STAYS, "turns": True},
-    "background": _BEHIND,
-    "background turns": {**_BEHIND, "turns": True},
-    "background sections of 8 MB": {**_BEHIND, "section_mb": 8},
-    "late background": {**_BEHIND, **_LATE},
-    "late background sections of 8 MB": {**_BEHIND, **_LATE, "section_mb": 8},
+    "not late": {"late": False},
+    "late": _LATE,
+    "persistent": {**_STAYS, "late": False},
+    "persistent turns": {**_STAYS, "late": False, "turns": True},
     "late persistent": {**_STAYS, **_LATE},
-    "late direct turns": {**_LATE, "direct": True, "turns": True},
-    "last first": {"last_first": True},
-    "late direct last first": {**_LATE, "direct": True, "last_first": True},
-    "late persistent turns last first": {**_STAYS, **_LATE, "turns": True, "last_first": True},
-    "late background turns last first": {**_BEHIND, **_LATE, "turns": True, "last_first": True},
-    "persistent turns last first": {**_STAYS, "turns": True, "last_first": True},
-    "late persistent turns last first and tail 1": {**_STAYS, **_LATE, "turns": True, "last_first": True, "tail": 1},
-    "late persistent turns and tail 1": {**_STAYS, **_LATE, "turns": True, "tail": 1},
-    "behind 8": {**_BEHIND, **_LATE, "turns": True, "section_mb": 8, "tail": 1},
-    "behind 4": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4, "tail": 1},
-    "behind 8 not late": {**_BEHIND, "turns": True, "section_mb": 8, "tail": 1},
-    "behind 4 not late": {**_BEHIND, "turns": True, "section_mb": 4, "tail": 1},
-    "persistent turns and tail 1": {**_STAYS, "turns": True, "tail": 1},
-    "late direct": {**_LATE, "direct": True},
-    "late direct 2 buffers": {**_LATE, "direct": True, "dq_buffers": 2},
-    "late no turns": {**_LATE, "turns": False},
-    "wide background": {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)},
-    "wide bulk background": {**_BULK, **_BEHIND, "registers": (32, 64, 208, 208)},
-    "cluster": {"cluster": 2},
-    "stagger": {"stagger": True},
+    "late persistent turns": {**_STAYS, **_LATE, "turns": True},
+    "background": {**_BEHIND, "late": False, "turns": True},
+    "late background": {**_BEHIND, **_LATE, "turns": True},
+    "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
+    "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
+    "wide background": _WIDE_BEHIND,
+    "wide bulk background": {**_BULK, **_WIDE_BEHIND},
     "2 stages": {"stages": 2},
     "3 dS stages": {"ds_stages": 3},
-    "2 buffers": {"dq_buffers": 2, "stages": 2},
-    "2 buffers 3 stages": {"dq_buffers": 2},
-    "2 pieces": {"dq_pieces": 2},
-    "4 pieces": {"dq_pieces": 4},
-    "background turns 2 pieces": {**_BEHIND, "turns": True, "dq_pieces": 2},
     "tile 64": {"tile": 64},
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
-    "pair": _PAIR,
-    "pair 2 pieces": {**_PAIR, "dq_pieces": 2},
-    "pair direct": {**_PAIR, "direct": True},
-    "pair persistent": {**_PAIR, **_STAYS},
-    "pair persistent turns": {**_PAIR, **_STAYS, "turns": True},
-    "pair background": {**_PAIR, **_BEHIND},
-    "pair background turns": {**_PAIR, **_BEHIND, "turns": True},
-    "pair own loads": {**_PAIR, "share": False},
-    "pair red own loads": {**_PAIR, "dq_add": "red", "share": False},
-    "pair red": {**_PAIR, "dq_add": "red"},
-    "late": {"late": True},
-    "late turns": {"late": True, "turns": True},
-    "late persistent turns": {**_STAYS, **_LATE, "turns": True},
-    "late background turns": {**_BEHIND, **_LATE, "turns": True},
-    "pair late": {**_PAIR, "late": True},
-    "pair late direct": {**_PAIR, **_LATE, "direct": True},
-    "pair late background": {**_PAIR, **_BEHIND, **_LATE},
-    "pair turns": {**_PAIR, "turns": True},
-    "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},
     "bulk": _BULK,
     "bulk persistent": {**_BULK, **_STAYS},
     "1 stage of dS": {"ds_stages": 1},
@@ -132,14 +87,10 @@ def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
 def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, BackwardConfig]:
     """The plan, and the variants that can run, and that differ from it."""
     spec = spec_of(dim, causal, length)
-    found = {"plan": plan(spec, length_class(longest(length)))}
+    found = {"plan": plan(spec, length_class(longest(length)), str(length).startswith("gqa"))}
     for name, change in VARIANTS.items():
-        if spec.varlen and not change.get("post", True):
+        if name.startswith(("sections", "head by")) and not causal:
             continue
-        if ("stagger" in name and causal) or (name.startswith(("sections", "head by")) and not causal):
-            continue
-        if not causal or dim != 128:  # there, the tiles of a block have something for both warpgroups
-            change = {k: v for k, v in change.items() if k != "skip"}
         config = dataclasses.replace(SINGLE[dim], **change)
         try:
             config.check(dim)

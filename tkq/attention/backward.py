@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
+from tkq.attention.backward_add import BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_sequences import piece
@@ -15,7 +15,7 @@ from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.runtime import fake
 from tkq.tile import WARPGROUP
 
-KEYS_BARRIER, TURNS_BARRIER = FREE_BARRIER, FREE_BARRIER + 2  # one each for each warpgroup with keys
+KEYS_BARRIER, TURNS_BARRIER = 1, 3  # one each for each warpgroup with keys
 
 
 class AttentionBackward(BackwardAdding):
@@ -77,35 +77,8 @@ class AttentionBackward(BackwardAdding):
         self.next_keys(kv)
         self.finish(g, s, again(), c)
 
-    @cute.jit
-    def step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        if const_expr(masked and self.config.skip and self.spec.right):
-            if self.sees(g, t, m, c.wg):
-                self.whole_step(g, s, t, c, m, masked)
-            else:
-                self.leave_out(s, c)
-        else:
-            (self.late_step if self.config.late else self.whole_step)(g, s, t, c, m, masked)
-
-    def sees(self, g, t, m, half):
-        """Does the last query of tile m see the first of 64 keys?"""
-        e = self.extent(g, t.rows_q, t.rows_k)
-        return (m + 1) * e.tile - 1 - e.offset + e.right >= t.block * self.config.block + half * 64
-
-    @cute.jit
-    def leave_out(self, s, c):
-        """A tile whose P and dS are 0."""
-        s.q_pipe.wait(c.ring)
-        c.turns.take()
-        c.turns.give()
-        s.do_pipe.wait(c.ring)
-        if const_expr(self.spec.adds_dq):
-            tk.zero(c.ds)
-            self.hand_over(s, c)
-            c.ds_ring.advance()
-        s.do_pipe.release(c.ring)
-        s.q_pipe.release(c.ring)
-        c.ring.advance()
+    def step(self, *args):
+        return (self.late_step if self.config.late else self.whole_step)(*args)
 
     @cute.jit
     def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
@@ -208,15 +181,10 @@ class AttentionBackward(BackwardAdding):
             if const_expr(self.spec.adds_dq):
                 self.wait_for_dq(s, c)
             self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
-        self.finish_dq(g, s, t, c.wg, barrier)
         tk.store_wait()
 
 
 def _kind(spec, config):
-    if config.pair and spec.adds_dq:
-        from tkq.attention.backward_pair import PairBackward  # which is an AttentionBackward
-
-        return PairBackward
     return WideBackward if spec.width > 128 else AttentionBackward
 
 

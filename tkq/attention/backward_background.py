@@ -75,7 +75,7 @@ class BackwardBackground:
                 zeroed = zeroed + 1
             head = self.head(g, at)
             await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
-            await_count(counters.added, head, 4 * self.config.cluster * self.blocks(at.rows_k))
+            await_count(counters.added, head, 4 * self.blocks(at.rows_k))
             self.convert(g, at)
             n = claim(counters.next, FINISHED)
 
@@ -98,8 +98,8 @@ class BackwardBackground:
         return ceil_div(rows, self.config.tile) * g.heads_per_kv
 
     def blocks(self, keys):
-        """Of a K/V head, or clusters of them."""
-        return ceil_div(keys, self.config.block * self.config.cluster)
+        """Of a K/V head."""
+        return ceil_div(keys, self.config.block)
 
     def lead(self, g, at):
         """Tiles that are zeroed ahead of this one."""

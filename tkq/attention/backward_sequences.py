@@ -179,11 +179,11 @@ def piece(places, x: tk.gl, rows) -> tk.gl:
     return x.part(rows) if places.ragged else x
 
 
-def loads(x, type: tk.st, ragged: bool, multicast=1) -> tk.gl:
+def loads(x, type: tk.st, ragged: bool) -> tk.gl:
     """x ([batch,] row, head, col) for TMA: (row, col, head, batch), or ragged. Rows past a sequence's end come as
     zeros: a product with 0 would not hide what is there."""
     x = heads_outside(x, ragged)
-    return tk.gl.load(tk.ragged(x) if ragged else x, type, multicast)
+    return tk.gl.load(tk.ragged(x) if ragged else x, type)
 
 
 def stores(x, type: tk.st, ragged: bool) -> tk.gl:

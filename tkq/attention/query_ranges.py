@@ -117,14 +117,6 @@ def lead_of(section, tail, tiles):
     return (2 * section + tail) * tiles
 
 
-def nth_tile(r: Visit, n, shift):
-    """The n-th tile of a walk over ``first .. end`` that begins ``shift`` tiles later and comes round.
-
-    Blocks of one head that begin at different tiles do not add to the same rows of dQ at the same time."""
-    at = r.first + n + shift
-    return _chosen(at >= r.end, at - (r.end - r.first), at)
-
-
 def _chosen(condition, a, b):
     """a if condition else b, of Python's or of run-time ints."""
     if isinstance(condition, bool):
