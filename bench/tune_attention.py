@@ -44,7 +44,7 @@ CHANGES = {
     "own_o": dict(o_over_q=False, o_direct=False),
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     "half": dict(half=True), **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "late": dict(late=True), "early": dict(late=False), "ring3": dict(one_ring=True, stages=3, bridge=False),
+    "across": dict(across=True), "late": dict(late=True), "early": dict(late=False), "ring3": dict(one_ring=True, stages=3, bridge=False),
     "ring4": dict(one_ring=True, stages=4, bridge=False),
     **{f"multiply{n}": dict(multiply=n) for n in (3, 4, 5, 6, 8)},
     **{f"stagger{n}": dict(stagger=n) for n in (2, 4, 8, 16, 64)},
@@ -90,7 +90,7 @@ def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, Attention
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
         config = config_of(name, planned)
-        if not kernel.longest_first:  # sections, and what is staggered, do not matter to the others
+        if not (kernel.longest_first or config.across):  # sections, and what is staggered, do not matter to the others
             config = replace(config, section_mb=planned.section_mb)
         if kernel.sides:
             config = replace(config, stagger=1)

@@ -54,7 +54,7 @@ class AttentionForward:
         # (batch, row, head, col) to (row, col, head, batch)
         order = [0, 2, 1] if const_expr(spec.varlen) else [1, 3, 2, 0]
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, order)) for x in operands[:4]]
-        tasks, number = self.tasks(q, k, sequences)
+        tasks, number = self.tasks(q, k, sequences, numbers)
         capped = const_expr(spec.softcap)
         g = Globals(
             q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, c.cluster),
@@ -87,7 +87,7 @@ class AttentionForward:
         return cute.make_tensor(lse.iterator, cute.make_layout(
             (*batch, heads // pack, (pack, rows)), stride=(*outer, head * pack, (head, row))))
 
-    def tasks(self, q, k, sequences):
+    def tasks(self, q, k, sequences, numbers):
         """(what knows the tasks, how many there are; of sequences of any length, how many there may be)"""
         spec, c = self.spec, self.config
         heads, heads_per_kv = q.shape[2] // spec.pack, q.shape[2] // k.shape[2] // spec.pack
@@ -98,11 +98,15 @@ class AttentionForward:
             return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv, key_bytes,
                           c.section_mb << 20, spec.longest_first), tiles * heads
         tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
-        section = heads_in_section(cutlass.min(k.shape[0], Int32(1 << 20)) * key_bytes, c.section_mb << 20,
-                                   heads_per_kv, all_heads)
+        across = c.across and spec.left and (spec.causal or spec.right)
+        keys = cutlass.min(k.shape[0], Int32(1 << 20))
+        if const_expr(across):  # what the tasks of a row tile and of its neighbour see
+            right = cutlass.min(numbers.right, keys) if const_expr(spec.right) else 0
+            keys = cutlass.min(keys, cutlass.min(numbers.left, keys) + right + 2 * queries)
+        section = heads_in_section(keys * key_bytes, c.section_mb << 20, heads_per_kv, all_heads)
         section = even_section(section, heads_per_kv, all_heads)
         return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, section,
-                     spec.longest_first), tiles * all_heads
+                     spec.longest_first or across), tiles * all_heads
 
     # ---- device --------------------------------------------------------------------------------
 

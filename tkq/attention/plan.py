@@ -23,6 +23,8 @@ class AttentionConfig:
     one_ring: tiles of K and of V follow one another through one ring of ``stages``, which may be odd. stagger: at how
     many places of K and V the tiles of a head begin, where every row sees every key. half: a consumer whose rows see no
     key of the second half of a task's first block, or of the first half of its last block, leaves that half out.
+    across: tasks of a window on both sides, or a causal one, go from the last row tile to the first, through all heads
+    whose windows fit into ``section_mb`` together, so that the short tasks of a sequence's beginning come last.
     multiply: each so many-th exponential is made by multiplications, where nothing is masked; 0: none.
     registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
@@ -42,6 +44,7 @@ class AttentionConfig:
     late: bool = False
     one_ring: bool = False
     stagger: int = 1
+    across: bool = False
     multiply: int = 0
     registers: tuple = ()
 
