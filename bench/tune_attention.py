@@ -43,31 +43,28 @@ CHANGES = {
     "over_q": dict(o_over_q=True, o_direct=False, o_panels=1, q_stages=1, bridge=False),
     "own_o": dict(o_over_q=False, o_direct=False),
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
-    "half": dict(half=True), **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "across": dict(across=True), "late": dict(late=True), "early": dict(late=False), "ring3": dict(one_ring=True, stages=3, bridge=False),
-    "ring4": dict(one_ring=True, stages=4, bridge=False),
+    **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
+    "across": dict(across=True), "late": dict(late=True), "early": dict(late=False),
+    "apart": dict(apart=True), "3v": dict(v_stages=3, o_direct=True),
     **{f"multiply{n}": dict(multiply=n) for n in (3, 4, 5, 6, 8)},
-    **{f"stagger{n}": dict(stagger=n) for n in (2, 4, 8, 16, 64)},
 }
 
-WINDOW = ("plan", "alone", "free", "alone free", "half", "half free", "half alone", "half alone free",
-          "kv64 bridge free")
+WINDOW = ("plan", "across", "alone", "across alone", "apart", "apart across", "apart alone",
+          "apart across alone", "apart across free", "apart 3v")
 VARIANTS = {
-    64: ("plan", "2wg alone half", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
+    64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
          "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8", "late",
          "multiply4", "multiply6", "multiply8"),
     96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 bridge", "pairs alone"),
-    128: ("plan", "half", "half alone", "half alone free", "alone turns", "alone free", "bridge turns", "bridge free",
+    128: ("plan", "alone turns", "alone free", "bridge turns", "bridge free",
           "kv176 q1 panels2 free pairs",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
     192: ("plan", "late", "own_o panels2", "turns", "kv112", "kv96 own_o panels2", "kv96 over_q",
-          "kv80 own_o bridge panels2", "pairs", "static", "mb20", "mb32", "mb40", "stagger8"),
-    256: ("plan", "late", "ring3 kv96", "ring3 kv96 late", "ring3 kv96 late direct", "ring3 kv96 late own_o panels4",
-          "late turns", "late direct", "direct", "direct pairs", "turns", "late pairs", "stagger8", "stagger64",
-          "late stagger8", "kv64 own_o panels4", "kv64 own_o panels4 turns", "pairs", "static", "mb16", "mb24", "mb48",
-          "mb64"),
+          "kv80 own_o bridge panels2", "pairs", "static", "mb20", "mb32", "mb40"),
+    256: ("plan", "early", "turns", "own_o panels4", "over_q", "early over_q", "pairs", "early pairs",
+          "kv64 own_o panels4", "kv64 own_o panels4 turns", "static", "mb16", "mb24", "mb48", "mb64"),
 }
 
 
@@ -90,10 +87,8 @@ def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, Attention
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
         config = config_of(name, planned)
-        if not (kernel.longest_first or config.across):  # sections, and what is staggered, do not matter to the others
+        if not (kernel.longest_first or config.across):  # sections do not matter to the others
             config = replace(config, section_mb=planned.section_mb)
-        if kernel.sides:
-            config = replace(config, stagger=1)
         try:
             config.check(kernel.head_dim, kernel.head_dim_v)
         except ValueError as problem:

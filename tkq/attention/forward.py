@@ -7,6 +7,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.apart import ApartConsumer, ApartProducer
+from tkq.attention.apart_ranges import tiles_of
 from tkq.attention.consumer import Consumer
 from tkq.attention.launch import Numbers, Operands, Sequences
 from tkq.attention.plan import AttentionConfig
@@ -42,7 +44,10 @@ class AttentionForward:
 
     def __init__(self, spec: AttentionSpec, config: AttentionConfig):
         self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
-        self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
+        if config.apart and not (spec.far and (spec.causal or spec.right) and spec.pack == 1 and not spec.varlen):
+            raise ValueError(f"{config}: apart is for windows, far on the left, of {spec}")
+        producer, consumer = (ApartProducer, ApartConsumer) if config.apart else (Producer, Consumer)
+        self.producer, self.consumer = producer(spec, config), consumer(spec, config)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -97,7 +102,8 @@ class AttentionForward:
             tiles = ceil_div(q.shape[0], queries) + sequences.cu_q.shape[0]
             return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv, key_bytes,
                           c.section_mb << 20, spec.longest_first), tiles * heads
-        tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
+        tiles = tiles_of(q.shape[0]) if const_expr(c.apart) else ceil_div(q.shape[0], queries)
+        all_heads = heads * q.shape[3]
         across = c.across and spec.left and (spec.causal or spec.right)
         keys = cutlass.min(k.shape[0], Int32(1 << 20))
         if const_expr(across):  # what the tasks of a row tile and of its neighbour see
@@ -115,12 +121,12 @@ class AttentionForward:
         n, releases = c.consumers * c.q_stages, (4 * c.consumers, c.cluster)
         q = al.tile(tiles.q, n)
         o = q if c.o_over_q or c.o_direct else al.tile(tiles.o, c.consumers)
-        k = al.tile(tiles.k, c.stages)
-        v = k if c.one_ring else al.tile(tiles.v, c.stages)
-        task = al.vector(len(field_names(self.spec)), n, Int32)
+        k, v_stages = al.tile(tiles.k, c.stages), c.v_stages or c.stages
+        v = al.tile(tiles.v, v_stages)
+        task = al.vector(len(field_names(self.spec, c)), n, Int32)
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
         k_pipe = al.pipe(c.stages, tiles.k.bytes, *releases)
-        v_pipe = k_pipe if c.one_ring else al.pipe(c.stages, tiles.v.bytes, *releases)
+        v_pipe = al.pipe(v_stages, tiles.v.bytes, *releases)
         return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe)
 
     @cute.kernel
@@ -130,8 +136,7 @@ class AttentionForward:
 
         def initialise():
             s.k_pipe.init()
-            if const_expr(not c.one_ring):
-                s.v_pipe.init()
+            s.v_pipe.init()
             for i in cutlass.range_constexpr(n):
                 tk.init(s.q_full[i], 1)
                 tk.init(s.q_empty[i], 4)

@@ -20,11 +20,9 @@ class AttentionConfig:
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
     together, in MB of L2. cluster: blocks that share K and V. late: O is corrected under the next S, not before it.
-    one_ring: tiles of K and of V follow one another through one ring of ``stages``, which may be odd. stagger: at how
-    many places of K and V the tiles of a head begin, where every row sees every key. half: a consumer whose rows see no
-    key of the second half of a task's first block, or of the first half of its last block, leaves that half out.
-    across: tasks of a window on both sides, or a causal one, go from the last row tile to the first, through all heads
-    whose windows fit into ``section_mb`` together, so that the short tasks of a sequence's beginning come last.
+    v_stages: V tiles in flight, where not as many as of K. across: tasks of a window on both sides, or a causal one, go
+    from the last row tile to the first, through all heads whose windows fit into ``section_mb`` together, so that the
+    short tasks of a sequence's beginning come last. apart: of a window, see ``tkq.attention.apart``.
     multiply: each so many-th exponential is made by multiplications, where nothing is masked; 0: none.
     registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
@@ -40,11 +38,10 @@ class AttentionConfig:
     turns: bool = True
     o_over_q: bool = False
     o_direct: bool = False
-    half: bool = False
     late: bool = False
-    one_ring: bool = False
-    stagger: int = 1
+    v_stages: int = 0
     across: bool = False
+    apart: bool = False
     multiply: int = 0
     registers: tuple = ()
 
@@ -62,8 +59,8 @@ class AttentionConfig:
         """Of a block."""
         q, o = (2 * self.rows * cols for cols in (head_dim, head_dim_v))
         out = 0 if self.o_over_q or self.o_direct else o // self.o_panels
-        columns = head_dim if self.one_ring else head_dim + head_dim_v
-        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * columns + self.q_stages * q + out
+        kv = 2 * self.kv * (self.stages * head_dim + (self.v_stages or self.stages) * head_dim_v)
+        return SEMAPHORE_BYTES + kv + self.q_stages * q + out
 
     def accumulators(self, head_dim_v: int) -> int:
         """Registers of a consumer's thread that hold S, P (16 bits) and O."""
@@ -87,10 +84,8 @@ class AttentionConfig:
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):
             raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
-        if self.one_ring and (self.stages < 2 or self.bridge or head_dim != head_dim_v):
-            raise ValueError(f"{self}: one_ring needs 2 stages, tiles of K and V of one size, and no bridge")
-        if self.half and self.kv % 32:
-            raise ValueError(f"{self}: half needs kv a multiple of 32")
+        if self.apart and (self.consumers != 2 or self.cluster != 1 or self.kv != 128):
+            raise ValueError(f"{self}: apart is two consumers by themselves and tiles of 128 keys")
         if self.cluster > 1 and self.schedule == "dynamic":
             raise ValueError(f"{self}: the blocks of a cluster share a task, which only single and static hand out")
         return self

@@ -11,22 +11,19 @@ from tkq.attention.tasks import Task
 
 class Producer:
     def __init__(self, spec, config):
-        self.spec, self.config, self.tiles, self.fields = spec, config, Tiles.of(spec, config), field_names(spec)
-        self.staggered = config.stagger > 1 and not spec.sides
+        self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
+        self.fields = field_names(spec, config)
 
     @cute.jit
     def run(self, g, s):
         tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
-        k_ring = s.k_pipe.ring()
-        v_ring = k_ring if self.config.one_ring else s.v_pipe.ring()
-        q_ring = tk.ring(self.config.q_stages)
+        k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
         tasks, schedule = g.tasks.begin(g.schedule)
         number = schedule.first()
         while number < schedule.tasks:
             t = tasks.find(number)
             seen = self.seen(g, t)
             end, head = seen.first + seen.blocks, t.head // g.tasks.heads_per_kv
-            shift = t.tile % self.config.stagger * (end - 1) // self.config.stagger if const_expr(self.staggered) else 0
             # Scores of keys behind the sequence are masked, whatever they are; values there are not: 0 * NaN is NaN.
             k, k_of = unclipped(self.spec, g.k, t.batch_k, t.rows_k)
             v, v_of = clipped(self.spec, g.v, t.batch_k, t.rows_k)
@@ -34,14 +31,19 @@ class Producer:
             self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1)
             self.load_q(g, s, q_ring, t, seen)
             for j in cutlass.range(1, seen.blocks, unroll=1):
-                self.load(s.k, k, s.k_pipe, k_ring, k_of, self.block(end, j, shift))
-                self.load(s.v, v, s.v_pipe, v_ring, v_of, self.block(end, j - 1, shift))
+                self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1 - j)
+                self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)
             # Not earlier: fetching 1 or 3 blocks ahead gained nothing, and working the next task out before V's last
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
-            self.load(s.v, v, s.v_pipe, v_ring, v_of, self.last_block(seen, end, shift))
+            self.load(s.v, v, s.v_pipe, v_ring, v_of, seen.first)
             number = schedule.following(number, fetched)
-        for w in cutlass.range_constexpr(self.config.consumers):  # no more tasks
+        self.close(s, q_ring)
+
+    @cute.jit
+    def close(self, s, q_ring):
+        """No more tasks."""
+        for w in cutlass.range_constexpr(self.config.consumers):
             i = self.acquire_q(s, q_ring, w)
             with cute.arch.elect_one():
                 s.task[self.fields.index("blocks"), i] = Int32(0)
@@ -53,25 +55,14 @@ class Producer:
         e = extent(self.spec, self.config, g, t.rows_q, rows_k)
         return key_range(e, t.tile * e.tile_rows)
 
-    @cute.jit
-    def block(self, end, j, shift):
-        """The j-th key block of a visit: from the last to the first; staggered, the last and then, of the others, which
-        need no mask, from one further down round to where it began."""
-        block = end - 1 - j
-        if const_expr(self.staggered):
-            if j > 0:
-                block = block - shift
-                if block < 0:
-                    block = block + end - 1
-        return block
-
-    def last_block(self, seen, end, shift):
-        return self.block(end, seen.blocks - 1, shift) if self.staggered else seen.first
-
     def load(self, dst, src, pipe, ring, of, block):
         sem = pipe.acquire(ring)
         tk.load_async(dst[ring.stage], src, (*of, block, 0), sem)
         ring.advance()
+
+    def told(self, t, seen, tile, w):
+        """(what consumer w learns of a task, which tile of 64 rows is its own)"""
+        return {**t._asdict(), "tile": tile, **vars(seen)}, tile * self.config.consumers + w
 
     def acquire_q(self, s, ring, w):
         """Wait until consumer w has done with the Q tile at the ring's position: its index."""
@@ -84,13 +75,13 @@ class Producer:
         tile = t.tile
         if self.config.cluster > 1:
             tile = tile * self.config.cluster + tk.cluster_rank()
-        known = {**t._asdict(), "tile": tile, **vars(seen)}
         q, of = unclipped(self.spec, g.q, t.batch, t.rows_q)  # rows behind the sequence are not written
         for w in range(self.config.consumers):
             i = self.acquire_q(s, ring, w)
+            known, row_tile = self.told(t, seen, tile, w)
             with cute.arch.elect_one():
                 for f, name in enumerate(self.fields):
                     s.task[f, i] = Int32(known[name])
                 cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
-            tk.load_async(s.q[i], q, (*of, t.head, tile * self.config.consumers + w, 0), s.q_full[i])
+            tk.load_async(s.q[i], q, (*of, t.head, row_tile, 0), s.q_full[i])
         ring.advance()
