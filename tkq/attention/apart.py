@@ -15,7 +15,7 @@ from tkq.attention.state import extent
 
 class ApartProducer(Producer):
     """A task's K(n-1) and Q are loaded before the V(0) of the task at hand, which one consumer leaves out and the other
-    reads late: the first has begun the next task by then."""
+    reads late: the first has begun the next task by then. So a task's Q is not to wait for all of the one before."""
 
     @cute.jit
     def run(self, g, s):
@@ -83,6 +83,10 @@ class ApartConsumer(Consumer):
             done = masked + 1
         for i in cutlass.range(1, masked, unroll=1):
             self.step(g, s, c, i, RIGHT | LEFT)
+        if const_expr(self.config.o_over_q):
+            if c.q.count[0] > 0:  # the O of the task before has left its Q tile
+                tk.store_wait()
+                tk.arrive(s.q_empty[self.o_at(c)])
         for i in cutlass.range(done, whole, unroll=1):
             self.step(g, s, c, i, 0)
         for i in cutlass.range(whole, blocks, unroll=1):
@@ -112,6 +116,10 @@ class ApartConsumer(Consumer):
             pipe.wait(ring)
             pipe.release(ring)
         ring.count[0] = ring.count[0] + Uint32(blocks)
+
+    def o_at(self, c):
+        """With ``o_over_q``: the Q tile before the one at hand."""
+        return (1 - c.q.stage) * self.config.consumers + c.wg if self.config.o_over_q else c.wg
 
     def row_tile(self, c):
         return c.last["tile"]

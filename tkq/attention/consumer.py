@@ -195,14 +195,17 @@ class Consumer:
         for p in cutlass.range_constexpr(self.config.o_panels):
             tk.store_wait()  # the store before has left the tile
             tk.sync(barrier, tk.WARPGROUP)
-            tk.store(s.o[c.wg], tk.columns(c.o, p * panel, panel))
+            tk.store(s.o[self.o_at(c)], tk.columns(c.o, p * panel, panel))
             tk.publish()
             tk.sync(barrier, tk.WARPGROUP)
             if tk.first_warp_of_group():
-                tk.store_async(o, s.o[c.wg], (*of, t["head"], row_tile, p))
-        if const_expr(self.config.o_over_q):
+                tk.store_async(o, s.o[self.o_at(c)], (*of, t["head"], row_tile, p))
+        if const_expr(self.config.o_over_q and self.config.q_stages == 1):
             tk.store_wait()
             tk.arrive(s.q_empty[c.wg])
+
+    def o_at(self, c):
+        return c.wg
 
     def rows_of(self, g, t):
         """(first, end) of the sequence's rows in lse, and in O as a tile has it; packed heads' rows each by itself."""

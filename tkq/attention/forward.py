@@ -127,7 +127,8 @@ class AttentionForward:
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
         k_pipe = al.pipe(c.stages, tiles.k.bytes, *releases)
         v_pipe = al.pipe(v_stages, tiles.v.bytes, *releases)
-        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe)
+        told = (al.vector(1, 1, Int32), al.semaphores(2)) if c.cluster > 1 and c.schedule == "dynamic" else None
+        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe, told)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -140,6 +141,9 @@ class AttentionForward:
             for i in cutlass.range_constexpr(n):
                 tk.init(s.q_full[i], 1)
                 tk.init(s.q_empty[i], 4)
+            if const_expr(s.told is not None):
+                for i in cutlass.range_constexpr(2):
+                    tk.init(s.told[1][i], 1)
 
         tk.init_block(initialise, c.cluster)
         tk.specialise(lambda: self.producer.run(g, s), lambda wg: self.consumer.run(g, s, wg), c.consumers, c.registers)

@@ -23,7 +23,6 @@ class AttentionConfig:
     v_stages: V tiles in flight, where not as many as of K. across: tasks of a window on both sides, or a causal one, go
     from the last row tile to the first, through all heads whose windows fit into ``section_mb`` together, so that the
     short tasks of a sequence's beginning come last. apart: of a window, see ``tkq.attention.apart``.
-    multiply: each so many-th exponential is made by multiplications, where nothing is masked; 0: none.
     registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
@@ -42,7 +41,6 @@ class AttentionConfig:
     v_stages: int = 0
     across: bool = False
     apart: bool = False
-    multiply: int = 0
     registers: tuple = ()
 
     @property
@@ -76,18 +74,18 @@ class AttentionConfig:
                              f"room for {ACCUMULATORS[self.consumers]}")
         if self.bridge and (self.schedule == "single" or self.q_stages == 1):
             raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
-        if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
-            raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
+        if self.o_over_q and (self.q_stages != 1 + self.apart or self.o_panels > 1 or head_dim != head_dim_v):
+            raise ValueError(f"{self}: o_over_q needs one Q tile a consumer (apart: two), of O's size, and takes O whole")
         if self.tile_rows + self.kv > FAR:
             raise ValueError(f"{self}: a task of {self.tile_rows} rows and a tile of {self.kv} keys, more than {FAR}")
         if self.o_direct and (self.o_over_q or self.o_panels > 1):
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):
             raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
-        if self.apart and (self.consumers != 2 or self.cluster != 1 or self.kv != 128):
-            raise ValueError(f"{self}: apart is two consumers by themselves and tiles of 128 keys")
-        if self.cluster > 1 and self.schedule == "dynamic":
-            raise ValueError(f"{self}: the blocks of a cluster share a task, which only single and static hand out")
+        if self.apart and (self.consumers != 2 or self.cluster != 1 or self.kv != 128 or self.q_stages != 2):
+            raise ValueError(f"{self}: apart is two consumers by themselves, tiles of 128 keys, and 2 of Q")
+        if self.cluster > 2 and self.schedule == "dynamic":
+            raise ValueError(f"{self}: one block of a cluster tells the other the next task, a third is not told")
         return self
 
 

@@ -1,7 +1,7 @@
 """The producer warp of the attention kernel: which task next, and its tiles of Q, K and V."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.ranges import key_range
@@ -18,6 +18,7 @@ class Producer:
     def run(self, g, s):
         tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
         k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
+        told = tk.ring(1)
         tasks, schedule = g.tasks.begin(g.schedule)
         number = schedule.first()
         while number < schedule.tasks:
@@ -37,8 +38,25 @@ class Producer:
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
             self.load(s.v, v, s.v_pipe, v_ring, v_of, seen.first)
-            number = schedule.following(number, fetched)
+            number = schedule.following(number, fetched, lambda found: self.tell(s, found, told))
         self.close(s, q_ring)
+
+    @cute.jit
+    def tell(self, s, number, told):
+        """From the first block's number to both blocks'."""
+        place, (there, read) = s.told[0], (s.told[1][0], s.told[1][1])
+        if tk.cluster_rank() == 0:
+            tk.wait(read, told.phase ^ 1)
+            with cute.arch.elect_one():
+                tk.store_remote(place.iterator, (number.bitcast(Float32),), there, Int32(1))
+        else:
+            tk.expect_bytes(there, 4)
+            tk.wait(there, told.phase)
+            number = cute.arch.make_warp_uniform(place[0, 0])
+            cute.arch.sync_warp()
+            tk.arrive_at(read, Int32(0))
+        told.advance()
+        return number
 
     @cute.jit
     def close(self, s, q_ring):

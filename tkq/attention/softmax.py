@@ -79,10 +79,7 @@ class Softmax:
         tk.mul(c.max_scaled, c.max_scaled, g.scale)
         tk.mul(c.att, c.att, g.scale)  # one FFMA with the next line
         tk.sub_row(c.att, c.att, c.max_scaled)
-        if masked or not self.config.multiply:
-            tk.exp2(c.att, c.att)
-        else:
-            tk.exp2_mixed(c.att, c.att, self.config.multiply)
+        tk.exp2(c.att, c.att)
         tk.mul(c.norm, c.norm, c.correct)
         tk.row_sum_partial(c.norm, c.att, c.norm)
 
