@@ -12,8 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-import torch
-
 from bench import attention_backward, attention_peers, harness, peers
 from bench.attention_forward import GQA_BOUND, LENGTHS, TOKENS
 from bench.command import Bench, Job, main
@@ -59,8 +57,9 @@ def gqa(shapes) -> Iterator[Job]:
     for length, dim in shapes:
         for causal in (False, True):
             b = TOKENS // length
+            shape = f"B{b} S{length} H{HEADS}/{KV_HEADS} D{dim} {'causal' if causal else 'full'}"
             question = harness.Question(
-                "gqa", "attention_backward", f"B{b} S{length} H{HEADS}/{KV_HEADS} D{dim} {'causal' if causal else 'full'}",
+                "gqa", "attention_backward", shape,
                 "TFLOP/s", 10 * b * HEADS * dim * attention_peers.pairs(length, causal), Bound((SAME,), GQA_BOUND))
             yield Job(question, ours(causal), "attention_backward_gqa", (SAME,), inputs(length, dim, causal),
                       error(length, dim, causal), dict(causal=causal))

@@ -44,7 +44,8 @@ CHANGES = {
     "own_o": dict(o_over_q=False, o_direct=False),
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "across": dict(across=True), "late": dict(late=True), "early": dict(late=False),
+    "across": dict(across=True),
+    "late": dict(late=True), "early": dict(late=False),
     "apart": dict(apart=True), "3v": dict(v_stages=3, o_direct=True), "3v_over_q": dict(v_stages=3, o_over_q=True),
 }
 

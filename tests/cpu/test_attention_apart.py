@@ -1,4 +1,4 @@
-"""What the consumers of a window's task visit where their rows are a tile of keys apart, against counting one by one."""
+"""What the consumers of a window's task visit, whose rows are a tile of keys apart, against counting one by one."""
 from dataclasses import replace
 
 from hypothesis import given
