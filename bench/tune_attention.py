@@ -37,27 +37,25 @@ CHANGES = {
     "1wg": dict(consumers=1), "2wg": dict(consumers=2), "3wg": dict(consumers=3), "1stage": dict(stages=1),
     "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "static": dict(schedule="static"),
     "dynamic": dict(schedule="dynamic", cluster=1), "single": dict(schedule="single", bridge=False),
-    "pairs": dict(schedule="static", cluster=2), "2blocks": dict(cluster=2), "bridge": dict(bridge=True, q_stages=2), "alone": dict(bridge=False),
-    "turns": dict(turns=True), "free": dict(turns=False), "q1": dict(q_stages=1, bridge=False),
+    "pairs": dict(schedule="static", cluster=2), "fetch": dict(schedule="dynamic"),
+    "bridge": dict(bridge=True, q_stages=2), "alone": dict(bridge=False), "turns": dict(turns=True), "free": dict(turns=False),
+    "q1": dict(q_stages=1, bridge=False),
     "panels2": dict(o_panels=2), "panels3": dict(o_panels=3), "panels4": dict(o_panels=4), "panels1": dict(o_panels=1),
     "over_q": dict(o_over_q=True, o_direct=False, o_panels=1, q_stages=1, bridge=False),
     "own_o": dict(o_over_q=False, o_direct=False),
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "across": dict(across=True),
     "late": dict(late=True), "early": dict(late=False),
-    "apart": dict(apart=True), "3v": dict(v_stages=3, o_direct=True), "3v_over_q": dict(v_stages=3, o_over_q=True),
 }
 
-WINDOW = ("plan", "across", "alone", "across alone", "apart", "apart across", "apart alone",
-          "apart across alone", "apart across free", "apart 3v", "apart 3v_over_q")
+WINDOW = ("plan", "bridge", "free", "bridge free", "late", "pairs fetch", "pairs fetch free", "kv96")
 VARIANTS = {
     64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
          "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8", "late"),
     96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 bridge", "pairs alone"),
     128: ("plan", "alone turns", "alone free", "bridge turns", "bridge free",
-          "kv176 q1 panels2 free pairs",
+          "kv176 q1 panels2 free pairs", "kv176 q1 panels2 free pairs fetch", "pairs fetch alone free",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
     192: ("plan", "late", "own_o panels2", "turns", "kv112", "kv96 own_o panels2", "kv96 over_q",
@@ -86,7 +84,7 @@ def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, Attention
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
         config = config_of(name, planned)
-        if not (kernel.longest_first or config.across):  # sections do not matter to the others
+        if not kernel.longest_first:  # sections do not matter to the others
             config = replace(config, section_mb=planned.section_mb)
         try:
             config.check(kernel.head_dim, kernel.head_dim_v)

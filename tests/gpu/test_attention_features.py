@@ -151,24 +151,6 @@ def test_packed_heads_with_everything():
         compare(*make(2, 1, 300, 2 * ratio, 2, 128), f"{ratio} heads", causal=True)
 
 
-APART = (dict(), dict(across=True), dict(bridge=False), dict(turns=False), dict(v_stages=3, o_direct=True),
-         dict(v_stages=3, o_over_q=True), dict(v_stages=3, o_over_q=True, bridge=False, across=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", APART, ids=str)
-def test_consumers_whose_rows_are_a_tile_of_keys_apart(changes):
-    """Windows of every length beside the tile's, of rows with and without keys, and more tasks than blocks."""
-    config = AttentionConfig(apart=True, **changes)
-    for rows, keys in ((1, 1300), (700, 700), (1300, 1300), (1000, 1500), (1500, 1000), (257, 2000), (2100, 900)):
-        for left, right in ((512, 0), (575, 0), (600, 0), (640, 63), (600, 130), (513, 500)):
-            if left < keys - 1 and (right == 0 or right < rows - 1):
-                compare(*make(2, rows, keys, 2, 1 if rows > 256 else 2, 128), f"{rows} x {keys}", config=config,
-                        left=left, right=right)
-    for left, right in ((1023, 0), (700, 200)):
-        compare(*make(2, 2304, 2304, 16, 16, 128), "many tasks", config=config, left=left, right=right)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", (dict(), dict(bridge=False, turns=False),
                                      dict(kv=176, q_stages=1, o_panels=2, bridge=False, turns=False)), ids=str)

@@ -11,7 +11,7 @@ from tkq.attention.state import Fields, State, Tiles, clipped, field_names
 class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
-        self.tiles, self.fields = Tiles.of(spec, config), field_names(spec, config)
+        self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
 
     @cute.jit
     def run(self, g, s, wg):
@@ -70,21 +70,12 @@ class Consumer:
     @cute.jit
     def begin(self, g, s, c):
         """A task's first S = Q @ K.T, and its softmax."""
-        part = self.first_part(c)
         s.k_pipe.wait(c.k)
-        tk.mm_ABt(part.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
-        self.softmax.first(g, part)
-        self.take_first(c, part)
-
-    def first_part(self, c):
-        """c, with as many columns as are computed of a task's first block."""
-        return c
-
-    def take_first(self, c, part):
-        """Its exponentials to an operand of P @ V. part: ``first_part`` of c."""
-        tk.copy(part.att_mma, part.att)
+        self.softmax.first(g, c)
+        tk.copy(c.att_mma, c.att)
 
     @cute.jit
     def steps(self, g, s, c):
@@ -104,23 +95,23 @@ class Consumer:
                 self.step(g, s, c, i, LEFT)
 
     @cute.jit
-    def step(self, g, s, c, i, sides: Constexpr[int], keys: Constexpr = None):
-        """The i-th block of the visit. keys: those of the block before that P is not 0 for; None: all."""
-        self.issue(s, c, c.att, keys)
+    def step(self, g, s, c, i, sides: Constexpr[int]):
+        """The i-th block of the visit."""
+        self.issue(s, c)
         self.softmax.step(g, c, i, sides)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
         tk.copy(c.att_mma, c.att)
         self.correct(c, late=False)
 
-    def issue(self, s, c, att, keys=None):
-        """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S. keys: as of ``step``."""
+    def issue(self, s, c):
+        """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
         c.turns.take()
-        tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         self.correct(c, late=True)
         s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys)
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         c.turns.give()
         tk.mma_wait(1)
         self.release(s.k_pipe, c.k)
@@ -128,13 +119,12 @@ class Consumer:
     @cute.jit
     def bridge(self, g, s, c):
         """The next task's first S and softmax, over this task's last P @ V."""
-        part = self.first_part(c)
-        self.issue(s, c, part.att)
+        self.issue(s, c)
         self.keep_statistics(c)
-        self.softmax.first(g, part)
+        self.softmax.first(g, c)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
-        self.take_first(c, part)
+        tk.copy(c.att_mma, c.att)
 
     @cute.jit
     def end(self, s, c):
@@ -165,7 +155,7 @@ class Consumer:
     def finish(self, g, s, c):
         """Divide by the norm; write O, and perhaps the log-sum-exp, of the last task."""
         t, lse = c.last, tk.rv()
-        row_tile = self.row_tile(c)
+        row_tile = t["tile"] * self.config.consumers + c.wg
         self.softmax.statistics(g, c, lse)
         tk.mul_row(c.o, c.o, c.last_norm)
         if const_expr(self.spec.lse):
@@ -174,10 +164,6 @@ class Consumer:
             self.store_o(g, c, row_tile * 64)
         else:
             self.store_o_async(g, s, c, row_tile)
-
-    def row_tile(self, c):
-        """Which tile of 64 rows is this warpgroup's, in the last task."""
-        return c.last["tile"] * self.config.consumers + c.wg
 
     def store_o(self, g, c, row):
         """From registers. row: as in ``store_lse``."""
@@ -195,17 +181,14 @@ class Consumer:
         for p in cutlass.range_constexpr(self.config.o_panels):
             tk.store_wait()  # the store before has left the tile
             tk.sync(barrier, tk.WARPGROUP)
-            tk.store(s.o[self.o_at(c)], tk.columns(c.o, p * panel, panel))
+            tk.store(s.o[c.wg], tk.columns(c.o, p * panel, panel))
             tk.publish()
             tk.sync(barrier, tk.WARPGROUP)
             if tk.first_warp_of_group():
-                tk.store_async(o, s.o[self.o_at(c)], (*of, t["head"], row_tile, p))
-        if const_expr(self.config.o_over_q and self.config.q_stages == 1):
+                tk.store_async(o, s.o[c.wg], (*of, t["head"], row_tile, p))
+        if const_expr(self.config.o_over_q):
             tk.store_wait()
             tk.arrive(s.q_empty[c.wg])
-
-    def o_at(self, c):
-        return c.wg
 
     def rows_of(self, g, t):
         """(first, end) of the sequence's rows in lse, and in O as a tile has it; packed heads' rows each by itself."""

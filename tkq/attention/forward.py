@@ -7,8 +7,6 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.apart import ApartConsumer, ApartProducer
-from tkq.attention.apart_ranges import tiles_of
 from tkq.attention.consumer import Consumer
 from tkq.attention.launch import Numbers, Operands, Sequences
 from tkq.attention.plan import AttentionConfig
@@ -37,17 +35,15 @@ class AttentionForward:
 
     Consumers take turns to issue their products (``turns``), so that one's softmax runs under another's. The producer
     alone knows the schedule: what a task is travels beside its Q tile, under the same semaphore, and a task of no
-    blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V tile.
+    blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V tile, and where tasks are
+    fetched, the first one's producer tells the other's (``told``).
 
     ``pack`` query heads of one K/V head share a tile: its row r is query r // pack of head r % pack.
     """
 
     def __init__(self, spec: AttentionSpec, config: AttentionConfig):
         self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
-        if config.apart and not (spec.far and (spec.causal or spec.right) and spec.pack == 1 and not spec.varlen):
-            raise ValueError(f"{config}: apart is for windows, far on the left, of {spec}")
-        producer, consumer = (ApartProducer, ApartConsumer) if config.apart else (Producer, Consumer)
-        self.producer, self.consumer = producer(spec, config), consumer(spec, config)
+        self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -102,17 +98,15 @@ class AttentionForward:
             tiles = ceil_div(q.shape[0], queries) + sequences.cu_q.shape[0]
             return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv, key_bytes,
                           c.section_mb << 20, spec.longest_first), tiles * heads
-        tiles = tiles_of(q.shape[0]) if const_expr(c.apart) else ceil_div(q.shape[0], queries)
-        all_heads = heads * q.shape[3]
-        across = c.across and spec.left and (spec.causal or spec.right)
-        keys = cutlass.min(k.shape[0], Int32(1 << 20))
-        if const_expr(across):  # what the tasks of a row tile and of its neighbour see
+        tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
+        window, keys = const_expr(spec.left and (spec.causal or spec.right)), cutlass.min(k.shape[0], Int32(1 << 20))
+        if window:  # what a tile of rows and its neighbour see; a head's first tiles see fewer keys than the others
             right = cutlass.min(numbers.right, keys) if const_expr(spec.right) else 0
             keys = cutlass.min(keys, cutlass.min(numbers.left, keys) + right + 2 * queries)
         section = heads_in_section(keys * key_bytes, c.section_mb << 20, heads_per_kv, all_heads)
         section = even_section(section, heads_per_kv, all_heads)
         return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, section,
-                     spec.longest_first or across), tiles * all_heads
+                     spec.longest_first or window), tiles * all_heads
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -121,12 +115,12 @@ class AttentionForward:
         n, releases = c.consumers * c.q_stages, (4 * c.consumers, c.cluster)
         q = al.tile(tiles.q, n)
         o = q if c.o_over_q or c.o_direct else al.tile(tiles.o, c.consumers)
-        k, v_stages = al.tile(tiles.k, c.stages), c.v_stages or c.stages
-        v = al.tile(tiles.v, v_stages)
-        task = al.vector(len(field_names(self.spec, c)), n, Int32)
+        k = al.tile(tiles.k, c.stages)
+        v = al.tile(tiles.v, c.stages)
+        task = al.vector(len(field_names(self.spec)), n, Int32)
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
         k_pipe = al.pipe(c.stages, tiles.k.bytes, *releases)
-        v_pipe = al.pipe(v_stages, tiles.v.bytes, *releases)
+        v_pipe = al.pipe(c.stages, tiles.v.bytes, *releases)
         told = (al.vector(1, 1, Int32), al.semaphores(2)) if c.cluster > 1 and c.schedule == "dynamic" else None
         return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe, told)
 

@@ -20,9 +20,6 @@ class AttentionConfig:
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
     together, in MB of L2. cluster: blocks that share K and V. late: O is corrected under the next S, not before it.
-    v_stages: V tiles in flight, where not as many as of K. across: tasks of a window on both sides, or a causal one, go
-    from the last row tile to the first, through all heads whose windows fit into ``section_mb`` together, so that the
-    short tasks of a sequence's beginning come last. apart: of a window, see ``tkq.attention.apart``.
     registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
@@ -38,9 +35,6 @@ class AttentionConfig:
     o_over_q: bool = False
     o_direct: bool = False
     late: bool = False
-    v_stages: int = 0
-    across: bool = False
-    apart: bool = False
     registers: tuple = ()
 
     @property
@@ -57,8 +51,7 @@ class AttentionConfig:
         """Of a block."""
         q, o = (2 * self.rows * cols for cols in (head_dim, head_dim_v))
         out = 0 if self.o_over_q or self.o_direct else o // self.o_panels
-        kv = 2 * self.kv * (self.stages * head_dim + (self.v_stages or self.stages) * head_dim_v)
-        return SEMAPHORE_BYTES + kv + self.q_stages * q + out
+        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * (head_dim + head_dim_v) + self.q_stages * q + out
 
     def accumulators(self, head_dim_v: int) -> int:
         """Registers of a consumer's thread that hold S, P (16 bits) and O."""
@@ -74,16 +67,14 @@ class AttentionConfig:
                              f"room for {ACCUMULATORS[self.consumers]}")
         if self.bridge and (self.schedule == "single" or self.q_stages == 1):
             raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
-        if self.o_over_q and (self.q_stages != 1 + self.apart or self.o_panels > 1 or head_dim != head_dim_v):
-            raise ValueError(f"{self}: o_over_q needs one Q tile a consumer (apart: two), of O's size, and takes O whole")
+        if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
+            raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
         if self.tile_rows + self.kv > FAR:
             raise ValueError(f"{self}: a task of {self.tile_rows} rows and a tile of {self.kv} keys, more than {FAR}")
         if self.o_direct and (self.o_over_q or self.o_panels > 1):
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):
             raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
-        if self.apart and (self.consumers != 2 or self.cluster != 1 or self.kv != 128 or self.q_stages != 2):
-            raise ValueError(f"{self}: apart is two consumers by themselves, tiles of 128 keys, and 2 of Q")
         if self.cluster > 2 and self.schedule == "dynamic":
             raise ValueError(f"{self}: one block of a cluster tells the other the next task, a third is not told")
         return self
@@ -124,9 +115,13 @@ def _measured(spec, length):
         # three consumers leave the producer of varlen too few registers
         return _D64_SHORT if spec.varlen or spec.left or (spec.causal and length == "short") else _D64
     if dims == (128, 128):
+        if spec.left:
+            return _D128_WINDOW
         if long and spec.longest_first:
             return _D128_LONG_CAUSAL
-        return _D128_LONG_FULL if long and not spec.varlen else _D128
+        if long:
+            return _D128_LONG_VARLEN if spec.varlen else _D128_LONG_FULL
+        return _D128
     return _WIDE.get(dims)
 
 
@@ -137,11 +132,15 @@ def _measured(spec, length):
 # head_dim 128, long, at 16384 keys beside FA4 in runs of three: causal 1.073 without bridge and turns, 1.054 without
 #   turns, 1.038 with both; full 1.031 for the pairs of blocks below, 1.014 with turns, 1.003 for the configuration of
 #   short ones. That long begins at 8192 is a guess between 4096 and 16384.
+#   Packed sequences of 1 to 8192 keys, full: 1.052 for pairs of blocks that fetch tasks. A window: 1.009 to 1.027
+#   without the bridge, where the short tasks come last.
 # head_dim 64: three consumers, a third stage, no bridge; two consumers win where causal tasks are few blocks long.
 _D128 = AttentionConfig()
 _D128_LONG_CAUSAL = AttentionConfig(bridge=False, turns=False)
 _D128_LONG_FULL = AttentionConfig(
     kv=176, schedule="static", cluster=2, bridge=False, q_stages=1, o_panels=2, turns=False)
+_D128_LONG_VARLEN = replace(_D128_LONG_FULL, schedule="dynamic")
+_D128_WINDOW = AttentionConfig(bridge=False)
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
 _D64_SHORT = AttentionConfig()
 

@@ -1,7 +1,7 @@
 """The producer warp of the attention kernel: which task next, and its tiles of Q, K and V."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, const_expr
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.attention.ranges import key_range
@@ -12,7 +12,7 @@ from tkq.attention.tasks import Task
 class Producer:
     def __init__(self, spec, config):
         self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
-        self.fields = field_names(spec, config)
+        self.fields = field_names(spec)
 
     @cute.jit
     def run(self, g, s):
@@ -78,10 +78,6 @@ class Producer:
         tk.load_async(dst[ring.stage], src, (*of, block, 0), sem)
         ring.advance()
 
-    def told(self, t, seen, tile, w):
-        """(what consumer w learns of a task, which tile of 64 rows is its own)"""
-        return {**t._asdict(), "tile": tile, **vars(seen)}, tile * self.config.consumers + w
-
     def acquire_q(self, s, ring, w):
         """Wait until consumer w has done with the Q tile at the ring's position: its index."""
         i = ring.stage * self.config.consumers + w
@@ -93,13 +89,13 @@ class Producer:
         tile = t.tile
         if self.config.cluster > 1:
             tile = tile * self.config.cluster + tk.cluster_rank()
+        known = {**t._asdict(), "tile": tile, **vars(seen)}
         q, of = unclipped(self.spec, g.q, t.batch, t.rows_q)  # rows behind the sequence are not written
         for w in range(self.config.consumers):
             i = self.acquire_q(s, ring, w)
-            known, row_tile = self.told(t, seen, tile, w)
             with cute.arch.elect_one():
                 for f, name in enumerate(self.fields):
                     s.task[f, i] = Int32(known[name])
                 cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
-            tk.load_async(s.q[i], q, (*of, t.head, row_tile, 0), s.q_full[i])
+            tk.load_async(s.q[i], q, (*of, t.head, tile * self.config.consumers + w, 0), s.q_full[i])
         ring.advance()

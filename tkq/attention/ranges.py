@@ -87,11 +87,7 @@ def keys_of_row(e: Extent, row):
 def limits_in_block(e: Extent, row, block):
     """(first, end, most): of key block ``block`` row ``row`` sees the columns from ``first`` to ``end``, exclusive, and
     none from ``most`` on. first and end are one more for each row further; None where there is no limit."""
-    return limits_from(e, row, block * e.block)
-
-
-def limits_from(e: Extent, row, start):
-    """The same of a block that begins at key ``start``."""
+    start = block * e.block
     own = row + e.rows_k - e.rows_q
     first = None if e.left is None else own - e.left - start
     return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start

@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.ranges import limits_from, limits_in_block
+from tkq.attention.ranges import limits_in_block
 from tkq.attention.state import extent
 
 RIGHT, LEFT = 1, 2  # sides of a mask
@@ -36,14 +36,11 @@ class Softmax:
     def limits(self, g, c, i):
         """``limits_in_block`` of the warpgroup's first row and the i-th block of the visit."""
         spec, pack = self.spec, self.spec.pack
-        e = extent(spec, self.config, g, *g.tasks.lengths(c.task))
         block = c.task["blocks"] - 1 - i
-        if self.config.apart:
-            return limits_from(e, c.task["tile"] * 64, c.task["first"] + block * self.config.kv)
         if spec.left:
             block = block + c.task["first"]
         row = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
-        return limits_in_block(e, row, block)
+        return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
 
     @cute.jit
     def mask(self, g, c, i, sides: Constexpr[int]):

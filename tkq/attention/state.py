@@ -26,12 +26,11 @@ class Tiles:
                      tk.st(64, dv // config.o_panels, dtype))
 
 
-def field_names(spec: AttentionSpec, config) -> tuple:
+def field_names(spec: AttentionSpec) -> tuple:
     """What the producer tells of a task. batch, head, tile: where its rows of Q and O are (varlen: batch is where the
-    sequence ends). blocks, masked, first, masked_left: its ``KeyRange``; consumers apart: their ``Visit``, with before,
-    behind and pause. rows_q, rows_k: the sequence's lengths."""
+    sequence ends). blocks, masked, first, masked_left: its ``KeyRange``. rows_q, rows_k: the sequence's lengths."""
     return ("batch", "head", "tile", "blocks", "masked", *["first", "masked_left"] * spec.left,
-            *["before", "behind", "pause"] * config.apart, *["rows_q", "rows_k"] * spec.varlen)
+            *["rows_q", "rows_k"] * spec.varlen)
 
 
 @dataclass(frozen=True)
