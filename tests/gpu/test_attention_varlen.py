@@ -79,7 +79,7 @@ def test_mixed_lengths(dim, dtype, options):
 
 
 def test_pairs_of_blocks_that_fetch_tasks():
-    """Without a mask and with long sequences two blocks share a task: which of them the second learns from the first."""
+    """Without a mask and with long sequences two blocks share a task: the first one tells the second which."""
     long = dict(max_q=8192, max_k=8192)
     for lengths in (MIXED, [(2500, 2500), (1, 3000), (700, 0), (257, 255), (3000, 1)], [(1, 1)], [(40, 90)] * 200):
         compare(*make(lengths, 4, 2, 128), f"{len(lengths)} sequences", **long)

@@ -35,8 +35,8 @@ class AttentionForward:
 
     Consumers take turns to issue their products (``turns``), so that one's softmax runs under another's. The producer
     alone knows the schedule: what a task is travels beside its Q tile, under the same semaphore, and a task of no
-    blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V tile, and where tasks are
-    fetched, the first one's producer tells the other's (``told``).
+    blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V tile; where tasks
+    are fetched, the first one's producer tells the other's (``told``).
 
     ``pack`` query heads of one K/V head share a tile: its row r is query r // pack of head r % pack.
     """
