@@ -80,7 +80,7 @@ def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Opti
     try:
         dtype, shape = out_dtype or a.dtype, shape_of(a, b, activation)
         if len(shape) == 2:
-            out = new.empty(a, shape, (shape[1], 1), dtype)
+            out = new.empty(a.get_device(), shape, (shape[1], 1), dtype)
         else:
             out = torch.empty(shape, dtype=dtype, device=a.device)
         return _product(a, b, out, extra)
