@@ -21,17 +21,18 @@ def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
-def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor of x's shape. index: of x's device."""
-    shape = tuple(x.shape)
-    return empty(index, shape, x.stride() if x.is_contiguous() else _contiguous(shape), dtype)
-
-
-def _contiguous(shape):
+def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
+    """The same, contiguous."""
     strides, step = (), 1
     for n in reversed(shape):
         strides, step = (step, *strides), step * n
-    return strides
+    return empty(index, shape, strides, dtype)
+
+
+def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
+    """The same of x's shape. index: of x's device."""
+    shape = tuple(x.shape)
+    return empty(index, shape, x.stride(), dtype) if x.is_contiguous() else contiguous(index, shape, dtype)
 
 
 def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
