@@ -20,7 +20,7 @@ from tkq.attention.arguments import (
 from tkq.attention.launch import Operands
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
 from tkq.attention.spec import FAR, AttentionSpec
-from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
+from tkq.runtime import Recipe, arch, check, counters, dtypes, function, new, ops
 
 # (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
@@ -68,7 +68,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
     elif way == "record":
-        o, lse = _Recorded.apply(q, k, v, sinks, options, deterministic)
+        return _Recorded.apply(q, k, v, sinks, (options, deterministic, return_lse))
     else:
         o, lse = _traced(q, k, v, sinks, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
@@ -81,11 +81,13 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
-def _recorded(ctx, q, k, v, sinks, options, deterministic):
-    """The eager function: forward, with what the gradients need kept."""
+def _recorded(ctx, q, k, v, sinks, how):
+    """The eager function: forward, with what the gradients need kept. An lse that nobody asked for is no result: each
+    costs autograd a microsecond."""
+    options, deterministic, return_lse = how
     o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
-    return o, lse
+    return autograd.both(ctx, o, lse) if return_lse else o
 
 
 def _check(q, k, v, sinks, options):
@@ -104,12 +106,10 @@ def forward(q, k, v, sinks, options, return_lse):
             return _empty(q, head_dim_v, sinks, return_lse)
         if heads % kv_heads:
             raise ValueError  # _check has the words
-        o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
-            batch, rows, heads, head_dim_v)
-        # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a
-        # device: torch parses this faster than new_empty.
-        lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
-        _launch((q, k, v, o, lse, sinks), (rows, heads, head_dim, keys, kv_heads, head_dim_v), options)
+        index, pitch = q.get_device(), heads * head_dim_v
+        o = new.empty(index, (batch, rows, heads, head_dim_v), (rows * pitch, pitch, head_dim_v, 1), q.dtype)
+        lse = new.empty(index, (batch, heads, rows), (heads * rows, rows, 1), torch.float32) if return_lse else None
+        _launch((q, k, v, o, lse, sinks), (rows, heads, head_dim, keys, kv_heads, head_dim_v), options, index)
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
@@ -136,11 +136,12 @@ def run(operands: Operands, options: Options = PLAIN, config=None):
     """Launch the kernel into operands.o and operands.lse, with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    _launch(operands, (*operands.q.shape[1:], *operands.v.shape[1:]), options, config)
+    _launch(operands, (*operands.q.shape[1:], *operands.v.shape[1:]), options, operands.q.get_device(), config)
 
 
-def _launch(operands, sizes, options, config=None):
-    """operands, options: an Operands, an Options, or such tuples. sizes: of q and v, without the batch's."""
+def _launch(operands, sizes, options, index, config=None):
+    """operands, options: an Operands, an Options, or such tuples. sizes: of q and v, without the batch's. index: of the
+    device."""
     q, _, _, _, lse, sinks = operands
     rows, heads, head_dim, keys, kv_heads, head_dim_v = sizes
     causal, softmax_scale, left, right, softcap = options
@@ -150,7 +151,7 @@ def _launch(operands, sizes, options, config=None):
         causal = True if causal is False and right == 0 else causal
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
-    index, short, long = q.get_device(), keys < SHORT, keys >= LONG
+    short, long = keys < SHORT, keys >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
            pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)

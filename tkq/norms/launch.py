@@ -71,7 +71,7 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     y = out
     try:
         index, dtype = x.get_device(), x.dtype
-        *lines, N = shape = x.shape
+        *lines, N = x.shape
         run = _known[kind, False, index, dtype, N, weight is not None and weight.dtype, bias is not None and bias.dtype]
         flat = len(lines) == 1
         rows = x if flat else _one_stride(x, weight, N)

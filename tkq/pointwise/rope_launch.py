@@ -2,8 +2,6 @@
 import math
 from typing import NamedTuple
 
-import torch
-
 from .. import runtime
 from ..runtime import arch, dtypes, new
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
