@@ -48,13 +48,17 @@ def hopper(monkeypatch):
     """A machine as far as host functions see one; kernels are their recipes."""
     for module in (call, fp8_ops, grouped_ops):
         monkeypatch.setattr(module, "function", lambda recipe: recipe)
-        module.forget()
+        _forget(module)
     monkeypatch.setattr(call.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(call.arch, "processors", lambda device: 132)
     monkeypatch.setattr(call.arch, "model", lambda device: "a GPU, 132 processors")
     yield
     for module in (call, fp8_ops, grouped_ops):
-        module.forget()
+        _forget(module)
+
+
+def _forget(module):
+    (call.forget if module is call else module._launcher.cache_clear)()
 
 
 # ---- what is chosen among --------------------------------------------------------------------------------

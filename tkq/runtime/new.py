@@ -2,6 +2,8 @@
 import torch
 from torch import Tensor
 
+from . import arch
+
 # What the code that torch.compile makes allocates and views with: 1.2 us, where torch.empty takes 2.7 and empty_like
 # 2.0; half of what a view takes (an H100's host).
 _guards = torch._C._dynamo.guards
@@ -17,8 +19,7 @@ def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor
     """
     if _short and index >= 0 and index == _current() and not _filling():
         return _strided(shape, stride, dtype)
-    device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=arch.device(index))
 
 
 def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
