@@ -84,9 +84,13 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
     """The forward, with as little Python as it takes."""
     try:
-        run = _known[kind, packing, gate.get_device(), gate.dtype, gate.dim()]
+        index, dtype = gate.get_device(), gate.dtype
+        *lines, N = gate.shape
+        run = _known[kind, packing, index, dtype, len(lines)]
         if 0 < gate.numel() < MAX_UNITS:
-            out = _empty_result(gate, packing)
+            if packing != "apart":
+                N //= 2
+            out = new.contiguous(index, (*lines, N), dtype)
             run(gate, up, None, out, None)
             return out
     except Exception:  # nothing is known, or it was refused
@@ -219,7 +223,7 @@ def _launcher(x, kind, packing, vector, gradients, config):
         spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients, x.dim())
         run = _launchers[key] = runtime.function(recipe(spec, config))
         if vector == widest_gated(spec.dtype, packing) and gradients is None and config is None:
-            _known[kind, packing, x.get_device(), x.dtype, x.dim()] = run
+            _known[kind, packing, x.get_device(), x.dtype, x.dim() - 1] = run
     return _launchers[key]
 
 

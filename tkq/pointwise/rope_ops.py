@@ -48,7 +48,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
     way = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
-        return _in_place(x, *turn) if inplace else _forward(x, *turn)
+        return _in_place(x, turn) if inplace else _forward(x, turn)
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
             check_leaf(x)
@@ -70,7 +70,7 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
     turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
     way = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
-        return _forward_qk(q, k, *turn)
+        return _forward_qk(q, k, turn)
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
         return _QKFunction.apply(q, k, turn)
     check.refuse_gradient("rope_qk", cos=cos, sin=sin)
@@ -79,7 +79,9 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
 
 
 def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
-    offset, offsets = (0, seqlen_offsets) if isinstance(seqlen_offsets, Tensor) else (seqlen_offsets, None)
+    offset, offsets = seqlen_offsets, None
+    if type(offset) is not int and isinstance(offset, Tensor):  # the first question is the fast one
+        offset, offsets = 0, offset
     if max_seqlen is not None:
         check.tensor("cos", cos)
         if offset + max_seqlen > cos.shape[-2]:
@@ -93,7 +95,7 @@ def _empty(x):
     return new.like(x, x.get_device(), x.dtype)
 
 
-def _forward(x, *turn):
+def _forward(x, turn):
     if not x.is_cuda:
         check_call((x,), Turn(*turn))
         return reference.rope(x, *turn)
@@ -105,7 +107,7 @@ def _forward(x, *turn):
     return out
 
 
-def _forward_qk(q, k, *turn):
+def _forward_qk(q, k, turn):
     if not q.is_cuda:
         check_call((q, k), Turn(*turn))
         return reference.rope(q, *turn), reference.rope(k, *turn)
@@ -116,7 +118,7 @@ def _forward_qk(q, k, *turn):
     return out
 
 
-def _in_place(x, *turn):
+def _in_place(x, turn):
     if not x.is_cuda:
         check_call((x,), Turn(*turn))
         return x.copy_(reference.rope(x, *turn))
@@ -152,7 +154,7 @@ def _contiguous(dy):
 
 def _turned(dy, turn):
     dy = _contiguous(dy)
-    return _forward(dy, *turn) if ops.direct(dy, *turn[:2], *turn[3:6]) else _op(dy, *turn)
+    return _forward(dy, turn) if ops.direct(dy, *turn[:2], *turn[3:6]) else _op(dy, *turn)
 
 
 def _gradient(ctx, dy):
@@ -164,7 +166,7 @@ def _gradients(ctx, dq, dk):
     if need_q and need_k:
         dq, dk = _contiguous(dq), _contiguous(dk)
         direct = ops.direct(dq, dk, *turn[:2], *turn[3:6])
-        return _forward_qk(dq, dk, *turn) if direct else _qk_op(dq, dk, *turn)
+        return _forward_qk(dq, dk, turn) if direct else _qk_op(dq, dk, *turn)
     return [_turned(dy, turn) if needed else None for dy, needed in ((dq, need_q), (dk, need_k))]
 
 
@@ -173,18 +175,18 @@ def _gradients(ctx, dq, dk):
 
 def _record(ctx, x, turn):
     _remember(ctx, turn)
-    return _forward(x, *turn)
+    return _forward(x, turn)
 
 
 def _record_in_place(ctx, x, turn):
     ctx.mark_dirty(x)
     _remember(ctx, turn)
-    return _in_place(x, *turn)
+    return _in_place(x, turn)
 
 
 def _record_qk(ctx, q, k, turn):
     _remember(ctx, turn)
-    return _forward_qk(q, k, *turn)
+    return _forward_qk(q, k, turn)
 
 
 def _recorded_backward(ctx, dy):
@@ -213,13 +215,13 @@ def _backward_qk(ctx, dq, dk):
 def _op_forward(x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                 position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                 inverse: bool) -> Tensor:
-    return _forward(x, cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse)
+    return _forward(x, (cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse))
 
 
 def _op_forward_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                    position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                    inverse: bool) -> tuple[Tensor, Tensor]:
-    return _forward_qk(q, k, cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse)
+    return _forward_qk(q, k, (cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse))
 
 
 def _fake(x, *turn):

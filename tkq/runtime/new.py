@@ -24,6 +24,8 @@ def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor
 
 def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
     """The same, contiguous."""
+    if len(shape) == 2:
+        return empty(index, shape, (shape[1], 1), dtype)
     strides, step = (), 1
     for n in reversed(shape):
         strides, step = (step, *strides), step * n
