@@ -24,9 +24,9 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
     try:
-        index = logits.get_device()
-        *lines, N = logits.shape
-        x, t, M = (logits, target, lines[0]) if len(lines) == 1 else _joined(logits, target, N)
+        index, shape = logits.get_device(), logits.shape
+        N = shape[-1]
+        x, t, M = (logits, target, shape[0]) if len(shape) == 2 else _joined(logits, target, N)
         one = not each and once(M, N, reduction)
         run = _known[index, "forward", logits.dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
                      smoothing != 0, softcap != 0, keep or not (each or one), one]

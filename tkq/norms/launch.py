@@ -70,12 +70,12 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
     y = out
     try:
-        index, dtype = x.get_device(), x.dtype
-        *lines, N = x.shape
+        index, dtype, shape = x.get_device(), x.dtype, x.shape
+        N = shape[-1]
         run = _known[kind, False, index, dtype, N, weight is not None and weight.dtype, bias is not None and bias.dtype]
-        flat = len(lines) == 1
+        flat = len(shape) == 2
         rows = x if flat else _one_stride(x, weight, N)
-        M = lines[0] if flat else rows.shape[0]
+        M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
             if y is None:
                 y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
@@ -90,12 +90,12 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
 def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
     """(y, rstd, mean), as `norm` would return them."""
     try:
-        index, dtype = x.get_device(), x.dtype
-        *lines, N = x.shape
+        index, dtype, shape = x.get_device(), x.dtype, x.shape
+        N = shape[-1]
         run = _known[kind, True, index, dtype, N, weight is not None and weight.dtype, bias is not None and bias.dtype]
-        flat = len(lines) == 1
+        flat = len(shape) == 2
         rows = x if flat else _one_stride(x, weight, N)
-        M = lines[0] if flat else rows.shape[0]
+        M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:
             y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
             rstd = new.empty(index, (M,), (1,), torch.float32)

@@ -84,13 +84,10 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
     """The forward, with as little Python as it takes."""
     try:
-        index, dtype = gate.get_device(), gate.dtype
-        *lines, N = gate.shape
-        run = _known[kind, packing, index, dtype, len(lines)]
+        index, dtype, shape = gate.get_device(), gate.dtype, tuple(gate.shape)
+        run = _known[kind, packing, index, dtype, len(shape)]
         if 0 < gate.numel() < MAX_UNITS:
-            if packing != "apart":
-                N //= 2
-            out = new.contiguous(index, (*lines, N), dtype)
+            out = new.contiguous(index, shape if packing == "apart" else (*shape[:-1], shape[-1] // 2), dtype)
             run(gate, up, None, out, None)
             return out
     except Exception:  # nothing is known, or it was refused
@@ -223,7 +220,7 @@ def _launcher(x, kind, packing, vector, gradients, config):
         spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients, x.dim())
         run = _launchers[key] = runtime.function(recipe(spec, config))
         if vector == widest_gated(spec.dtype, packing) and gradients is None and config is None:
-            _known[kind, packing, x.get_device(), x.dtype, x.dim() - 1] = run
+            _known[kind, packing, x.get_device(), x.dtype, x.dim()] = run
     return _launchers[key]
 
 

@@ -80,12 +80,12 @@ def _along(x, dim, scale, log):
 def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
     """Run the kernel, with as little Python as it takes."""
     try:
-        index, dtype = x.get_device(), x.dtype
-        *lines, N = x.shape
+        index, dtype, shape = x.get_device(), x.dtype, x.shape
+        N, flat = shape[-1], len(shape) == 2
         run = _known[log, False, index, dtype, N]
-        M = lines[0] if len(lines) == 1 else x.numel() // N
+        M = shape[0] if flat else x.numel() // N
         if 0 < M <= _MAX_ROWS and x.is_contiguous():
-            if len(lines) == 1:
+            if flat:
                 y = new.empty(index, (M, N), (N, 1), dtype)
                 run(x, y, scale)
             else:
