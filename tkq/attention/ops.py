@@ -24,6 +24,8 @@ from tkq.runtime import Recipe, arch, check, counters, dtypes, function, new, op
 
 # (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
+# What the kernel cannot see, and what is made for it -> (kernel, its numbers, what o and lse are made from)
+_known = ops.Known()
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
@@ -99,6 +101,14 @@ def _check(q, k, v, sinks, options):
 def forward(q, k, v, sinks, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
+        index = q.get_device()
+        key = index, q.dtype, q.shape, v.shape, sinks is None or sinks.dtype, options, return_lse
+        known = _known.get(key)
+        if known is not None:
+            kernel, numbers, of_o, of_lse = known
+            o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+            kernel((q, k, v, o, lse, sinks), None, counters.counter(index), numbers)
+            return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape
         if not (batch and rows and heads and keys):
@@ -106,10 +116,13 @@ def forward(q, k, v, sinks, options, return_lse):
             return _empty(q, head_dim_v, sinks, return_lse)
         if heads % kv_heads:
             raise ValueError  # _check has the words
-        index, pitch = q.get_device(), heads * head_dim_v
-        o = new.empty(index, (batch, rows, heads, head_dim_v), (rows * pitch, pitch, head_dim_v, 1), q.dtype)
-        lse = new.empty(index, (batch, heads, rows), (heads * rows, rows, 1), torch.float32) if return_lse else None
-        _launch((q, k, v, o, lse, sinks), (rows, heads, head_dim, keys, kv_heads, head_dim_v), options, index)
+        pitch = heads * head_dim_v
+        of_o = (batch, rows, heads, head_dim_v), (rows * pitch, pitch, head_dim_v, 1), q.dtype
+        of_lse = (batch, heads, rows), (heads * rows, rows, 1), torch.float32
+        o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+        sizes = rows, heads, head_dim, keys, kv_heads, head_dim_v
+        kernel, numbers = _launch((q, k, v, o, lse, sinks), sizes, options, index)
+        _known.add(key, (kernel, numbers, of_o, of_lse))
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
@@ -164,7 +177,9 @@ def _launch(operands, sizes, options, index, config=None):
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
-    kernel(operands, None, counters.counter(index), (scale, softcap, left, right, processors))  # a Numbers
+    numbers = scale, softcap, left, right, processors  # a Numbers
+    kernel(operands, None, counters.counter(index), numbers)
+    return kernel, numbers
 
 
 def launcher_of(device, spec, length, config=None):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import arch, check, dtypes, function, new
+from ..runtime.ops import Known
 from . import tuned
 from .epilogue import GATED, Epilogue, is_located, name_of
 from .epilogue import PLAIN as PLAIN_EPILOGUE
@@ -16,8 +17,7 @@ OUT = (torch.bfloat16, torch.float16, torch.float32)
 
 # What a call without an out looks like -> its kernel and blocks, the result's shape, strides and dtype: in front of all
 # that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
-_known: dict = {}
-_MOST = 4096
+_known = Known()
 
 
 class Extra(NamedTuple):
@@ -75,9 +75,7 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
     kernel, planned = _launcher(kind, config)
     kernel(x, y, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
     if key is not None and x is a and y is b:
-        if len(_known) >= _MOST:
-            _known.clear()
-        _known[key] = kernel, planned, tuple(out.shape), out.stride(), out.dtype
+        _known.add(key, (kernel, planned, tuple(out.shape), out.stride(), out.dtype))
 
 
 def kind_of(a, b, out, accumulate, room, extra):

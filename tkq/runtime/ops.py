@@ -10,6 +10,18 @@ _PLAIN = frozenset((Tensor, Parameter))
 _PLAIN_OR_NONE = _PLAIN | {type(None)}
 
 
+class Known(dict):
+    """What calls look like, sizes too -> what they take. A look at tensors that came before is all that a call then
+    needs. It forgets all when it is full: sizes that change all the time must not fill the memory."""
+
+    MOST = 4096
+
+    def add(self, key, value) -> None:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[key] = value
+
+
 def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None):
     """Register ``tkq::name`` and return the op to call.
 
