@@ -35,7 +35,7 @@ def launches(monkeypatch):
         if name.startswith("tkq"):
             if getattr(module, "function", None) is real:
                 monkeypatch.setattr(module, "function", function)
-            for table in ("_known", "_launchers"):
+            for table in ("_known", "_seen", "_launchers"):
                 if isinstance(getattr(module, table, None), dict):
                     monkeypatch.setattr(module, table, type(getattr(module, table))())
     _forget()

@@ -45,6 +45,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(launch.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(launch, "_known", {})
     monkeypatch.setattr(launch, "_launchers", {})
+    monkeypatch.setattr(launch, "_seen", launch.ops.Known())
     return made
 
 
