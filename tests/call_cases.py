@@ -7,7 +7,7 @@ BF16, F8, INT = torch.bfloat16, torch.float8_e4m3fn, torch.int32
 
 
 def inputs(device):
-    """Tensors by name. Whole numbers of some signs: products and sums of them are exact."""
+    """Tensors by name."""
     generator = torch.Generator().manual_seed(1)
 
     def t(*shape, dtype=BF16):

@@ -9,9 +9,9 @@ from tests import call_cases
 NAMES = (
     "rmsnorm", "rmsnorm of three dimensions", "rmsnorm with a residual", "rmsnorm of heads", "layernorm",
     "rmsnorm_quant", "softmax", "cross_entropy, mean", "cross_entropy of three dimensions", "swiglu",
-    "geglu of one tensor", "rope", "rope in place", "rope_qk", "flash_attn", "flash_attn with options", "flash_attn_varlen",
-    "gemm", "gemm with an epilogue", "gemm with c", "gemm of a batch", "fp8_gemm by rows", "grouped_gemm", "quantize_fp8",
-    "quantize_fp8 with the transpose")
+    "geglu of one tensor", "rope", "rope in place", "rope_qk", "flash_attn", "flash_attn with options",
+    "flash_attn_varlen", "gemm", "gemm with an epilogue", "gemm with c", "gemm of a batch", "fp8_gemm by rows",
+    "grouped_gemm", "quantize_fp8", "quantize_fp8 with the transpose")
 
 
 @pytest.fixture(scope="module")
