@@ -103,12 +103,12 @@ class HeadsBackward(RowAccess):
         return Place(row, (Int32(position), Int32(head)))
 
     def _loaded(self, g, place, count, mine):
-        """dy, x, what is added to dx, rstd and mean; zeros for a row past the end."""
+        """dy, x, what is added to dx, rstd and mean. Past the end zeros, but the last row's numbers."""
         there = place.row < count
+        numbers = [None if m is None else m[cutlass.min(place.row, count - 1)] for m in (g.rstd, g.mean)]
         mine = mine._replace(inside=tuple(both(inside, there) for inside in mine.inside))
         streams = [None if m is None else self._load(m, place, mine) for m in (g.dy, g.x, g.dresidual_out)]
-        row = cutlass.min(place.row, count - 1)  # whose numbers may be NaN, which times 0 is NaN
-        return *streams, *(None if m is None else cutlass.select_(there, m[row], Float32(0)) for m in (g.rstd, g.mean))
+        return *streams, *numbers
 
     def _row(self, g, place, count, held, w, dw, db, buffers, mine):
         dy, x, added, rstd, mean = held
@@ -117,7 +117,7 @@ class HeadsBackward(RowAccess):
         for j in range(t.blocks):
             dy_j, x_j = _floats(dy, j), _centred(x, j, mean)
             if dw is not None:
-                _add(dw, j, dy_j * x_j * rstd)
+                _add_if(dw, j, dy_j * x_j * rstd, place.row < count)  # past the end it may be 0 * NaN
             if db is not None:
                 _add(db, j, dy_j)
             gradient = dy_j * w[j]
@@ -207,6 +207,12 @@ def _centred(x, j, mean):
 
 def _add(sums, j, value):
     sums[None, j].store(sums[None, j].load() + value)
+
+
+@cute.jit
+def _add_if(sums: cute.Tensor, j: cutlass.Constexpr[int], value, wanted):
+    if wanted:
+        _add(sums, j, value)
 
 
 def build(spec, config):
