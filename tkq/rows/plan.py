@@ -79,6 +79,7 @@ class RowPlan:
         128 has 64, where of 132 eight would have 63 and the others wait with 62.
     evict_first: loads leave L2 first. streaming: so do stores.
     resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
+    many: tiles for each cluster from which on there are more than a multiprocessor needs to have one.
     """
 
     N: int
@@ -98,6 +99,7 @@ class RowPlan:
     resident: int = 1
     trigger: bool = False
     balanced: bool = False
+    many: int = MANY_TILES
 
     @property
     def direct(self) -> bool:
@@ -178,7 +180,7 @@ class RowPlan:
         """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
         own row of column sums, only where they have many."""
         tiles = -(-rows // self.groups)
-        if tiles < MANY_TILES * most:
+        if tiles < self.many * most:
             most = max(1, min(most, most * self.cluster // self.resident))
         return _balanced(tiles, most) if self.balanced else min(most, tiles)
 

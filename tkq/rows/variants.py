@@ -30,10 +30,10 @@ _COMBINED = {
 
 def variants(shape: RowShape) -> dict:
     """Plans worth timing beside the planned one, by name."""
-    flags = (dict(trigger=True), dict(balanced=True), dict(balanced=True, trigger=True), dict(early=False),
-             dict(evict_first=True), dict(streaming=True), dict(pdl=False), dict(finish="tail"),
-             dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4), dict(warps=16),
-             dict(vectors="packed"), dict(vectors="late"))
+    flags = (dict(trigger=True), dict(balanced=True), dict(balanced=True, trigger=True), dict(many=12),
+             dict(many=12, trigger=True), dict(early=False), dict(evict_first=True), dict(streaming=True),
+             dict(pdl=False), dict(finish="tail"), dict(cooperative=False), dict(stages=3), dict(stages=4),
+             dict(warps=4), dict(warps=16), dict(vectors="packed"), dict(vectors="late"))
     geometries = [dict(cluster=c, per_thread=n) for c in (1, 2, 4, 8, 16) for n in (16, 32, 64)]
     named = {" ".join(f"{key}={value}" for key, value in choices.items()): choices
              for choices in (*flags, *geometries)}
