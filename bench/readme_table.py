@@ -1,7 +1,7 @@
-"""The README's speed section, made from measured results and nothing else.
+"""The README's speed section and docs/speed_of_reductions.md, made from measured results and nothing else.
 
-python -m bench.readme_table            print it
-python -m bench.readme_table --write    put it between the markers in README.md
+python -m bench.readme_table            print the section
+python -m bench.readme_table --write    put it between the markers in README.md, and write the page
 """
 
 from __future__ import annotations
@@ -13,10 +13,22 @@ from pathlib import Path
 from bench.results import Case, Cost, Report
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
+H100 = ROOT / "bench" / "results" / "h100"
+RESULTS = (H100 / "foundation.json",)
+REDUCTIONS = tuple(H100 / f"{name}.json" for name in (
+    "norms", "norm_backward", "softmax", "cross_entropy", "linear_cross_entropy", "pointwise"))
+PAGE = ROOT / "docs" / "speed_of_reductions.md"
+PAGE_HEAD = """# Speed of the reductions
+
+Made by `python -m bench.readme_table --write` from `bench/results/h100`; what was tried is in
+[attempts.md](attempts.md).
+
+GB/s count the bytes that an operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a
+residual), one in a cross entropy's, three in a norm's or softmax's backward, two in a cross entropy's. The last column
+is the ratio to an elementwise kernel that moves as many and computes nothing."""
 README = ROOT / "README.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
-ROOFS = ("copy",)  # timed beside the peers to show what memory allows; not a rival
+ROOFS = ("copy", "add", "copy + add", "tkq apart")  # show what memory allows, or fusing brings; not rivals
 
 
 def section(*results: Path) -> str:
@@ -25,7 +37,16 @@ def section(*results: Path) -> str:
     return "\n\n".join(found) or "Not measured yet."
 
 
-def _run(report: Report) -> str:
+def page(*results: Path) -> str:
+    """All the reductions' tables, of the results that there are."""
+    lines = [PAGE_HEAD]
+    for path in results or REDUCTIONS:
+        if path.exists():
+            lines += ["", f"## {path.stem}", "", _run(Report.from_json(path.read_text()), roofs=True)]
+    return "\n".join(lines) + "\n"
+
+
+def _run(report: Report, roofs: bool = False) -> str:
     e = report.environment
     versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
     head = (
@@ -35,8 +56,11 @@ def _run(report: Report) -> str:
     )
     parts = [
         f"{head} {_timed_beside(report.cases)}",
-        _table(("operation (bf16)", "shape", "tkq", "fastest peer", "ratio"), map(_case_row, report.cases)),
+        _table(("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of the roof",) if roofs else ())),
+               [_case_row(case) + (_of_roof(case) if roofs else ()) for case in report.cases]),
     ]
+    if not report.cases:
+        parts = [head]
     if report.costs:
         parts.append(_table(("cost", "median"), map(_cost_row, report.costs)))
     if report.problems:
@@ -73,6 +97,12 @@ def _case_row(case: Case) -> tuple[str, ...]:
     return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.3f}"
 
 
+def _of_roof(case: Case) -> tuple[str]:
+    """One cell: of what only moves the bytes, where that was timed."""
+    found = [f"{name} {ratio:.3f}" for name, ratio in case.ratios().items() if name in ROOFS[:3]]
+    return (", ".join(found),)
+
+
 def _cost_row(cost: Cost) -> tuple[str, ...]:
     value = f"{cost.median_us / 1000:.1f} ms" if cost.median_us >= 1000 else f"{cost.median_us:.1f} us"
     return cost.name, f"{value} ({cost.note})" if cost.note else value
@@ -92,6 +122,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="rewrite README.md")
     if parser.parse_args(argv).write:
         README.write_text(replace_section(README.read_text(), section()))
+        if any(path.exists() for path in REDUCTIONS):
+            PAGE.write_text(page())
     else:
         print(section())
     return 0

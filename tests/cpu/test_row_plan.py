@@ -46,20 +46,6 @@ def test_each_row_once():
     check()
 
 
-@pytest.mark.parametrize("N", [1024, 4096, 65536])
-def test_a_balanced_plan_leaves_fewer_units_without_a_last_tile(N):
-    @given(st.integers(1, 300000), st.integers(24, 264))
-    def check(rows_, most):
-        p = plan(RowShape(N, (16, 16), columns=1), balanced=True)
-        tiles, units = -(-rows_ // p.groups), p.units(rows_, most)
-        others = replace(p, balanced=False).units(rows_, most)
-        assert others - others // 24 <= units <= others
-        assert -tiles % units <= -tiles % others
-        assert sum(len(p.rows_of(unit, units, rows_)) for unit in range(units)) == rows_
-
-    check()
-
-
 def columns_covered(p: RowPlan):
     """How often the threads of all blocks hold each column, out of those below N."""
     count = [0] * p.N

@@ -4,7 +4,6 @@ Two loads of 16 bits take a table measured on an H100 (`_TWO_LOADS`); all else t
 thread in 8 warps, and a cluster where a row is wider than that.
 """
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Optional
 
 from ..reduction_plan import MAX_CLUSTER, SMEM_BYTES
@@ -72,11 +71,8 @@ class RowPlan:
         kernel, its launch under this one's end).
     cooperative: ask the driver that all blocks be resident at once. False is for measuring what that costs: two such
         grids side by side could then wait for each other for ever.
-    pdl: launch under the end of the kernel before, and wait for that kernel here.
-    trigger: let the next kernel start under the end of this one, if that is launched so: its blocks then come as this
-        one's go, and wait for the last of them.
-    balanced: a few clusters fewer than could run, where that deals out the tiles more evenly: of 8192 tiles each of
-        128 has 64, where of 132 eight would have 63 and the others wait with 62.
+    pdl: launch under the end of the kernel before, wait for that kernel here, and let the next one do the same: its
+        blocks then come as this one's go.
     evict_first: loads leave L2 first. streaming: so do stores.
     resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
     many: tiles for each cluster from which on there are more than a multiprocessor needs to have one.
@@ -97,8 +93,6 @@ class RowPlan:
     evict_first: bool = False
     streaming: bool = False
     resident: int = 1
-    trigger: bool = False
-    balanced: bool = False
     many: int = MANY_TILES
 
     @property
@@ -182,7 +176,7 @@ class RowPlan:
         tiles = -(-rows // self.groups)
         if tiles < self.many * most:
             most = max(1, min(most, most * self.cluster // self.resident))
-        return _balanced(tiles, most) if self.balanced else min(most, tiles)
+        return min(most, tiles)
 
     def rows_of(self, unit: int, units: int, rows: int) -> list:
         """The rows that a unit works on, tile by tile: what the kernel's `Share` says, for the tests."""
@@ -199,14 +193,6 @@ class RowPlan:
     def slab_loads(self) -> int:
         """Rows of column sums that a thread reads for a slab, all at once: for the nominal number of blocks."""
         return min(16, -(-(NOMINAL_BLOCKS * self.resident // self.cluster) // (self.threads // self.slab)))
-
-
-@lru_cache(maxsize=4096)
-def _balanced(tiles: int, most: int) -> int:
-    """Up to 1/24 fewer clusters than `most`: as many as leave the fewest of them without a tile in the last round."""
-    if tiles <= most:
-        return tiles
-    return min(range(most, most - most // 24 - 1, -1), key=lambda units: -tiles % units)
 
 
 def padded_sums(sums: int) -> int:
