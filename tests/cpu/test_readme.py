@@ -140,6 +140,20 @@ def test_the_section_says_what_was_not_timed(tmp_path):
     assert text.endswith("Did not run: gemm 4096^3 a @ b.")
 
 
+def test_the_page_of_reductions_is_what_the_results_say():
+    if readme_table.PAGE.exists():
+        assert readme_table.PAGE.read_text() == readme_table.page()
+
+
+def test_the_page_has_a_table_for_each_file_and_the_roofs(tmp_path):
+    path = tmp_path / "norms.json"
+    report().save(path)
+    text = readme_table.page(path, tmp_path / "absent.json")
+    assert text.startswith("# Speed of the reductions") and "## norms" in text and "absent" not in text
+    assert "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 | copy 0.500 |" in text
+    assert "| `gemm` | M1 N2 | 1500 GB/s | none timed |  |  |" in text
+
+
 def test_replacing_the_section_leaves_the_rest():
     text = f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter"
     assert readme_table.replace_section(text, "new") == f"before\n{readme_table.BEGIN}\nnew\n{readme_table.END}\nafter"
