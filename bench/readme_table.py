@@ -18,7 +18,8 @@ RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
-ROOFS = ("copy", "add", "copy + add")  # timed beside the peers to show what memory allows; not a rival
+# timed beside the peers to show what memory allows, or what fusing brings; no rivals
+ROOFS = ("copy", "add", "copy + add", "tkq apart")
 
 
 def section(*results: Path) -> str:
@@ -32,7 +33,9 @@ def page(folder: Path = RESULTS[0].parent) -> str:
     head = """# Speed
 
 Made by `python -m bench.readme_table --write` from `bench/results/h100`; the foundation is in the README. A roof is
-what only moves the bytes: `copy` one read and one write, `add` two reads and one write."""
+what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the bytes that an
+operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual), one in a cross
+entropy's, three in a norm's or softmax's backward, two in a cross entropy's."""
     others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
     runs = (f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path)}" for path in others)
     return "\n\n".join((head, *runs)) + "\n"
