@@ -123,6 +123,8 @@ def arguments(argv=None):
     p.add_argument("--kinds", default="tensor,row,block")
     p.add_argument("--sizes", help=f"MxNxK, or one number for all three; {SIZES} or, with --small, {EMPTY}")
     p.add_argument("--small", action="store_true", help="the variants for M up to 64")
+    p.add_argument("--zeros", action="store_true", help="operands of zeros, which cost the tensor cores little power: "
+                   "what takes time then is not energy")
     p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME all": a block on each '
                    "processor")
     add_turns(p)
@@ -171,6 +173,9 @@ def measure(turns, kind, shape, args) -> None:
     with torch.no_grad():
         count = timing.input_sets(k * (m + n), turns.gpu.l2_bytes(), turns.gpu.free_bytes())
         sets = [fp8_peers.operands(m, n, k, kind, i) for i in range(min(count, 8))]
+        if args.zeros:
+            for a, b, *_ in sets:
+                a.view(torch.uint8).zero_(), b.t().view(torch.uint8).zero_()
         mixed = [fp8_peers.both_orders(kind, given) for given in sets]
         calls = {"torch": (fp8_peers.torch_mm(kind), [(x[0], x[1], *x[4:]) for x in mixed])}
         calls |= {name: (call(kind, args.small, name), sets) for name in chosen(args, kind)}
@@ -180,7 +185,7 @@ def measure(turns, kind, shape, args) -> None:
             if not wanted:  # the first that works is right
                 wanted.append(got.float())
             want = activate(wanted[0], parts(name)[1])
-            return (got.float() - want).abs().max().item() / want.abs().max().item()
+            return (got.float() - want).abs().max().item() / max(want.abs().max().item(), 1e-30)
 
         turns.case({"kind": kind, "shape": shape}, calls, error, lambda ms: (
             f"{2e-9 * m * n * k / ms:6.0f} TFLOP/s {1e-6 * (k * (m + n) + 2 * m * n) / ms:5.0f} GB/s"))

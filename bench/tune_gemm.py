@@ -43,8 +43,8 @@ VARIANTS = {  # "NAME all" has a block on each processor, instead of the even nu
     "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
 # few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
-VARIANTS |= {f"narrow {rows} x{split}{deep}": (rows, split, deep)
-             for rows in (64, 128) for split in (1, 2, 4, 8) for deep in ("", " deep")}
+VARIANTS |= {f"narrow {rows} x{split}{deep}{pdl}": (rows, split, deep, bool(pdl)) for rows in (64, 128)
+             for split in (1, 2, 4, 8) for deep in ("", " deep") for pdl in ("", " pdl")}
 DEFAULT = "cluster,cluster all,cluster no hold,cluster group 4,cluster group 16,alone,alone all,alone no hold"
 SIZES = ("4096", "8192", "16384x4096x4096", "2048")
 LAYOUTS = {"rows": "n", "cols": "k"}  # b as it is, and as the transpose of a row-major matrix
@@ -103,7 +103,7 @@ def measure(turns, names, shape, layout) -> None:
 
         calls = {"torch": torch.matmul} | {name: call(name, shape) for name in names if suits(name, shape)}
         turns.case({"shape": shape, "layout": layout}, {name: (f, sets) for name, f in calls.items()}, error,
-                   lambda ms: f"{2e-9 * m * n * k / ms:6.1f} TFLOP/s")
+                   lambda ms: f"{2e-9 * m * n * k / ms:6.1f} TFLOP/s {2e-6 * (m * k + k * n + m * n) / ms:5.0f} GB/s")
 
 
 def inputs(shape, layout, gpu) -> list:
@@ -133,8 +133,8 @@ def config(name: str, shape) -> Config | NarrowConfig:
     found = VARIANTS[parts(name)[0]]
     if isinstance(found, Config):
         return found
-    rows, split, deep = found
-    few = NarrowConfig(next(m for m in narrow_plan.WIDTHS if m >= shape[0]), rows, split)
+    rows, split, deep, pdl = found
+    few = NarrowConfig(next(m for m in narrow_plan.WIDTHS if m >= shape[0]), rows, split, pdl=pdl)
     few = narrow_plan.fitted(few, GemmSpec())
     if not deep:
         return few

@@ -27,10 +27,10 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
 
     Args:
         a: (M, K), bfloat16 or float16; or (B, M, K), a product for each of B.
-        b: (K, N) or (B, K, N), as a. M and N may be anything, also 0; K is a multiple of 8 (0 gives zeros), or anything
-            where it is contiguous in neither a nor b. Either may be row- or column-major, so ``x.t()`` costs nothing;
-            ``expand`` shares one matrix among a batch. Fast are operands whose base and other strides are multiples of
-            16 bytes, with N such that a row of the result is one too; others are correct.
+        b: (K, N) or (B, K, N), as a. M and N may be anything, also 0; K is a multiple of 8 (0 gives zeros). Either
+            may be row- or column-major, so ``x.t()`` costs nothing; ``expand`` shares one matrix among a batch. Fast
+            are operands whose base and other strides are multiples of 16 bytes, with N such that a row of the result is
+            one too; others are correct.
         bias: (N,), bfloat16, float16 or float32: a value for each column of b.
         activation: "relu", "silu", "gelu" (by erf), "gelu_tanh"; or gated, act(gate) * up, N / 2 columns: "swiglu"
             (silu), "geglu", "geglu_tanh", of the columns (gate | up), and "swiglu_interleaved" and so on of (gate 0,
@@ -60,7 +60,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     if out is not None:
         return _into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
     if way == "direct":
-        return (_cuda if a.is_cuda else _cpu)(a, b, bias, name, c, alpha, beta, out_dtype)
+        return (_launch if a.is_cuda else _on_cpu)(a, b, bias, name, c, alpha, beta, out_dtype, False)
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
     if name and _needs_gradient(a, b, bias, c):
@@ -75,6 +75,11 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
+    return _launch(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+
+
+def _launch(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
+    """any_k: as of ``check_call``; for a call of ours, not a user's."""
     plain = bias is None and c is None and not activation and alpha == 1.0 and beta == 0.0
     extra = PLAIN if plain else Extra(bias, activation, c, alpha, beta)
     try:
@@ -83,18 +88,19 @@ def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Opti
             out = new.empty(a, shape, (shape[1], 1), dtype)
         else:
             out = torch.empty(shape, dtype=dtype, device=a.device)
-        return _product(a, b, out, extra)
+        return _product(a, b, out, extra, any_k)
     except Exception:
         # The compiled function checks every dtype, shape, stride, address and device before it launches; the words for
         # a user are found only when something is wrong.
-        check_call(a, b, out_dtype, extra)
+        check_call(a, b, out_dtype, extra, any_k=any_k)
         raise
 
 
-def _product(a, b, out, extra):
+def _product(a, b, out, extra, any_k):
     k = a.shape[-1]
     if k % 8 or not k or not out.numel() or (extra.c is None) != (extra.beta == 0.0):
-        check_call(a, b, out.dtype, extra)  # what the compiled function does not know, or where nothing is launched
+        # what the compiled function does not know, or where nothing is launched
+        check_call(a, b, out.dtype, extra, any_k=any_k)
         if not (k and out.numel()):
             return out.copy_(_reference(a, b, extra, out.dtype)) if out.numel() else out
     run(a, b, out, extra=extra)
@@ -111,7 +117,7 @@ def _into(out, a, b, out_dtype, extra, way):
     if way == "direct":
         check_apart(out, a, b, extra)
         if out.is_cuda:
-            return _product(a, b, out, extra)
+            return _product(a, b, out, extra, False)
     bias, name, c, alpha, beta = extra
     made = gemm(a, b, bias=bias, activation=name or None, c=c, alpha=alpha, beta=beta, out_dtype=out.dtype)
     return out.copy_(made)
@@ -119,8 +125,12 @@ def _into(out, a, b, out_dtype, extra, way):
 
 def _cpu(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
          out_dtype: Optional[torch.dtype]) -> Tensor:
+    return _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+
+
+def _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
     extra = Extra(bias, activation, c, alpha, beta)
-    check_call(a, b, out_dtype, extra)
+    check_call(a, b, out_dtype, extra, any_k=any_k)
     return _reference(a, b, extra, out_dtype)
 
 
@@ -153,10 +163,12 @@ def _backward(ctx, dy):
 
 
 def _multiply(x, y, alpha):
-    """alpha * x @ y for any inner size."""
+    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows; differentiable as gemm."""
     if not inner_fits(x, y):
         x, y = backward.padded(x, y)
-    return gemm(x, y, alpha=alpha)
+    check.refuse_tangent("gemm", a=x, b=y)
+    call = {"direct": _forward, "record": _Function.apply}.get(ops.route(x, y), _op)
+    return call(x, y, None, "", None, alpha, 0.0, None)
 
 
 _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
