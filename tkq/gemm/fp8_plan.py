@@ -28,7 +28,8 @@ class Fp8Config:
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
     if it is 2 and there is an activation, a half of one.
     Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; hold: A goes
-    through registers, once for all parts; ahead: a part starts before the last one is promoted.
+    through registers, once for all parts; ahead: a part starts before the last one is promoted; turns: the consumers
+    start their products in turn, the next one when so many of a step's 128 of K are left, or, if 128, at once.
     """
 
     m: int = 128
@@ -47,6 +48,7 @@ class Fp8Config:
     split: int = 1
     hold: bool = False
     ahead: bool = False
+    turns: int = 0
 
     @property
     def name(self) -> str:
@@ -54,6 +56,7 @@ class Fp8Config:
         words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
         words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
         words += [f"split{self.split}"] * (self.split > 1) + ["hold"] * self.hold + ["ahead"] * self.ahead
+        words += [f"turns{self.turns}"] * (self.turns > 0)
         return "_".join(words)
 
     @property
@@ -108,6 +111,8 @@ class Fp8Config:
             "split": self.split == 1 or spec.promote,
             "hold": not self.hold or (spec.promote and self.waves == 1),
             "ahead": not self.ahead or (spec.promote and (self.waves == 1 or not self.hold)),
+            "turns": not self.turns or (self.turns in (32, 64, 96, 128) and spec.promote and self.consumers == 2
+                                        and not self.ahead),
         }
         for name, kept in rules.items():
             if not kept:
