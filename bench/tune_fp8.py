@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from bench.tuning import Turns, add_turns, has_gpu, precompile, size
+from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
-FAST = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
+FAST = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "128x256": Fp8Config(),
     "lag 0": Fp8Config(lag=0),
     "lead 1": Fp8Config(lead=1),
@@ -42,6 +42,9 @@ FAST = {  # "NAME all" has a block on each processor, instead of the even number
     "tall spread lead 1 pdl": replace(TALL, spread=1, lead=1, pdl=True),
     "tall spread lead 0 pdl": replace(TALL, spread=1, lead=0, pdl=True),
     "128x256 spread pdl": Fp8Config(lag=0, spread=1, pdl=True),
+    "tall 4": replace(TALL, cluster=4),
+    "tall 4 group 16": replace(TALL, cluster=4, group=16),
+    "cluster 4 lag 0": Fp8Config(cluster=4, lag=0),
     "tall lead 1 pdl": replace(TALL, lead=1, pdl=True),
     "tall lead 3 pdl": replace(TALL, lead=3, pdl=True),
     "tall group 4 pdl": replace(TALL, group=4, pdl=True),
@@ -79,6 +82,9 @@ PROMOTED = {
     "split 2 across pdl": Fp8Config(split=2, stages=4, across=True, panel_bytes=64, pdl=True),
     "split 4 ahead pdl": Fp8Config(split=4, stages=4, panel_bytes=64, ahead=True, pdl=True),
     "192 pdl": Fp8Config(n=192, stages=4, pdl=True),
+    "192 cluster 4 pdl": Fp8Config(n=192, stages=4, cluster=4, pdl=True),
+    "split 2 cluster 4 pdl": Fp8Config(split=2, stages=4, cluster=4, panel_bytes=64, pdl=True),
+    "tall 4 pdl": Fp8Config(m=256, n=128, stages=4, cluster=4, across=True, panel_bytes=64, pdl=True),
     "192 turns 32 pdl": Fp8Config(n=192, stages=4, pdl=True, turns=32),
     "192 turns 64 pdl": Fp8Config(n=192, stages=4, pdl=True, turns=64),
     "192 turns 128 pdl": Fp8Config(n=192, stages=4, pdl=True, turns=128),
@@ -112,7 +118,7 @@ def variants(kind: str, small: bool) -> dict[str, Fp8Config]:
 def parts(name: str) -> tuple[str, str]:
     """("NAME", "ACTIVATION" or "") of a variant "NAME + ACTIVATION", which has a bias and that activation."""
     name, _, activation = name.partition(" + ")
-    return name.removesuffix(" all"), activation
+    return blocks_of(name)[0], activation
 
 
 def spec(kind: str, name: str = "") -> Fp8Spec:
@@ -132,8 +138,8 @@ def arguments(argv=None):
     p.add_argument("--small", action="store_true", help="the variants for M up to 64")
     p.add_argument("--zeros", action="store_true", help="operands of zeros, which cost the tensor cores little power: "
                    "what takes time then is not energy")
-    p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME all": a block on each '
-                   "processor")
+    p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME on 132": so '
+                   "many blocks")
     add_turns(p)
     p.add_argument("--precompile", action="store_true", help="compile only; needs no GPU")
     p.add_argument("--list", action="store_true", help="check and print what would be compiled, no more")
@@ -202,16 +208,15 @@ def call(kind, small, name):
     import torch
 
     from tkq.gemm import fp8_ops
-    from tkq.runtime import arch
 
-    wanted, processors, asked, bias = config(kind, small, name), arch.processors("cuda"), spec(kind, name), []
+    wanted, asked, bias = config(kind, small, name), spec(kind, name), []
+    blocks = blocks_of(name.partition(" + ")[0])[1]
 
     def f(a, b, sa, sb):
         c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
         if asked.bias and not bias:  # of zeros, so that torch's product shows a wrong one
             bias.append(torch.zeros(b.shape[1], dtype=torch.bfloat16, device=a.device))
-        fp8_ops.run(asked, a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None,
-                    bias=bias[0] if bias else None)
+        fp8_ops.run(asked, a, b, sa, sb, c, wanted, blocks, bias=bias[0] if bias else None)
         return c
 
     return f
