@@ -64,8 +64,11 @@ class Order:
     def first(self):
         return Int32(cute.arch.block_idx()[0] // self.cluster)
 
+    def workers(self):
+        return cute.arch.grid_dim()[0] // self.cluster
+
     def following(self, number):
-        return number + cute.arch.grid_dim()[0] // self.cluster
+        return number + self.workers()
 
 
 class GroupedGemm(Fp8Gemm):
@@ -226,13 +229,21 @@ class GroupedGemm(Fp8Gemm):
         if const_expr(self.along_k):
             self.sum_products(g, s, u, t, wg)
         else:
-            if t.row * self.config.m + wg * (64 * self.config.waves) < t.size:
+            if self.has_rows(t, wg):
                 self.sum_products(g, s, u, t, wg)
             else:
-                for _ in cutlass.range(self.steps(g, t), unroll=1):
-                    s.pipe.wait(u.full)
-                    u.full.advance()
-                    self.release(s, u)
+                self.let_go(g, s, u, t)
+
+    def has_rows(self, t, wg):
+        """Is any row of this consumer's one of the tile's group?"""
+        return t.row * self.config.m + wg * (64 * self.config.waves) < t.size
+
+    @cute.jit
+    def let_go(self, g, s: Constexpr, u: Constexpr, t):
+        for _ in cutlass.range(self.steps(g, t), unroll=1):
+            s.pipe.wait(u.full)
+            u.full.advance()
+            self.release(s, u)
 
     # ---- device: in and out --------------------------------------------------------------------------
 
@@ -300,4 +311,7 @@ def build(spec: GroupedSpec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c, offsets; (address, stride of groups, of rows or columns, of steps) of each
     operand's scales; how many blocks to launch."""
     scales = (Int64(1),) * 4
-    return GroupedGemm(spec, config), (*operands(spec), scales, scales, Int32(1))
+    from .grouped_spread import SpreadGroupedGemm
+
+    kernel = SpreadGroupedGemm if config.spread else GroupedGemm
+    return kernel(spec, config), (*operands(spec), scales, scales, Int32(1))
