@@ -2,6 +2,7 @@
 
 python -m bench.readme_table            print it
 python -m bench.readme_table --write    put it between the markers in README.md
+python -m bench.readme_table bench/results/h100/gemm.json .. --write --into docs/gemm.md    another file's section
 """
 
 from __future__ import annotations
@@ -83,17 +84,21 @@ def replace_section(readme: str, text: str) -> str:
     before, found_begin, rest = readme.partition(BEGIN)
     _, found_end, after = rest.partition(END)
     if not found_begin or not found_end:
-        raise ValueError(f"README.md lacks the markers {BEGIN!r} and {END!r}")
+        raise ValueError(f"the text lacks the markers {BEGIN!r} and {END!r}")
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme_table", description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="rewrite README.md")
-    if parser.parse_args(argv).write:
-        README.write_text(replace_section(README.read_text(), section()))
+    parser.add_argument("results", nargs="*", type=Path, help="files of results, instead of README's")
+    parser.add_argument("--write", action="store_true", help="rewrite README.md, or --into")
+    parser.add_argument("--into", type=Path, default=README)
+    options = parser.parse_args(argv)
+    text = section(*options.results)
+    if options.write:
+        options.into.write_text(replace_section(options.into.read_text(), text))
     else:
-        print(section())
+        print(text)
     return 0
 
 
