@@ -29,9 +29,8 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "cluster late": Config(spread=1, late=True),
     "cluster later": Config(spread=2, late=True),
     "cluster latest": Config(spread=4, late=True),
-    "cluster 4 spread": Config(cluster=4, spread=1),
-    "cluster 4 spread group 4": Config(cluster=4, spread=1, group=4),
     "cluster spread group 16": Config(spread=1, group=16),
+    "cluster spread group 32": Config(spread=1, group=32),
     "cluster spread group 4": Config(spread=1, group=4),
     "cluster group 4": Config(group=4),
     "cluster group 16": Config(group=16),
@@ -45,8 +44,8 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
 # few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
-VARIANTS |= {f"narrow {rows} x{split}{deep}{pdl}": (rows, split, deep, bool(pdl)) for rows in (64, 128)
-             for split in (1, 2, 4, 8) for deep in ("", " deep") for pdl in ("", " pdl")}
+VARIANTS |= {f"narrow {rows} x{split}{deep}": (rows, split, deep)
+             for rows in (64, 128) for split in (1, 2, 4, 8) for deep in ("", " deep")}
 DEFAULT = "cluster,cluster on 132,cluster no hold,cluster group 4,cluster group 16,alone,alone on 132,alone no hold"
 SIZES = ("4096", "8192", "16384x4096x4096", "2048")
 LAYOUTS = {"rows": "n", "cols": "k"}  # b as it is, and as the transpose of a row-major matrix
@@ -135,8 +134,8 @@ def config(name: str, shape) -> Config | NarrowConfig:
     found = VARIANTS[parts(name)[0]]
     if isinstance(found, Config):
         return found
-    rows, split, deep, pdl = found
-    few = NarrowConfig(next(m for m in narrow_plan.WIDTHS if m >= shape[0]), rows, split, pdl=pdl)
+    rows, split, deep = found
+    few = NarrowConfig(next(m for m in narrow_plan.WIDTHS if m >= shape[0]), rows, split)
     few = narrow_plan.fitted(few, GemmSpec())
     if not deep:
         return few

@@ -175,7 +175,6 @@ class Fp8Gemm:
         order, u = self.order(g, s), self.state(s)
         number = order.first()
         self.fall_behind(g, s, order, number, wg)
-        self.turns(wg).start()
         while number < order.tasks:
             t = self.tile(g, s, order, number)
             if const_expr(self.spec.promote):
@@ -261,21 +260,14 @@ class Fp8Gemm:
         part = [tk.rt_fl(x.part) for _ in range(1 + x.ahead)]
         held, row = tk.rt(STEP, self.a_dtype) if x.hold else None, tk.rv()
         n = x.waves * x.split
-        for k in cutlass.range(self.steps(g, t), unroll=1):
+        for _ in cutlass.range(self.steps(g, t), unroll=1):
             self.ready(s, u, wg)
-            mine = self.in_turn(k, self.steps(g, t), wg)
             if const_expr(x.ahead):
                 self.start(s, u, part[0], held, 0, wg)
             for i in cutlass.range_constexpr(n):
-                self.take(mine, wg)
                 if const_expr(not x.ahead):
                     self.start(s, u, part[0], held, i, wg)
-                if const_expr(x.turns == STEP):
-                    self.give(mine, wg)
-                scales = self.scales_of(s, u, row, i, wg)
-                if const_expr(0 < x.turns < STEP):
-                    tk.mma_wait(1)
-                    self.give(mine, wg)
+                scales = self.scales_of(s, u.full, row, i, wg)
                 if const_expr(x.ahead and i + 1 < n):
                     self.start(s, u, part[(i + 1) % 2], held, i + 1, wg)
                     tk.mma_wait(1)
@@ -296,41 +288,14 @@ class Fp8Gemm:
             if i % x.split == 0:
                 tk.load(held, tile)
             tile = held
-        b = s.b[u.full.stage * x.split + i % x.split]
-        if 0 < x.turns < STEP:
-            tk.mm_ABt(part, tile, b, k=(0, STEP - x.turns))
-            tk.mma_ABt(part, tile, b, k=(STEP - x.turns, STEP))
-        else:
-            tk.mm_ABt(part, tile, b)
+        tk.mm_ABt(part, tile, s.b[u.full.stage * x.split + i % x.split])
 
-    def turns(self, wg):
-        return tk.Turns(self.config.consumers, wg, self.config.turns > 0)
-
-    def in_turn(self, k, steps, wg):
-        """Is this step one of turns? The first ``lead`` of the first consumer and the last of the second are not: then
-        the other one is at a tile's end."""
-        if not self.config.turns:
-            return None
-        lead = self.config.lead
-        return ((wg == 0) & (k >= lead)) | ((wg != 0) & (k < steps - lead))
-
-    @cute.jit
-    def take(self, mine, wg):
-        if const_expr(self.config.turns > 0):
-            if mine:
-                self.turns(wg).take()
-
-    @cute.jit
-    def give(self, mine, wg):
-        if mine:
-            self.turns(wg).give()
-
-    def scales_of(self, s, u, row, i, wg):
-        """The rows' scales into ``row``; returns the columns': numbers, or where they lie."""
+    def scales_of(self, s, r, row, i, wg):
+        """The rows' scales of a stage into ``row``; returns the columns': numbers, or where they lie."""
         x = self.config
         if not self.spec.per_step:
             return None
-        here = s.scales[None, u.full.stage]
+        here = s.scales[None, r.stage]
         if i % x.split == 0:
             for h in range(2):
                 row.tensor[h] = here[64 * (wg * x.waves + i // x.split) + tk.first_row() + 8 * h]
@@ -426,8 +391,9 @@ def operands(spec: Fp8Spec):
 def build(spec: Fp8Spec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
     out_scale, 0 where there is none; how many blocks to launch."""
+    from .fp8_rolling import RollingFp8Gemm
     from .fp8_spread import SpreadFp8Gemm
 
     scales = (Int64(1), Int64(1), Int64(1))
-    kernel = SpreadFp8Gemm if config.spread else Fp8Gemm
+    kernel = SpreadFp8Gemm if config.spread else RollingFp8Gemm if config.rolling else Fp8Gemm
     return kernel(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

@@ -38,12 +38,13 @@ class SpreadFp8Gemm(Fp8Gemm):
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
         order, last, u, h = self.order(g, s), self.order(g, s), self.state(s), self.held()
-        number = order.first()
+        first = order.first()
+        number = first
         self.fall_behind(g, s, order, number, wg)
         while number < order.tasks:
             self.one_tile(g, s, u, h, self.tile(g, s, order, number), last, number, wg)
             number = order.following(number)
-        if number >= order.workers():  # there was a tile
+        if number > first:  # there was a tile
             self.write_held(g, s, h, self.tile(g, s, last, number - last.workers()), wg)
         tk.store_wait()
 

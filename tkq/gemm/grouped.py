@@ -61,11 +61,16 @@ class Order:
     cluster: Constexpr[int]
     cursor: cute.Tensor  # the group of the last tile: numbers only grow
 
-    def first(self):
-        return Int32(cute.arch.block_idx()[0] // self.cluster)
-
     def workers(self):
-        return cute.arch.grid_dim()[0] // self.cluster
+        """The fewest clusters that need no more rounds than all: see ``plan.even_blocks``. At least one."""
+        clusters = cute.arch.grid_dim()[0] // self.cluster
+        rounds = cutlass.max(cute.ceil_div(self.tasks, clusters), 1)
+        return cutlass.max(cute.ceil_div(self.tasks, rounds), 1)
+
+    def first(self):
+        """For those that have no work: past the end."""
+        mine = Int32(cute.arch.block_idx()[0] // self.cluster)
+        return cutlass.select_(mine < self.workers(), mine, self.tasks)
 
     def following(self, number):
         return number + self.workers()
@@ -110,7 +115,7 @@ class GroupedGemm(Fp8Gemm):
             scale_b=self.group_scales(scale_b, groups, n, steps), m=m, n=n, k=k, groups=groups)
         self.kernel(g).launch(grid=[blocks // x.cluster * x.cluster, 1, 1],
                               block=[tk.WARPGROUP * (1 + x.consumers), 1, 1], cluster=[x.cluster, 1, 1], stream=stream,
-                              min_blocks_per_mp=1)
+                              min_blocks_per_mp=1, use_pdl=x.pdl)
 
     def rows(self, a):
         """a as TMA takes it: along K as (K, M), in pieces of K."""
@@ -148,6 +153,8 @@ class GroupedGemm(Fp8Gemm):
 
     def shared(self, g, al) -> Shared:
         s = super().shared(g, al)
+        if const_expr(self.config.pdl):  # offsets may be what the kernel before writes
+            cute.arch.griddepcontrol_wait()
         begins, counts = (al.vector(MOST_GROUPS + 1, dtype=Int32)[None, 0] for _ in range(2))
         self.count(g, begins, counts)
         tk.sync_block()

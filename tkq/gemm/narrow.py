@@ -80,7 +80,7 @@ class NarrowGemm:
             steps=cute.ceil_div(a.shape[1], STEP))
         tiles = cute.ceil_div(out.shape[1], self.width)
         self.kernel(g).launch(grid=[tiles * x.split, 1, 1], block=[x.threads, 1, 1], cluster=[x.split, 1, 1],
-                              stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
+                              stream=stream, min_blocks_per_mp=1)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -94,9 +94,6 @@ class NarrowGemm:
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers),
             exchange=al.vector(x.rows * self.cols, x.split - 1) if x.split > 1 else None, sent=al.semaphores())
         tk.init_block(lambda: self.init(s), x.split)
-        if const_expr(x.pdl):  # up to here nothing was read or written that another kernel has to do with
-            cute.arch.griddepcontrol_launch_dependents()
-            cute.arch.griddepcontrol_wait()
         rank = tk.cluster_rank() if const_expr(x.split > 1) else Int32(0)
         first, end = g.steps * rank // x.split, g.steps * (rank + 1) // x.split
         row = cute.arch.block_idx()[0] // x.split

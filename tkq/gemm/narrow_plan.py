@@ -22,7 +22,7 @@ class NarrowConfig:
 
     m: rows of A, padded: wgmma's N. rows: of B's transpose, a block's, 64 to each accumulator. split: blocks of a
     cluster that share K. stages: of both in shared memory. parts: accumulators of a warpgroup: two where gated, for the
-    gate and for up. pdl: the launch lies under the end of the kernel before.
+    gate and for up.
     """
 
     m: int = 16
@@ -30,7 +30,6 @@ class NarrowConfig:
     split: int = 2
     stages: int = 10
     parts: int = 1
-    pdl: bool = False
 
     @property
     def consumers(self) -> int:
@@ -48,7 +47,7 @@ class NarrowConfig:
 
     @property
     def name(self) -> str:
-        return f"narrow{self.m}x{self.rows}_split{self.split}" + "_pdl" * self.pdl
+        return f"narrow{self.m}x{self.rows}_split{self.split}"
 
     @property
     def exchange_bytes(self) -> int:

@@ -69,7 +69,7 @@ class Config:
             "m": self.m in (64, 128),
             "n": self.n == 128 or (self.n == 256 and not wide_residual(spec)),
             "stages": self.stages > 1,
-            "cluster": self.cluster in (1, 2, 4),
+            "cluster": self.cluster in (1, 2),
             "group": self.group > 0,
             "hold": not self.hold or can_hold(spec),
             "spread": self.spread in (0, 1, 2, 4) and (self.hold or not self.spread) and (self.late or self.spread < 2),
