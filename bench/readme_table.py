@@ -1,8 +1,7 @@
-"""The README's speed section, made from measured results and nothing else.
+"""The README's speed section and docs/speed.md, made from measured results and nothing else.
 
-python -m bench.readme_table            print it
-python -m bench.readme_table --write    put it between the markers in README.md
-python -m bench.readme_table bench/results/h100/gemm.json .. --write --into docs/gemm.md    another file's section
+python -m bench.readme_table            print the section
+python -m bench.readme_table --write    put it between the markers in README.md, and write docs/speed.md
 """
 
 from __future__ import annotations
@@ -16,14 +15,26 @@ from bench.results import Case, Cost, Report
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
-ROOFS = ("copy",)  # timed beside the peers to show what memory allows; not a rival
+ROOFS = ("copy", "add", "copy + add")  # timed beside the peers to show what memory allows; not a rival
 
 
 def section(*results: Path) -> str:
     """The section's text in Markdown, run by run, "Not measured yet." where there are no results."""
     found = [_run(Report.from_json(path.read_text())) for path in results or RESULTS if path.exists()]
     return "\n\n".join(found) or "Not measured yet."
+
+
+def page(folder: Path = RESULTS[0].parent) -> str:
+    """docs/speed.md: every results file but the README's, with what the roofs are."""
+    head = """# Speed
+
+Made by `python -m bench.readme_table --write` from `bench/results/h100`; the foundation is in the README. A roof is
+what only moves the bytes: `copy` one read and one write, `add` two reads and one write."""
+    others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
+    runs = (f"## {path.stem.replace('_', ' ')}\n\n{_run(Report.from_json(path.read_text()))}" for path in others)
+    return "\n\n".join((head, *runs)) + "\n"
 
 
 def _run(report: Report) -> str:
@@ -34,10 +45,11 @@ def _run(report: Report) -> str:
         "A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
         "above 1, tkq is faster. The peer shown is the fastest of those timed."
     )
-    parts = [
-        f"{head} {_timed_beside(report.cases)}",
-        _table(("operation (bf16)", "shape", "tkq", "fastest peer", "ratio"), map(_case_row, report.cases)),
-    ]
+    parts = [f"{head} {_timed_beside(report.cases)}" if report.cases else head]
+    if report.cases:
+        roofs = any(case.roof for case in report.cases)
+        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of its roof",) if roofs else ()))
+        parts.append(_table(columns, (_case_row(case) + ((_of_roof(case),) if roofs else ()) for case in report.cases)))
     if report.costs:
         parts.append(_table(("cost", "median"), map(_cost_row, report.costs)))
     if report.problems:
@@ -74,6 +86,11 @@ def _case_row(case: Case) -> tuple[str, ...]:
     return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.3f}"
 
 
+def _of_roof(case: Case) -> str:
+    best = case.beside(case.roof) if case.roof else None
+    return f"{best[1]:.3f} of {best[0]}" if best else ""
+
+
 def _cost_row(cost: Cost) -> tuple[str, ...]:
     value = f"{cost.median_us / 1000:.1f} ms" if cost.median_us >= 1000 else f"{cost.median_us:.1f} us"
     return cost.name, f"{value} ({cost.note})" if cost.note else value
@@ -84,21 +101,18 @@ def replace_section(readme: str, text: str) -> str:
     before, found_begin, rest = readme.partition(BEGIN)
     _, found_end, after = rest.partition(END)
     if not found_begin or not found_end:
-        raise ValueError(f"the text lacks the markers {BEGIN!r} and {END!r}")
+        raise ValueError(f"README.md lacks the markers {BEGIN!r} and {END!r}")
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme_table", description=__doc__.split("\n")[0])
-    parser.add_argument("results", nargs="*", type=Path, help="files of results, instead of README's")
-    parser.add_argument("--write", action="store_true", help="rewrite README.md, or --into")
-    parser.add_argument("--into", type=Path, default=README)
-    options = parser.parse_args(argv)
-    text = section(*options.results)
-    if options.write:
-        options.into.write_text(replace_section(options.into.read_text(), text))
+    parser.add_argument("--write", action="store_true", help="rewrite README.md and docs/speed.md")
+    if parser.parse_args(argv).write:
+        README.write_text(replace_section(README.read_text(), section()))
+        PAGE.write_text(page())
     else:
-        print(text)
+        print(section())
     return 0
 
 

@@ -1,9 +1,8 @@
-"""Runs of a bench as one file, and a document's section made from it."""
+"""Runs of a bench as one file."""
 from dataclasses import replace
 
 import pytest
 
-from bench import readme_table
 from bench.join_results import joined, main
 from bench.results import Case, Cost, Environment, Report
 from tkq.testing.timing import Comparison, Timing
@@ -31,12 +30,9 @@ def test_other_machines_are_not_joined():
         joined([Report(HERE), Report(replace(HERE, device="H200"))])
 
 
-def test_files_and_the_table_of_them(tmp_path):
-    parts = [tmp_path / "a.json", tmp_path / "b.json"]
+def test_files(tmp_path):
+    parts, out = [tmp_path / "a.json", tmp_path / "b.json"], tmp_path / "both.json"
     for path, section in zip(parts, ("large", "few")):
         Report(HERE, [case(section, 1.0)]).save(path)
-    out, text = tmp_path / "both.json", tmp_path / "speed.md"
     assert main([*map(str, parts), "--out", str(out)]) == 0
-    text.write_text(f"# Speed\n{readme_table.BEGIN}\nold\n{readme_table.END}\n")
-    assert readme_table.main([str(out), "--write", "--into", str(text)]) == 0
-    assert "2.000" in text.read_text() and "old" not in text.read_text() and text.read_text().count("`gemm`") >= 2
+    assert [c.section for c in Report.from_json(out.read_text()).cases] == ["large", "few"]

@@ -91,6 +91,10 @@ def test_the_speed_section_is_what_the_results_say():
     assert readme_table.replace_section(README, readme_table.section()) == README
 
 
+def test_the_page_on_speed_is_what_the_results_say():
+    assert readme_table.PAGE.read_text() == readme_table.page()
+
+
 # ---- the script that writes the section --------------------------------------------------------------------------
 
 

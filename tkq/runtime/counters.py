@@ -1,4 +1,5 @@
 """Counters in global memory: a kernel hands out work by one and leaves it at zero."""
+import ctypes
 import itertools
 
 import torch
@@ -52,18 +53,17 @@ def _zeros(n, index):
 
 
 class _Memory:
-    """int32 numbers past torch's allocator, for as long as the process lives: torch.compile's CUDA graphs
-    (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there."""
+    """int32 zeros past torch's allocator, for as long as the process lives: torch.compile's CUDA graphs
+    (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there. Asked of the driver by
+    ctypes: importing cuda.bindings took 40 ms of a process's first call."""
 
     def __init__(self, n):
-        from cuda.bindings import runtime as cudart  # not with `import tkq`: it takes a while
-
-        error, self.address = cudart.cudaMalloc(4 * n)
-        if error == cudart.cudaError_t.cudaSuccess:
-            error, = cudart.cudaMemset(self.address, 0, 4 * n)
-        if error != cudart.cudaError_t.cudaSuccess:
-            raise RuntimeError(f"tkq: no {4 * n} bytes of GPU memory for counters: {error!r}")
-        self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(self.address, False), version=3)
+        driver, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64()
+        error = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * n))
+        error = error or driver.cuMemsetD32_v2(address, ctypes.c_uint32(0), ctypes.c_size_t(n))
+        if error:
+            raise RuntimeError(f"tkq: the driver gave no {4 * n} bytes of GPU memory for counters: CUresult {error}")
+        self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(address.value, False), version=3)
 
 
 def _kept(n, index):
