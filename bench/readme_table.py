@@ -17,7 +17,7 @@ RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
-ROOFS = ("copy", "add", "copy + add")  # timed beside the peers to show what memory allows; not a rival
+ROOFS = ("copy", "add", "copy + add", "plain")  # timed beside the peers to show what is there to reach; no rivals
 
 
 def section(*results: Path) -> str:
@@ -31,7 +31,8 @@ def page(folder: Path = RESULTS[0].parent) -> str:
     head = """# Speed
 
 Made by `python -m bench.readme_table --write` from `bench/results/h100`; the foundation is in the README. A roof is
-what only moves the bytes: `copy` one read and one write, `add` two reads and one write."""
+what only moves the bytes: `copy` one read and one write, `add` two reads and one write; of a product with an epilogue,
+`plain`, tkq's own without it."""
     others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
     runs = (f"## {path.stem.replace('_', ' ')}\n\n{_run(Report.from_json(path.read_text()))}" for path in others)
     return "\n\n".join((head, *runs)) + "\n"
