@@ -80,7 +80,7 @@ class SpreadFp8Gemm(Fp8Gemm):
     def write_under(self, g, s: Constexpr, u: Constexpr, h: Constexpr, t, last, number, wg):
         """The tile before, a panel or a half of one under each of this one's first steps of K, as far as it has as
         many. Returns the next step."""
-        steps = self.steps(g, t)
+        steps, before = self.steps(g, t), self.tile(g, s, last, cutlass.max(number - last.workers(), 0))
         pieces = self.config.spread if const_expr(self.spec.activation is not None) else 1
         for i in cutlass.range_constexpr(len(h.panels)):
             result = self.result_of(h, i)
@@ -88,7 +88,7 @@ class SpreadFp8Gemm(Fp8Gemm):
                 if number >= last.workers():
                     self.activate(result, h, i, piece, pieces)
                     if const_expr(piece == pieces - 1):
-                        self.put(g, s, result, self.tile(g, s, last, number - last.workers()), i, wg)
+                        self.put(g, s, result, before, i, wg)
                 if pieces * i + piece + 1 < steps:
                     self.next_step(s, u, wg)
         return cutlass.min(pieces * len(h.panels) + 1, steps)
