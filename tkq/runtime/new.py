@@ -40,7 +40,7 @@ def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
 
 def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
     """x's memory with other sizes and strides, for a launch: autograd does not learn that it is the same."""
-    return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride)
+    return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
 
 
 def rows(x: Tensor, m: int, n: int) -> Tensor:
