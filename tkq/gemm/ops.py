@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tkq import reference
 from tkq.gemm import backward
-from tkq.gemm.call import PLAIN, Extra, check_apart, check_call, check_out, inner_fits, run, shape_of
+from tkq.gemm.call import Extra, check_apart, check_call, check_out, extra_of, inner_fits, quick, run, shape_of
 from tkq.gemm.epilogue import name_of
 from tkq.runtime import check, new, ops
 
@@ -61,12 +61,13 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         return _into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
     if way == "direct":
         return (_cuda if a.is_cuda else _cpu)(a, b, bias, name, c, alpha, beta, out_dtype)
+    if way == "record" and not name:
+        return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype))
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
     if name and _needs_gradient(a, b, bias, c):
         return backward.activate(gemm(a, b, bias=bias, c=c, alpha=alpha, beta=beta, out_dtype=out_dtype), name)
-    call = _Function.apply if way == "record" else _op
-    return call(a, b, bias, name, c, alpha, beta, out_dtype)
+    return _op(a, b, bias, name, c, alpha, beta, out_dtype)
 
 
 def _needs_gradient(*tensors) -> bool:
@@ -75,29 +76,27 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
-    plain = bias is None and c is None and not activation and alpha == 1.0 and beta == 0.0
-    extra = PLAIN if plain else Extra(bias, activation, c, alpha, beta)
     try:
-        dtype, shape = out_dtype or a.dtype, shape_of(a, b, activation)
-        if len(shape) == 2:
-            out = new.empty(a, shape, (shape[1], 1), dtype)
-        else:
-            out = torch.empty(shape, dtype=dtype, device=a.device)
-        return _product(a, b, out, extra)
+        out, key = quick(a, b, bias, activation, c, alpha, beta, out_dtype)
+        if out is None:
+            extra = extra_of(bias, activation, c, alpha, beta)
+            out = new.contiguous(a.get_device(), shape_of(a, b, activation), out_dtype or a.dtype)
+            out = _product(a, b, out, extra, key)
+        return out
     except Exception:
         # The compiled function checks every dtype, shape, stride, address and device before it launches; the words for
         # a user are found only when something is wrong.
-        check_call(a, b, out_dtype, extra)
+        check_call(a, b, out_dtype, Extra(bias, activation, c, alpha, beta))
         raise
 
 
-def _product(a, b, out, extra):
+def _product(a, b, out, extra, key=None):
     k = a.shape[-1]
     if k % 8 or not k or not out.numel() or (extra.c is None) != (extra.beta == 0.0):
         check_call(a, b, out.dtype, extra)  # what the compiled function does not know, or where nothing is launched
         if not (k and out.numel()):
             return out.copy_(_reference(a, b, extra, out.dtype)) if out.numel() else out
-    run(a, b, out, extra=extra)
+    run(a, b, out, extra=extra, key=key)
     return out
 
 
@@ -138,18 +137,28 @@ def _setup(ctx, inputs, output):
     a, b, bias, activation, _, alpha, beta, _ = inputs
     if activation:  # reached only through torch.ops: the function above takes another way
         raise NotImplementedError(f"gemm: activation {activation!r} has no gradient in the op; call tkq.gemm")
+    _remember(ctx, a, b, bias, alpha, beta)
+
+
+def _remember(ctx, a, b, bias, alpha, beta):
     ctx.save_for_backward(a, b)
-    ctx.bias_dtype, ctx.alpha, ctx.beta = None if bias is None else bias.dtype, alpha, beta
+    ctx.facts = None if bias is None else bias.dtype, alpha, beta
 
 
 def _backward(ctx, dy):
     """Gradients of (a, b, bias, activation, c, alpha, beta, out_dtype), of those that are needed."""
-    a, b = ctx.saved_tensors
     needs_a, needs_b, needs_bias, _, needs_c, *_ = ctx.needs_input_grad
-    da, db = backward.of_operands(_multiply, dy, a, b, ctx.alpha, (needs_a, needs_b))
-    dbias = dy.sum(tuple(range(dy.dim() - 1)), dtype=torch.float32).to(ctx.bias_dtype) if needs_bias else None
-    dc = (dy if ctx.beta == 1.0 else dy * ctx.beta) if needs_c else None
+    da, db, dbias, dc = _gradients(ctx, dy, (needs_a, needs_b, needs_bias, needs_c))
     return da, db, dbias, None, dc, None, None, None
+
+
+def _gradients(ctx, dy, needs):
+    (a, b), (bias_dtype, alpha, beta) = ctx.saved_tensors, ctx.facts
+    needs_a, needs_b, needs_bias, needs_c = needs
+    da, db = backward.of_operands(_multiply, dy, a, b, alpha, (needs_a, needs_b))
+    dbias = dy.sum(tuple(range(dy.dim() - 1)), dtype=torch.float32).to(bias_dtype) if needs_bias else None
+    dc = (dy if beta == 1.0 else dy * beta) if needs_c else None
+    return da, db, dbias, dc
 
 
 def _multiply(x, y, alpha):
@@ -162,8 +171,17 @@ def _multiply(x, y, alpha):
 _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 
 
-def _forward(a, b, bias, activation, c, alpha, beta, out_dtype):
-    return (_cuda if a.is_cuda else _cpu)(a, b, bias, activation, c, alpha, beta, out_dtype)
+# In plain eager mode, without an activation: inputs are a, b, bias, c and the numbers.
 
 
-_Function = ops.eager_function("Gemm", forward=_forward, setup=_setup, backward=_backward)
+def _recorded(ctx, a, b, bias, c, numbers):
+    alpha, beta, out_dtype = numbers
+    _remember(ctx, a, b, bias, alpha, beta)
+    return (_cuda if a.is_cuda else _cpu)(a, b, bias, "", c, alpha, beta, out_dtype)
+
+
+def _recorded_backward(ctx, dy):
+    return *_gradients(ctx, dy, ctx.needs_input_grad[:4]), None
+
+
+_Function = ops.eager_function("Gemm", forward=_recorded, backward=_recorded_backward)

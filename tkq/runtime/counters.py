@@ -19,18 +19,18 @@ def counter(index: int) -> torch.Tensor:
     store that is zeroed outside of captures, so that a graph holds no memset; where there is none yet, or none
     left, the zeroing is captured too.
     """
-    if _capturing(index):
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    if stream and _capturing(index):  # what is captured is never the default stream, 0
         store, handed_out = _of_graphs.get(index, (None, None))
         i = CAPTURED_CALLS if store is None else next(handed_out)
         return store[i:i + 1] if i < CAPTURED_CALLS else _zeros(1, index)
-    key = (index, torch._C._cuda_getCurrentRawStream(index))
-    found = _of_stream.get(key)
+    found = _of_stream.get((index, stream))
     if found is None:
         if index not in _of_graphs:
             store = _kept(CAPTURED_CALLS, index)
             torch.cuda.synchronize(index)  # once: a capture, on whatever stream, may come next
             _of_graphs[index] = store, itertools.count()
-        found = _of_stream[key] = _kept(1, index)
+        found = _of_stream[index, stream] = _kept(1, index)
     return found
 
 
@@ -39,12 +39,12 @@ def room(index: int, size: int) -> torch.Tensor:
 
     A call that is being captured gets a new one, its zeroing captured too.
     """
-    if _capturing(index):
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    if stream and _capturing(index):
         return _zeros(size, index)
-    key = (index, torch._C._cuda_getCurrentRawStream(index), size)
-    found = _rooms.get(key)
+    found = _rooms.get((index, stream, size))
     if found is None:
-        found = _rooms[key] = _kept(size, index)
+        found = _rooms[index, stream, size] = _kept(size, index)
     return found
 
 
