@@ -314,7 +314,7 @@ def test_quantised_results_wait_in_registers():
 
 
 def heads_spec(D, vector):
-    return HeadsSpec(D, "bf16", "bf16", "bf16", "bf16", None, None, "bf16", None, False, vector)
+    return HeadsSpec("rmsnorm", D, "bf16", "bf16", "bf16", "bf16", None, None, "bf16", None, False, vector)
 
 
 @given(st.integers(1, heads_plan.MAX_D), st.sampled_from([1, 2, 4, 8]))
@@ -343,10 +343,10 @@ def test_each_row_of_heads_belongs_to_one_group_of_its_head(R, H, D, processors)
 
 @pytest.mark.parametrize("error, words, bad", [
     (NotImplementedError, "heads of 4097 columns", dict(D=4097)), (TypeError, "dy: got dtype e4m3", dict(dy="e4m3")),
-    (ValueError, "vector", dict(vector=16))])
+    (ValueError, "vector", dict(vector=16)), (ValueError, "kind: got 'softmax'", dict(kind="softmax"))])
 def test_heads_that_are_not_supported_say_so(error, words, bad):
-    given_ = dict(D=64, dy="bf16", x="bf16", weight="bf16", dx="bf16", dresidual=None, dresidual_out=None, dweight=None,
-                  dbias=None, offset=False, vector=1)
+    given_ = dict(kind="rmsnorm", D=64, dy="bf16", x="bf16", weight="bf16", dx="bf16", dresidual=None,
+                  dresidual_out=None, dweight=None, dbias=None, offset=False, vector=1)
     with pytest.raises(error, match=words):
         HeadsSpec(**{**given_, **bad})
 

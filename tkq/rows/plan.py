@@ -71,11 +71,11 @@ class RowPlan:
         kernel, its launch under this one's end).
     cooperative: ask the driver that all blocks be resident at once. False is for measuring what that costs: two such
         grids side by side could then wait for each other for ever.
-    pdl: launch under the end of the kernel before, and wait for that kernel here.
-    trigger: let the next kernel start under the end of this one, if that is launched so: its blocks then come as this
-        one's go, and wait for the last of them.
+    pdl: launch under the end of the kernel before, wait for that kernel here, and let the next one do the same: its
+        blocks then come as this one's go.
     evict_first: loads leave L2 first. streaming: so do stores.
     resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
+    many: tiles for each cluster from which on there are more than a multiprocessor needs to have one.
     """
 
     N: int
@@ -93,7 +93,7 @@ class RowPlan:
     evict_first: bool = False
     streaming: bool = False
     resident: int = 1
-    trigger: bool = False
+    many: int = MANY_TILES
 
     @property
     def direct(self) -> bool:
@@ -174,7 +174,7 @@ class RowPlan:
         """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
         own row of column sums, only where they have many."""
         tiles = -(-rows // self.groups)
-        if tiles < MANY_TILES * most:
+        if tiles < self.many * most:
             most = max(1, min(most, most * self.cluster // self.resident))
         return min(most, tiles)
 
