@@ -99,6 +99,22 @@ class Run:
         self.report.save(self._path)
         print("\n".join(harness.case_lines(case)), flush=True)
 
+    def warm(self, job: Job) -> None:
+        """Call everyone once: what they compile is then in their caches on the disk."""
+        inputs = job.make_inputs(0)
+        for name in ("tkq", *(name for name in job.peer_names if name not in self._without)):
+            found, missing = ({name: job.ours}, {}) if name == "tkq" else peers.find(
+                job.peer_op, (name,), **job.peer_options)
+            try:
+                with torch.no_grad():
+                    for call in found.values():
+                        call(*inputs)
+                torch.cuda.synchronize()
+            except Exception as problem:
+                missing = {name: f"{type(problem).__name__}: {str(problem)[:200]}"}
+            for name_, why in missing.items():
+                print(f"{job.question.op} {job.question.shape}: {name_}: {why}", flush=True)
+
     def calls(self, make: Callable[[], Mapping[str, harness.Call]]) -> None:
         """Price calls together. One that fails is reported, and left out."""
         working, made = {}, {}
@@ -162,6 +178,12 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
     e = run.report.environment
     print(f"{e.device}, driver {e.driver}, {', '.join(f'{k} {v}' for k, v in e.versions.items() if v)}", flush=True)
     jobs = list(chosen_jobs(bench, options.sections, options))
+    if options.warm:
+        part, parts = options.warm
+        for job in jobs[part::parts]:
+            run.warm(job)
+            torch.cuda.empty_cache()
+        return 0
     if CALLS in options.sections:
         run.calls(bench.calls)
         for name, measure in bench.others.items():
@@ -199,12 +221,20 @@ def _options(bench, argv):
     parser.add_argument("--round-seconds", type=float, default=bench.effort.round_seconds,
                         help="one candidate's turn; 2 shows sustained speed")
     parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
+    parser.add_argument("--warm", default="", help="such as 0/4: time nothing, but let the peers of every fourth case "
+                        "from the first compile, for the run after it; several of these can run side by side")
     parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
     options = parser.parse_args(argv)
     options.sections = options.sections.split(",")
     if unknown := sorted(set(options.sections) - set(bench.names)):
         parser.error(f"--sections: unknown {unknown}; allowed {list(bench.names)}")
     options.without = tuple(filter(None, options.without.split(",")))
+    try:
+        options.warm = tuple(map(int, filter(None, options.warm.split("/"))))
+    except ValueError:
+        parser.error(f"--warm: got {options.warm!r}, allowed is such as 0/4")
+    if options.warm and not (len(options.warm) == 2 and 0 <= options.warm[0] < options.warm[1]):
+        parser.error(f"--warm: got {options.warm}, allowed is such as 0/4")
     try:
         options.shapes = tuple(tuple(map(int, s.split("x"))) for s in filter(None, options.shapes.split(",")))
     except ValueError:

@@ -22,7 +22,7 @@ from bench.command import Bench, Job, main
 from bench.harness import Call
 from bench.results import Bound
 from bench.row_bench import AUTOGRAD_CALL_US, BACKWARD_SHAPES, BF16, CALL_US, QUICK, ends, randn, targets
-from bench.shapes import NORM_SHAPES
+from bench.shapes import FORWARD_SHAPES
 from tkq import reference_losses as reference
 from tkq.losses import launch
 from tkq.losses.ops import cross_entropy_and_gradient
@@ -35,8 +35,8 @@ PEERS = ("QuACK", "torch.compile")
 CHUNK = 1 << 28  # logits whose losses are computed together, in float32
 
 
-def _question(section, op, m, n, streams):
-    return harness.Question(section, op, f"M{m} N{n}", "GB/s", streams * m * n * 2, Bound(PEERS, AT_LEAST))
+def _question(section, op, m, n, streams, peers_=PEERS):
+    return harness.Question(section, op, f"M{m} N{n}", "GB/s", streams * m * n * 2, Bound(peers_, AT_LEAST))
 
 
 def _logits(m, n):
@@ -90,16 +90,16 @@ def backward_jobs(shapes) -> Iterator[Job]:
 def both_jobs(shapes) -> Iterator[Job]:
     for m, n in shapes:
         def error(name, inputs, output, m=m):
-            if name == "copy":
+            if name in ("copy", "Liger"):  # Liger has written over the logits
                 return None
             x, t = inputs
             one = torch.ones((), device="cuda")
             return max(relative_error(output[1][rows], reference.cross_entropy_backward(
                 x[rows].float(), t[rows], one, SUM)) for rows in ends(m))
 
-        yield Job(_question("both", "both", m, n, 2),
+        yield Job(_question("both", "both", m, n, 2, (*PEERS, "Liger")),
                   lambda x, t: cross_entropy_and_gradient(x, t, reduction="sum"), "both",
-                  (*PEERS, "tkq apart", "copy"), _logits(m, n), error)
+                  (*PEERS, "tkq apart", "copy", "Liger"), _logits(m, n), error)
 
 
 def calls() -> dict[str, Call]:
@@ -120,7 +120,7 @@ def calls() -> dict[str, Call]:
 BENCH = Bench(
     "cross_entropy", __doc__,
     {"forward": forward_jobs, "mean": mean_jobs, "backward": backward_jobs, "both": both_jobs},
-    shapes={"forward": NORM_SHAPES, "mean": NORM_SHAPES, "backward": BACKWARD_SHAPES, "both": BACKWARD_SHAPES},
+    shapes={"forward": FORWARD_SHAPES, "mean": FORWARD_SHAPES, "backward": BACKWARD_SHAPES, "both": BACKWARD_SHAPES},
     quick=QUICK,
     calls=calls,
 )

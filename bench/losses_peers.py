@@ -4,8 +4,8 @@ Called as the question says: softmax (x); softmax_backward (y, dy); cross_entrop
 target); cross_entropy_backward (logits, target, dloss, saved, lse), where saved is what tkq's forward keeps; both, the
 sum of the losses and its gradient (logits, target); linear_cross_entropy (x, weight, target) with its backward.
 
-Liger's cross entropy is not here: it writes the gradient over the logits, which the others read too, and its host waits
-for the GPU in every call.
+Liger's cross entropy makes loss and gradient at once, and writes the gradient over the logits, which the others read
+too: it comes last. Its host waits for the GPU in every call.
 """
 
 from __future__ import annotations
@@ -47,6 +47,13 @@ def _liger_softmax() -> Callable:
     from liger_kernel.ops.softmax import _softmax_forward
 
     return lambda x: _softmax_forward(x)[0]
+
+
+def _liger_softmax_backward() -> Callable:
+    from liger_kernel.ops.softmax import _softmax_backward
+    from liger_kernel.ops.utils import calculate_settings
+
+    return lambda y, dy: _softmax_backward(dy, y, *calculate_settings(y.shape[-1]), False)
 
 
 def _torch_softmax_backward() -> Callable:
@@ -115,6 +122,16 @@ def _quack_both() -> Callable:
     return lambda logits, target: _summed(*cross_entropy_fwd(logits, target, return_dx=True))
 
 
+def _liger_both() -> Callable:
+    from liger_kernel.transformers.functional import liger_cross_entropy
+
+    def both(logits, target):
+        loss = liger_cross_entropy(logits.detach().requires_grad_(), target, reduction="sum")
+        return loss, logits
+
+    return both
+
+
 def _summed(losses, gradient):
     return losses.sum(), gradient
 
@@ -165,6 +182,7 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "softmax_backward": {
         "add": lambda: torch.add,
         "QuACK": _quack_softmax_backward,
+        "Liger": _liger_softmax_backward,
         "torch": _torch_softmax_backward,
         "torch.compile": lambda: _compiled(_softmax_backward),
     },
@@ -188,6 +206,7 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
         "tkq apart": lambda: _apart,
         "QuACK": _quack_both,
         "torch.compile": lambda: _compiled(_both),
+        "Liger": _liger_both,
     },
     "linear_cross_entropy": {
         "QuACK": _quack_linear,

@@ -23,7 +23,7 @@ from bench.foundation import BF16, generator, norm_job
 from bench.harness import Call
 from bench.peers import RMS_EPS
 from bench.results import Bound
-from bench.shapes import NORM_SHAPES
+from bench.shapes import FORWARD_SHAPES, NORM_SHAPES
 from tkq import reference_norms
 from tkq.norms.heads_ops import heads_backward
 from tkq.norms.spec import GROUP
@@ -173,7 +173,7 @@ def _heads_backward_job(b: int, s: int, h: int, d: int) -> Job:
     def ours(dy, x, weight, rstd):
         rows = (-1, h, d)
         dx, dweight, _, _ = heads_backward(
-            dy.view(rows), x.view(rows), weight, rstd, dresidual_out=None, weight_offset=0.0,
+            "rmsnorm", dy.view(rows), x.view(rows), weight, rstd, dresidual_out=None, weight_offset=0.0,
             needs=(True, True, False), dx_dtype=BF16, dresidual_dtype=None, dbias_dtype=None,
         )
         return dx.view(x.shape), dweight
@@ -222,7 +222,7 @@ def calls() -> dict[str, Call]:
 BENCH = Bench(
     "norms", __doc__,
     {"forward": forward_jobs, "residual": residual_jobs, "quant": quant_jobs, "heads": heads_jobs},
-    shapes={"forward": NORM_SHAPES, "residual": NORM_SHAPES, "quant": NORM_SHAPES},
+    shapes={"forward": FORWARD_SHAPES, "residual": FORWARD_SHAPES, "quant": NORM_SHAPES},
     quick=QUICK,
     calls=calls,
 )

@@ -87,9 +87,11 @@ def transposes(shapes) -> Iterator[Job]:
 
 
 def calls() -> dict[str, Call]:
+    """Eager calls on small tensors."""
     x = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
-    return {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US)
+    ours = {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US)
             for g in ("row", "block", "tile")}
+    return {"x + x": Call(lambda: x + x), **ours}
 
 
 def _section(granularity):

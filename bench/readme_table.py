@@ -1,12 +1,13 @@
-"""The README's speed section, made from measured results and nothing else.
+"""The README's speed section and docs/speed.md, made from measured results and nothing else.
 
-python -m bench.readme_table            print it
-python -m bench.readme_table --write    put it between the markers in README.md
+python -m bench.readme_table            print the section
+python -m bench.readme_table --write    put it between the markers in README.md, and write docs/speed.md
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -15,14 +16,43 @@ from bench.results import Case, Cost, Report
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
-ROOFS = ("copy",)  # timed beside the peers to show what memory allows; not a rival
+# timed beside the peers to show what memory allows, or what fusing brings or costs; no rivals
+ROOFS = ("copy", "add", "copy + add", "tkq apart", "plain")
 
 
 def section(*results: Path) -> str:
     """The section's text in Markdown, run by run, "Not measured yet." where there are no results."""
     found = [_run(Report.from_json(path.read_text())) for path in results or RESULTS if path.exists()]
     return "\n\n".join(found) or "Not measured yet."
+
+
+def page(folder: Path = RESULTS[0].parent) -> str:
+    """docs/speed.md: every results file but the README's, with what the roofs are."""
+    head = """# Speed
+
+Made by `python -m bench.readme_table --write` from `bench/results/h100`; the foundation is in the README. A roof is
+what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the bytes that an
+operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual), one in a cross
+entropy's, three in a norm's or softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without
+what is fused into it."""
+    others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
+    runs = (f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path)}" for path in others)
+    return "\n\n".join((head, *runs)) + "\n"
+
+
+def _of_file(path: Path) -> str:
+    text = path.read_text()
+    return _memory(json.loads(text)) if path.stem.endswith("_memory") else _run(Report.from_json(text))
+
+
+def _memory(found: dict[str, dict[str, int]]) -> str:
+    """bench.linear_cross_entropy's second file: bytes by shape and candidate."""
+    names = list(dict.fromkeys(name for taken in found.values() for name in taken))
+    rows = ((shape, *(f"{taken[name] / 2**20:.0f} MB" if name in taken else "" for name in names),
+             f"{taken['tkq'] / taken['torch']:.3f}" if "torch" in taken else "") for shape, taken in found.items())
+    return "The most in use above inputs and gradients.\n\n" + _table(("shape", *names, "tkq of torch"), rows)
 
 
 def _run(report: Report) -> str:
@@ -33,10 +63,11 @@ def _run(report: Report) -> str:
         "A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
         "above 1, tkq is faster. The peer shown is the fastest of those timed."
     )
-    parts = [
-        f"{head} {_timed_beside(report.cases)}",
-        _table(("operation (bf16)", "shape", "tkq", "fastest peer", "ratio"), map(_case_row, report.cases)),
-    ]
+    parts = [f"{head} {_timed_beside(report.cases)}" if report.cases else head]
+    if report.cases:
+        roofs = any(map(_of_roof, report.cases))
+        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of its roof",) if roofs else ()))
+        parts.append(_table(columns, (_case_row(case) + ((_of_roof(case),) if roofs else ()) for case in report.cases)))
     if report.costs:
         parts.append(_table(("cost", "median"), map(_cost_row, report.costs)))
     if report.problems:
@@ -73,6 +104,12 @@ def _case_row(case: Case) -> tuple[str, ...]:
     return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.3f}"
 
 
+def _of_roof(case: Case) -> str:
+    roof = case.roof or (case.bound if case.bound and set(case.bound.against) <= set(ROOFS) else None)
+    best = case.beside(roof) if roof else None
+    return f"{best[1]:.3f} of {best[0]}" if best else ""
+
+
 def _cost_row(cost: Cost) -> tuple[str, ...]:
     value = f"{cost.median_us / 1000:.1f} ms" if cost.median_us >= 1000 else f"{cost.median_us:.1f} us"
     return cost.name, f"{value} ({cost.note})" if cost.note else value
@@ -89,9 +126,10 @@ def replace_section(readme: str, text: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme_table", description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="rewrite README.md")
+    parser.add_argument("--write", action="store_true", help="rewrite README.md and docs/speed.md")
     if parser.parse_args(argv).write:
         README.write_text(replace_section(README.read_text(), section()))
+        PAGE.write_text(page())
     else:
         print(section())
     return 0

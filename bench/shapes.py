@@ -11,3 +11,4 @@ NORM_SHAPES = (
     (8192, 131072),
     (4096, 262144),
 )
+FORWARD_SHAPES = (NORM_SHAPES[0], (32768, 2048), *NORM_SHAPES[1:])  # of the reductions' forwards

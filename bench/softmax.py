@@ -19,13 +19,14 @@ from bench.command import Bench, Job, main
 from bench.harness import Call
 from bench.results import Bound
 from bench.row_bench import AUTOGRAD_CALL_US, BACKWARD_SHAPES, BF16, CALL_US, QUICK, ends, randn
-from bench.shapes import NORM_SHAPES
+from bench.shapes import FORWARD_SHAPES
 from tkq import reference_losses as reference
 from tkq.softmax.ops import _launch_backward
 from tkq.testing.timing import relative_error
 
 FORWARD, BACKWARD = 0.99, 1.00
 OF_COPY = 0.95
+LIGER_MOST_COLUMNS = 65536
 
 
 def forward_jobs(shapes) -> Iterator[Job]:
@@ -36,11 +37,12 @@ def forward_jobs(shapes) -> Iterator[Job]:
             x, = inputs
             return max(relative_error(output[rows], reference.softmax(x[rows].float())) for rows in ends(m))
 
+        against = ("QuACK", "torch.compile", *(("Liger",) if n <= LIGER_MOST_COLUMNS else ()))
         question = harness.Question(
-            "forward", "softmax", f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(("QuACK", "torch.compile"), FORWARD),
+            "forward", "softmax", f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(against, FORWARD),
             roof=Bound(("copy",), OF_COPY) if n >= 4096 else None
         )
-        yield Job(question, lambda x: tkq.softmax(x), "softmax", ("QuACK", "torch.compile", "copy"),
+        yield Job(question, lambda x: tkq.softmax(x), "softmax", (*against, "copy"),
                   lambda i, m=m, n=n: (randn(i, m, n),), error)
 
 
@@ -56,12 +58,12 @@ def backward_jobs(shapes) -> Iterator[Job]:
             wanted = [reference.softmax_backward(y[rows].float(), dy[rows].float()) for rows in ends(m)]
             return max(relative_error(output[rows], right) for rows, right in zip(ends(m), wanted))
 
+        against = ("QuACK", "torch.compile", *(("Liger",) if n <= LIGER_MOST_COLUMNS else ()))
         question = harness.Question(
-            "backward", "softmax_backward", f"M{m} N{n}", "GB/s", 3 * m * n * 2,
-            Bound(("QuACK", "torch.compile"), BACKWARD)
+            "backward", "softmax_backward", f"M{m} N{n}", "GB/s", 3 * m * n * 2, Bound(against, BACKWARD)
         )
         yield Job(question, lambda y, dy: _launch_backward(y, dy, 1.0, False), "softmax_backward",
-                  ("QuACK", "torch.compile", "add"), inputs, error)
+                  (*against, "add"), inputs, error)
 
 
 def calls() -> dict[str, Call]:
@@ -81,7 +83,7 @@ def calls() -> dict[str, Call]:
 BENCH = Bench(
     "softmax", __doc__,
     {"forward": forward_jobs, "backward": backward_jobs},
-    shapes={"forward": NORM_SHAPES, "backward": BACKWARD_SHAPES},
+    shapes={"forward": FORWARD_SHAPES, "backward": BACKWARD_SHAPES},
     quick=QUICK,
     calls=calls,
 )

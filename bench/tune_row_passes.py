@@ -53,7 +53,7 @@ def label(c) -> str:
     if isinstance(c, WalkConfig):
         walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
         walk += " l1" * c.l1
-    resident = f" r{c.resident}" * (c.resident > 0) + f" m{c.most}" * (c.most > 0)
+    resident = f" r{c.resident}" * (c.resident > 0)
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 
 

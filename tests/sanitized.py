@@ -29,10 +29,11 @@ def on(device, *tensors):
 
 
 def norms(device):
-    """Forward and backward, rows of a warp, of a block and of a cluster, and rows that bulk copies cannot take."""
+    """Forward and backward, rows of a warp, of a block and of a cluster, and rows that bulk copies cannot take.
+    layernorm of 65536 columns keeps its vectors in registers."""
     import tkq
 
-    for M, N in ((37, 1024), (150, 4096), (5, 32768), (9, 1001)):
+    for M, N in ((37, 1024), (150, 4096), (5, 32768), (21, 65536), (9, 1001)):
         for op in (tkq.rmsnorm, tkq.layernorm):
             x, weight, bias, dy = on(device, randn(0, M, N, grad=True), randn(1, N, dtype=torch.float32, grad=True),
                                      randn(2, N, dtype=torch.float32, grad=True), randn(3, M, N))
@@ -68,8 +69,9 @@ def heads(device):
 
     packed, weight, dy = on(device, randn(0, 2, 9, 3, 4, 128), randn(1, 4, 128, grad=True), randn(2, 2, 9, 4, 128))
     x = packed[:, :, 1].requires_grad_()
-    y = tkq.rmsnorm(x, weight)
-    yield "rmsnorm of heads", (y, *grad(y, (x, weight), dy))
+    for op in (tkq.rmsnorm, tkq.layernorm):
+        y = op(x, weight)
+        yield f"{op.__name__} of heads", (y, *grad(y, (x, weight), dy))
     x, residual, weight, dy = on(device, randn(0, 37, 1024, grad=True), randn(1, 37, 1024, grad=True),
                                  randn(2, 1024, grad=True), randn(3, 37, 1024))
     y, total = tkq.rmsnorm(x, weight, residual=residual, prenorm=True)
@@ -157,6 +159,17 @@ def fp8(device):
         (a, sa), (b, sb) = tkq.quantize_fp8(randn(0, 300, 272), granularity), tkq.quantize_fp8(randn(1, 264, 272), of_b)
         a, sa, b, sb = on(device, a, sa, b, sb)
         yield f"fp8_gemm {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
+    from tkq.gemm import fp8_ops, fp8_plan
+    from tkq.gemm.fp8_spec import Fp8Spec
+
+    (a, sa), (b, sb) = tkq.quantize_fp8(randn(0, 600, 272), "row"), tkq.quantize_fp8(randn(1, 520, 272), "row")
+    a, sa, b, sb = on(device, a, sa, b, sb)
+    if device == "cpu":
+        c = tkq.fp8_gemm(a, b.t(), sa, sb.t())
+    else:  # two blocks: each has tiles to write under the next
+        spec, c = Fp8Spec(scales="row"), torch.empty(600, 520, device=device, dtype=BF16)
+        fp8_ops.run(spec, a, b.t(), sa, sb.t(), c, fp8_plan.fitted(fp8_plan.FAST[0], spec), 2)
+    yield "fp8_gemm of several tiles a block", (c,)
 
 
 def grouped(device):
@@ -167,6 +180,14 @@ def grouped(device):
     ends = torch.tensor([100, 100, 101, 300], dtype=torch.int32)
     x, y, b, offsets = on(device, randn(0, 304, 136), randn(1, 304, 264), randn(2, 4, 136, 264), ends)
     yield "grouped_gemm", (tkq.grouped_gemm(x, b, offsets)[:300],)
+    if device == "cpu":
+        c = tkq.grouped_gemm(x, b, offsets)
+    else:
+        from tkq.gemm import grouped_ops, grouped_spec
+
+        spec, c = grouped_spec.GroupedSpec(b_major="n"), torch.zeros(304, 264, device=device, dtype=BF16)
+        grouped_ops.run(spec, x, b, c, offsets, config=grouped_spec.fitted(grouped_spec.FAST[0], spec), blocks=2)
+    yield "grouped_gemm of several tiles a block", (c[:300],)
     yield "grouped_gemm along K", (tkq.grouped_gemm(x.t(), y, offsets),)
     found = (*tkq.quantize_fp8(randn(0, 304, 128), "block", transpose=True)[2:],
              *tkq.quantize_fp8(randn(1, 304, 264), "block", transpose=True)[2:])

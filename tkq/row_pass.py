@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Constexpr, Float32, Int32, Uint8, Uint32, const_expr
+from cutlass import Boolean, Constexpr, Float32, Int32, Uint32, const_expr
 
 from . import row_plan
 from . import tile as tk
@@ -157,10 +157,6 @@ class RowPass(RowCopies):
         """First in a kernel. Starts the cluster."""
         thread, _, _ = cute.arch.thread_idx()
         smem, buffer, mbar_ptr = tk.SharedAllocator(), None, None
-        if self.config.most:
-            t = self.tile
-            rows = t.rows * t.cols * self.dtype.width // 8 if self.config.load == "shared" else 0
-            smem.allocate_array(Uint8, row_plan.unused(self.config, rows), byte_alignment=16)
         if self.stage:
             buffer, mbar_ptr = self._allocate_reduction_buffer_and_mbar(smem, tv_layout)
             self._initialize_cluster(thread, mbar_ptr, self.tile.threads // 32)

@@ -5,7 +5,7 @@ from . import reduction_plan as geometry
 
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}  # the types of rows, in bits
 ACCESS_BITS = 128
-THREADS, MEMORY = 2048, 228 << 10  # of a multiprocessor: threads, bytes of shared memory
+THREADS = 2048  # of a multiprocessor
 # (largest row in bytes, threads to a row, threads, blocks of a cluster), for 16-byte accesses to short rows that
 # threads hold: measured on an H100 for rmsnorm (bench/tune_norms.py), which reads, holds and writes them as others do.
 SHORT = (
@@ -26,7 +26,6 @@ class RowConfig:
     load: "registers" (which hold the row over the exchange) or "shared" (by cp.async; a thread reads what it copied
     itself, once for each pass, and so needs few registers).
     resident: blocks for which a multiprocessor is to have registers; 0: threads get what they need.
-    most: blocks at most on a multiprocessor, by shared memory that nobody uses; 0: as many as fit.
     """
 
     threads_per_row: int
@@ -34,7 +33,6 @@ class RowConfig:
     cluster: int = 1
     load: str = "registers"
     resident: int = 0
-    most: int = 0
 
 
 def check_vector(spec) -> None:
@@ -62,12 +60,7 @@ def smem_bytes(spec, config: RowConfig, exchanges: int, exchanged: int = 8) -> i
     mbarrier."""
     t = tile(spec, config)
     rows = t.rows * t.cols * WIDTH[spec.x] // 8 if config.load == "shared" else 0
-    return rows + unused(config, rows) + exchanges * (t.threads // 32 * t.cluster * exchanged + 16)
-
-
-def unused(config: RowConfig, rows: int) -> int:
-    """Bytes that a block allocates beside those of its rows, so that no more than `most` fit on a multiprocessor."""
-    return max(0, MEMORY // (config.most + 1) + 128 - rows) if config.most else 0
+    return rows + exchanges * (t.threads // 32 * t.cluster * exchanged + 16)
 
 
 def check(spec, config: RowConfig, exchanges: int, words: int) -> None:

@@ -47,11 +47,30 @@ def test_options_choose_cases():
 
 
 @pytest.mark.parametrize("argv, words", (
-    (["--sections", "one,three"], "unknown ['three']; allowed ['one', 'fixed']"), (["--shapes", "3x"], "got '3x'")))
+    (["--sections", "one,three"], "unknown ['three']; allowed ['one', 'fixed']"), (["--shapes", "3x"], "got '3x'"),
+    (["--warm", "4/4"], "--warm: got (4, 4)"), (["--warm", "x"], "--warm: got 'x'")))
 def test_what_is_not_known_is_an_error_that_names_what_is(argv, words, capsys):
     with pytest.raises(SystemExit):
         command.main(TWO, argv)
     assert words in capsys.readouterr().err
+
+
+def test_warming_up_calls_everyone_once_and_says_who_fails(monkeypatch, tmp_path, capsys):
+    called = []
+
+    def quick(x):
+        called.append(("quick", x))
+
+    def broken(x):
+        raise RuntimeError("no such card")
+
+    monkeypatch.setitem(peers.PEERS, "op", {"quick": lambda: quick, "broken": lambda: broken, "other": lambda: quick})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    run = command.Run(tmp_path / "never.json", 1.0, command.QUICK, ("other",))
+    run.warm(Job(harness.Question("one", "op", "M1", "GB/s", 1.0), lambda x: called.append(("tkq", x)), "op",
+                 ("quick", "broken", "other"), lambda i: (7,), None))
+    assert called == [("tkq", 7), ("quick", 7)] and "broken: RuntimeError: no such card" in capsys.readouterr().out
+    assert not (tmp_path / "never.json").exists()
 
 
 @pytest.mark.parametrize("bench", BENCHES, ids=lambda b: b.name)

@@ -1,8 +1,10 @@
 """The benchmark harness without a GPU: turns, medians, ratios, bounds, costs and files, by timers that are scripted."""
 
 import dataclasses
+import itertools
 import json
 import math
+import os
 from importlib import metadata
 
 import pytest
@@ -356,9 +358,21 @@ def test_calls_take_turns_and_a_cost_is_the_median_batch_over_its_calls():
     assert one.samples == 7 and one.holds() is False and two.holds() is None
 
 
+def test_the_cpu_on_which_python_runs_fastest_is_chosen(monkeypatch):
+    on, ticks = [None], itertools.count()
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: on.__setitem__(0, next(iter(cpus))))
+    # Two readings make a spin: each CPU has its own distance between them, and CPU 2 is disturbed once.
+    now = [0.0]
+
+    def clock():
+        now[0] += {1: 3.0, 2: 9.0 if next(ticks) == 12 else 2.0, 3: 2.5}[on[0]]
+        return now[0]
+
+    assert harness._quietest([1, 2, 3], clock) == 2
+
+
 def test_pricing_calls_leaves_the_process_as_it_was():
     import gc
-    import os
 
     before = os.sched_getaffinity(0)
     seen = []

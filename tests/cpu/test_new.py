@@ -6,22 +6,49 @@ from tkq.runtime import new
 
 
 def test_a_tensor_without_a_gpu_comes_from_torch():
-    x = new.floats(torch.zeros(3), (2, 5), (5, 1))
-    assert x.shape == (2, 5) and x.stride() == (5, 1) and x.dtype == torch.float32 and x.device.type == "cpu"
-    assert new.floats(torch.zeros(3), (), ()).shape == ()
+    x = new.empty(-1, (2, 5), (5, 1), torch.float16)
+    assert x.shape == (2, 5) and x.stride() == (5, 1) and x.dtype == torch.float16 and x.device.type == "cpu"
+    assert new.empty(-1, (), (), torch.float32).shape == ()
 
 
-@pytest.mark.parametrize("device, filling, short", ((0, False, True), (1, False, False), (0, True, False)))
-def test_the_short_way_is_for_the_current_device_and_not_where_torch_fills(monkeypatch, device, filling, short):
-    class Like:
-        def get_device(self):
-            return 0
-
-    Like.device = torch.device("cpu")
+@pytest.mark.parametrize("index, current, filling, short", (
+    (0, 0, False, True), (1, 1, False, True), (-1, 0, False, False), (-1, -1, False, False), (-1, 0, True, False)))
+def test_the_short_way_is_for_the_current_device_and_not_where_torch_fills(monkeypatch, index, current, filling, short):
     seen = []
+    monkeypatch.setattr(new, "_short", True)
     monkeypatch.setattr(new, "_strided", lambda *args: seen.append(args))
-    monkeypatch.setattr(new, "_current", lambda: device)
+    monkeypatch.setattr(new, "_current", lambda: current)
     monkeypatch.setattr(new, "_filling", lambda: filling)
-    found = new.floats(Like(), (4,), (1,))
+    found = new.empty(index, (4,), (1,), torch.float32)
     assert seen == ([((4,), (1,), torch.float32)] if short else [])
     assert short or found.shape == (4,)
+
+
+@pytest.mark.parametrize("current, filling", ((1, False), (0, True)))
+def test_the_other_way_names_the_device(monkeypatch, current, filling):
+    seen = []
+    monkeypatch.setattr(new, "_short", True)
+    monkeypatch.setattr(new, "_current", lambda: current)
+    monkeypatch.setattr(new, "_filling", lambda: filling)
+    monkeypatch.setattr(torch, "empty_strided", lambda *args, **options: seen.append((*args, options)))
+    new.empty(0, (4,), (1,), torch.float32)
+    assert seen == [((4,), (1,), dict(dtype=torch.float32, device=torch.device("cuda", 0)))]
+
+
+@pytest.mark.parametrize("shape", ((), (7,), (3, 5), (2, 3, 4, 5), (2, 0, 3)))
+def test_like_is_contiguous(shape):
+    for x in (torch.zeros(shape), torch.zeros(*shape, 2)[..., 0]):
+        found = new.like(x, -1, torch.float16)
+        assert found.shape == x.shape and found.is_contiguous() and found.dtype == torch.float16
+        assert found.untyped_storage().nbytes() == 2 * x.numel()
+
+
+@pytest.mark.parametrize("without", (False, True))
+def test_rows_share_memory_from_where_a_view_begins(monkeypatch, without):
+    if without:
+        monkeypatch.setattr(new, "_over", None)
+    x = torch.arange(48.0).view(4, 3, 4)[1:]
+    rows = new.rows(x, 9, 4)
+    assert torch.equal(rows, x.reshape(9, 4)) and rows.data_ptr() == x.data_ptr()
+    spread = new.over(x, (3, 2), (12, 2))
+    assert torch.equal(spread, x[:, 0, ::2]) and spread.data_ptr() == x.data_ptr()

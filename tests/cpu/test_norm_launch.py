@@ -45,6 +45,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(launch.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(launch, "_known", {})
     monkeypatch.setattr(launch, "_launchers", {})
+    monkeypatch.setattr(launch, "_seen", launch.ops.Known())
     return made
 
 
@@ -130,10 +131,8 @@ def test_narrower_accesses_are_found_and_remembered(kernels):
 def test_a_refused_call_allocates_its_result_once(kernels, monkeypatch):
     wide, made = torch.zeros(6, 72).bfloat16(), []
     launch.plain("rmsnorm", wide[:, :64], W, None, 1e-5)
-    for name in ("empty", "empty_like"):
-        plain = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *args, plain=plain, **options: made.append(
-            plain(*args, **options)) or made[-1])
+    plain = launch.new.empty
+    monkeypatch.setattr(launch.new, "empty", lambda *args: made.append(plain(*args)) or made[-1])
     y = launch.plain("rmsnorm", wide[:, 1:65], W, None, 1e-5)
     assert len(made) == 1 and y is made[0] and kernels[1].calls[0][3] is y
 
@@ -315,7 +314,7 @@ def test_quantised_results_wait_in_registers():
 
 
 def heads_spec(D, vector):
-    return HeadsSpec(D, "bf16", "bf16", "bf16", "bf16", None, None, "bf16", None, False, vector)
+    return HeadsSpec("rmsnorm", D, "bf16", "bf16", "bf16", "bf16", None, None, "bf16", None, False, vector)
 
 
 @given(st.integers(1, heads_plan.MAX_D), st.sampled_from([1, 2, 4, 8]))
@@ -344,10 +343,10 @@ def test_each_row_of_heads_belongs_to_one_group_of_its_head(R, H, D, processors)
 
 @pytest.mark.parametrize("error, words, bad", [
     (NotImplementedError, "heads of 4097 columns", dict(D=4097)), (TypeError, "dy: got dtype e4m3", dict(dy="e4m3")),
-    (ValueError, "vector", dict(vector=16))])
+    (ValueError, "vector", dict(vector=16)), (ValueError, "kind: got 'softmax'", dict(kind="softmax"))])
 def test_heads_that_are_not_supported_say_so(error, words, bad):
-    given_ = dict(D=64, dy="bf16", x="bf16", weight="bf16", dx="bf16", dresidual=None, dresidual_out=None, dweight=None,
-                  dbias=None, offset=False, vector=1)
+    given_ = dict(kind="rmsnorm", D=64, dy="bf16", x="bf16", weight="bf16", dx="bf16", dresidual=None,
+                  dresidual_out=None, dweight=None, dbias=None, offset=False, vector=1)
     with pytest.raises(error, match=words):
         HeadsSpec(**{**given_, **bad})
 

@@ -79,12 +79,13 @@ def test_weight_offset_is_added_to_the_weight(kind):
     assert_2x(y, truth, truth.float().bfloat16(), ulps=1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape, heads", [((2, 5, 3, 16), 3), ((4, 16), 4), ((7, 4, 16), 4), ((0, 4, 16), 4)])
-def test_each_head_may_have_a_weight(shape, heads):
+def test_each_head_may_have_a_weight(kind, shape, heads):
     x, extra = make(shape, torch.bfloat16, weight=((heads, 16), torch.float32), bias=((heads, 16), torch.bfloat16),
                     residual=(shape, torch.float32))
-    y, h = tkq.rmsnorm(x, **extra, eps=EPS, prenorm=True)
-    truth, total = torch_norm("rmsnorm", x.double(), **wide(extra))
+    y, h = getattr(tkq, kind)(x, **extra, eps=EPS, prenorm=True)
+    truth, total = torch_norm(kind, x.double(), **wide(extra))
     assert_2x(y, truth, truth.float().bfloat16(), ulps=1)
     assert_2x(h, total, total.float(), ulps=1)
 
@@ -130,7 +131,9 @@ def test_a_bad_option_is_named(kind, error, says, options):
     (ValueError, r"bias: shape is \(4,\), expected \(2, 4\)",
      lambda: tkq.rmsnorm(X, torch.ones(2, 4), bias=torch.ones(4))),
     (ValueError, "weight: strides are", lambda: tkq.rmsnorm(X, torch.ones(4, 2).t())),
-    (ValueError, r"weight: shape is \(2, 4\), expected \(4\)", lambda: tkq.layernorm(X, torch.ones(2, 4))),
+    (ValueError, r"weight: shape is \(3, 4\), expected \(2, 4\)", lambda: tkq.layernorm(X, torch.ones(3, 4))),
+    (ValueError, r"bias: shape is \(4,\), expected \(2, 4\)",
+     lambda: tkq.layernorm(X, torch.ones(2, 4), torch.ones(4))),
     (ValueError, "granularity: got 'tensor'.*row, block", lambda: tkq.rmsnorm_quant(X, granularity="tensor")),
     (NotImplementedError, "rmsnorm_quant: x requires a gradient",
      lambda: tkq.rmsnorm_quant(torch.ones(2, 4, requires_grad=True))),
@@ -248,25 +251,27 @@ def test_gradients_have_their_inputs_types(route, dtype, residual, bias):
         assert (leaf.grad.double() - exact[name].grad).abs().max() <= 0.02 * scale, name
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("route", ["eager", "compiled"])
-def test_gradients_of_the_weights_of_heads(route):
+def test_gradients_of_the_weights_of_heads(kind, route):
     torch.manual_seed(3)
     leaves = {name: torch.randn(shape, requires_grad=True) for name, shape in
               dict(x=(2, 5, 3, 16), weight=(3, 16), bias=(3, 16), residual=(2, 5, 3, 16)).items()}
-    y, h = call("rmsnorm", leaves, route, prenorm=True, weight_offset=0.5)
+    y, h = call(kind, leaves, route, prenorm=True, weight_offset=0.5)
     found = torch.autograd.grad(y.square().sum() + h.square().sum(), leaves.values())
     exact = {name: t.detach().double().requires_grad_() for name, t in leaves.items()}
-    y, h = torch_norm("rmsnorm", *_four(exact), 0.5)
+    y, h = torch_norm(kind, *_four(exact), 0.5)
     truth = torch.autograd.grad(y.square().sum() + h.square().sum(), exact.values())
     assert all(torch.allclose(a.double(), b, rtol=1e-5, atol=1e-5) for a, b in zip(found, truth))
 
 
-def test_heads_too_long_for_a_gradient_are_refused_before_it_is_needed():
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_too_long_for_a_gradient_are_refused_before_it_is_needed(kind):
     x, w = torch.ones(2, 3, 4097), torch.ones(3, 4097, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="heads of 4097 columns, allowed are 1 to 4096"):
-        tkq.rmsnorm(x, w)
+    with pytest.raises(NotImplementedError, match=f"{kind}.*heads of 4097 columns, allowed are 1 to 4096"):
+        getattr(tkq, kind)(x, w)
     with torch.no_grad():
-        assert tkq.rmsnorm(x, w).shape == x.shape
+        assert getattr(tkq, kind)(x, w).shape == x.shape
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -91,6 +91,10 @@ def test_the_speed_section_is_what_the_results_say():
     assert readme_table.replace_section(README, readme_table.section()) == README
 
 
+def test_the_page_on_speed_is_what_the_results_say():
+    assert readme_table.PAGE.read_text() == readme_table.page()
+
+
 # ---- the script that writes the section --------------------------------------------------------------------------
 
 
@@ -138,6 +142,15 @@ def test_the_section_says_what_was_not_timed(tmp_path):
     text = readme_table.section(path)
     assert "| compiled 2500 GB/s (FA4 not timed) | 1.200 |" in text
     assert text.endswith("Did not run: gemm 4096^3 a @ b.")
+
+
+def test_the_page_has_a_table_for_each_file(tmp_path):
+    report().save(tmp_path / "norms.json")
+    (tmp_path / "linear_memory.json").write_text('{"M1": {"tkq": 1048576, "torch": 10485760}, "M2": {"tkq": 2097152}}')
+    text = readme_table.page(tmp_path)
+    assert "## norms" in text and "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
+    assert "| shape | tkq | torch | tkq of torch |" in text
+    assert "| M1 | 1 MB | 10 MB | 0.100 |" in text and "| M2 | 2 MB |  |  |" in text
 
 
 def test_replacing_the_section_leaves_the_rest():

@@ -235,14 +235,3 @@ def test_recipes_differ_where_kernels_do():
              SoftmaxSpec(64, "bf16", 8, backward=True), SoftmaxSpec(64, "bf16", 8, shifted=True),
              SoftmaxSpec(64, "fp16", 8)]
     assert len({repr(ops.recipe(s)) for s in specs}) == len(specs)
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
-def test_memory_that_nobody_uses(most):
-    """So many blocks fit on a multiprocessor, and no more; none is added where rows need as much themselves."""
-    spec = SoftmaxSpec(262144, "bf16", 8)
-    config = row_plan.RowConfig(256, 256, 16, "shared", most=most)
-    plan.check(spec, config)
-    a_block = row_plan.smem_bytes(spec, config, plan.EXCHANGES) + 1024
-    assert (228 << 10) // a_block == most
-    assert row_plan.unused(config, 200 << 10) == 0

@@ -48,13 +48,17 @@ def hopper(monkeypatch):
     """A machine as far as host functions see one; kernels are their recipes."""
     for module in (call, fp8_ops, grouped_ops):
         monkeypatch.setattr(module, "function", lambda recipe: recipe)
-        module._launcher.cache_clear()
+        _forget(module)
     monkeypatch.setattr(call.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(call.arch, "processors", lambda device: 132)
     monkeypatch.setattr(call.arch, "model", lambda device: "a GPU, 132 processors")
     yield
     for module in (call, fp8_ops, grouped_ops):
-        module._launcher.cache_clear()
+        _forget(module)
+
+
+def _forget(module):
+    (call.forget if module is call else module._launcher.cache_clear)()
 
 
 # ---- what is chosen among --------------------------------------------------------------------------------
@@ -90,7 +94,7 @@ def test_candidates_of_fp8_gemm(spec, size):
                                   GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")))
 def test_candidates_of_grouped_gemm(spec):
     found = candidates.of_grouped_gemm(spec, 8192, 4096, 16, 132)
-    assert 2 < len(found) < 50 and len(set(found)) == len(found) and not any(x.pdl for x in found)
+    assert 2 < len(found) < 50 and len(set(found)) == len(found)
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------
@@ -145,7 +149,8 @@ def fields(config, **changed):
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), split=0)),
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), stages=4.0)),
     ("grouped_gemm", GroupedSpec(), fields(NarrowConfig())),
-    ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, lag=0, spread=1))),
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
     assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found) is None
@@ -191,7 +196,7 @@ def test_gemm_takes_what_was_found(hopper):
     other = next(x for x in candidates.of_gemm(spec, *sizes, 132) if x != planned)
     tuned.write(chosen.problem("gemm", spec, (*sizes, batches), a.device), other, {})
     assert call._launcher(kind, None)[0].args[1] == planned, "nothing is read at call time"
-    call._launcher.cache_clear()
+    call.forget()
     assert call._launcher(kind, None)[0].args[1] == other
     assert call._launcher(kind, planned)[0].args[1] == planned, "what a test asks for comes first"
 
@@ -224,7 +229,7 @@ def test_what_another_process_found_counts_once_tune_is_asked(hopper, monkeypatc
     with monkeypatch.context() as alone:  # another process: this one is not told
         alone.setattr(tuned, "forget", lambda: None)
         tuned.write(asked, other, dict(gain=1.1, times={}, failed={}))
-    call._launcher.cache_clear()
+    call.forget()
     assert call._launcher(kind, None)[0].args[1] == planned, "the folder is looked for once"
     monkeypatch.setattr(tuning, "_on", lambda *_: contextlib.nullcontext())
     assert tkq.tune(tkq.gemm, *args).chosen == str(other)
@@ -264,7 +269,7 @@ def test_what_was_found_can_be_ignored(hopper):
     runtime.ignore_tuned()
     assert call._launcher(kind, None)[0].args[1] == planned
     runtime.ignore_tuned(False)
-    call._launcher.cache_clear()
+    call.forget()
     assert call._launcher(kind, None)[0].args[1] == other
 
 

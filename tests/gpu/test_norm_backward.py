@@ -280,9 +280,8 @@ def _other_plans(N, few):
     return s, {k: v for k, v in found.items() if not few or k in few}
 
 
-FEW = ("trigger=True", "early=False", "evict_first=True", "streaming=True", "finish=tail", "cooperative=False",
-       "warps=4", "warps=16", "vectors=packed", "vectors=late", "pdl=False", "whole rows", "two blocks of 8",
-       "halves three blocks of 4")
+FEW = ("early=False", "evict_first=True", "streaming=True", "finish=tail", "cooperative=False", "warps=4", "warps=16",
+       "vectors=packed", "vectors=late", "pdl=False", "whole rows", "two blocks of 8", "halves three blocks of 4")
 
 
 def _check_plan(s, name, p, M):
@@ -297,11 +296,11 @@ def _check_plan(s, name, p, M):
 def test_kernels_that_start_under_the_end_of_each_other_wait_for_it():
     """Each one's dx is the next one's dy, and its column sums take the room of the one before."""
     N, M = 4096, 1500
-    s, found = _other_plans(N, ("trigger=True",))
+    s, found = _other_plans(N, ("pdl=False",))
     dy, x, weight = make(M, N)
     rstd, _ = statistics("rmsnorm", x)
     ends = []
-    for p in (variants(s.shape)["planned"], *[found["trigger=True"]] * 5):
+    for p in (found["pdl=False"], *[variants(s.shape)["planned"]] * 5):
         results, dys = [], dy
         for _ in range(20):
             dx, dweight = torch.empty_like(x), torch.empty_like(weight)
@@ -328,10 +327,12 @@ def test_every_other_plan(N):
         _check_plan(s, name, p, 67)
 
 
+@pytest.mark.parametrize("N", [1024, 4096])
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_side_streams(kind):
-    """Each stream has its counter: two grids with a barrier at once, many times, and the right bits from both."""
-    inputs = [make(1024, 1024, seed=seed) for seed in (1, 2)]
+def test_on_side_streams(kind, N):
+    """Each stream has its counter: two grids with a barrier at once, many times, and the right bits from both. Blocks
+    of 4096 columns leave no room for another grid's, and a stream's next grid comes before the last one has gone."""
+    inputs = [make((1 << 22) // N, N, seed=seed) for seed in (1, 2)]
     numbers = [statistics(kind, x) for _, x, _ in inputs]
     wanted = [norm_backward(kind, *i, *n) for i, n in zip(inputs, numbers)]
     streams = [torch.cuda.Stream() for _ in inputs]

@@ -226,32 +226,35 @@ def test_more_than_2_31_elements(kind):
 # ---- weights of heads ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("D", [64, 128, 256, 33])
 @pytest.mark.parametrize("H", [1, 5, 32])
-def test_heads_of_a_packed_qkv_are_read_in_place(D, H):
+def test_heads_of_a_packed_qkv_are_read_in_place(kind, D, H):
+    norm = getattr(tkq, kind)
     qkv = torch.randn(2, 37, 3, H, D, device="cuda", dtype=torch.bfloat16)
     _, extra = make((1, D), "bf16", weight=((H, D), "bf16"))
     for i in (0, 1):
         x = qkv[:, :, i]
-        want = torch_norm("rmsnorm", x.double(), extra["weight"].double())[0]
-        same = torch_norm("rmsnorm", x.float(), extra["weight"].float())[0].bfloat16()
-        tkq.rmsnorm(x, extra["weight"], eps=EPS)
+        want = torch_norm(kind, x.double(), extra["weight"].double())[0]
+        same = torch_norm(kind, x.float(), extra["weight"].float())[0].bfloat16()
+        norm(x, extra["weight"], eps=EPS)
         before = torch.cuda.memory_stats()["allocation.all.allocated"]
-        y = tkq.rmsnorm(x, extra["weight"], eps=EPS)
+        y = norm(x, extra["weight"], eps=EPS)
         assert torch.cuda.memory_stats()["allocation.all.allocated"] - before == 1, "one allocation: the output"
         assert y.is_contiguous()
         assert_2x(y, want, same, ulps=1)
-        shared = tkq.rmsnorm(x, extra["weight"][0], eps=EPS)
-        assert torch.equal(shared, tkq.rmsnorm(x.contiguous(), extra["weight"][0].clone(), eps=EPS))
+        shared = norm(x, extra["weight"][0], eps=EPS)
+        assert torch.equal(shared, norm(x.contiguous(), extra["weight"][0].clone(), eps=EPS))
 
 
-def test_heads_with_every_option():
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_with_every_option(kind):
     shape, H, D = (2, 19, 6, 128), 6, 128
     x, extra = make(shape, "bf16", residual="fp32", weight=((H, D), "fp32"), bias=((H, D), "bf16"))
-    check("rmsnorm", x, extra, weight_offset=1.0, out_dtype=torch.float32)
+    check(kind, x, extra, weight_offset=1.0, out_dtype=torch.float32)
     wide = torch.full((2, 19, 9, D), float("nan"), device="cuda", dtype=torch.bfloat16)
     wide[:, :, 2:8] = x
-    check("rmsnorm", wide[:, :, 2:8], extra, weight_offset=1.0, out_dtype=torch.float32)
+    check(kind, wide[:, :, 2:8], extra, weight_offset=1.0, out_dtype=torch.float32)
 
 
 # ---- float8 --------------------------------------------------------------------------------------------------------
@@ -339,11 +342,12 @@ def test_zeros_nan_and_infinity_quantise_to_what_is_documented(granularity, N):
     assert torch.isinf(scale[0, 0]) and torch.isnan(q[0, 7].float()) and (q[0, 8:128].float() == 0).all()
 
 
-def test_quantised_heads():
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_heads(kind):
     qkv = torch.randn(2, 37, 3, 8, 128, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(8, 128, device="cuda", dtype=torch.bfloat16)
-    q, scale = tkq.rmsnorm_quant(qkv[:, :, 1], w, eps=EPS)
-    y = torch_norm("rmsnorm", qkv[:, :, 1].double(), w.double())[0]
+    q, scale = getattr(tkq, kind + "_quant")(qkv[:, :, 1], w, eps=EPS)
+    y = torch_norm(kind, qkv[:, :, 1].double(), w.double())[0]
     assert q.shape == y.shape and scale.shape == (2 * 37 * 8, 1)
     back = q.double() * scale.double().view(2, 37, 8, 1)
     assert ((back - y).abs() <= 2.0**-4 * y.abs() + scale.double().view(2, 37, 8, 1) * 2.0**-10 * 1.01).all()
@@ -445,30 +449,34 @@ def test_gradients_of_leading_dimensions(backward, kind):
         assert torch.equal(leaf.grad.view(flat[name].shape), flat[name].grad), name
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("D", [64, 128, 100, 33, 1024])
 @pytest.mark.parametrize("H", [1, 5, 32])
-def test_gradients_of_weights_of_heads(D, H):
+def test_gradients_of_weights_of_heads(kind, D, H):
     for R in (1, 61):
         leaves = leaves_of((R, H, D), "bf16", weight=((H, D), "bf16"))
-        check_gradients("rmsnorm", leaves, with_sum=False)
+        check_gradients(kind, leaves, with_sum=False)
 
 
-def test_gradients_of_heads_with_every_option():
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_heads_with_every_option(kind):
     vectors = dict(weight=((6, 128), "fp32"), bias=((6, 128), "fp32"), residual="fp32")
-    check_gradients("rmsnorm", leaves_of((2, 300, 6, 128), "bf16", **vectors), offset=1.0)
+    check_gradients(kind, leaves_of((2, 300, 6, 128), "bf16", **vectors), offset=1.0)
     for frozen in (("weight", "bias"), ("x", "residual"), ("x", "bias", "weight")):
-        check_gradients("rmsnorm", leaves_of((2, 50, 6, 128), "bf16", frozen=frozen, **vectors), offset=1.0)
+        check_gradients(kind, leaves_of((2, 50, 6, 128), "bf16", frozen=frozen, **vectors), offset=1.0)
 
 
-def test_gradients_of_heads_in_a_packed_qkv():
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_heads_in_a_packed_qkv(kind):
     """x is a slice, and so is the gradient that comes in; neither is copied."""
     qkv = torch.randn(2, 150, 3, 8, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     w = torch.randn(8, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     dqkv = torch.randn_like(qkv)
-    tkq.rmsnorm(qkv[:, :, 1], w, eps=EPS).backward(dqkv[:, :, 2])
+    norm = getattr(tkq, kind)
+    norm(qkv[:, :, 1], w, eps=EPS).backward(dqkv[:, :, 2])
     x = qkv[:, :, 1].detach().contiguous().requires_grad_()
     v = w.detach().clone().requires_grad_()
-    tkq.rmsnorm(x, v, eps=EPS).backward(dqkv[:, :, 2].contiguous())
+    norm(x, v, eps=EPS).backward(dqkv[:, :, 2].contiguous())
     assert torch.equal(qkv.grad[:, :, 1], x.grad) and torch.equal(w.grad, v.grad)
     assert (qkv.grad[:, :, 0] == 0).all()
 
@@ -494,11 +502,26 @@ def test_gradients_of_heads_are_the_same_bits_every_time_in_two_launches():
     assert sum("HeadsBackward" in name for name in names) == 2, names
 
 
-def test_gradients_of_hard_heads():
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_hard_heads(kind):
     for scale in (1e4, 1e-2):
         x, extra = make((300, 8, 128), "fp32", scale, weight=((8, 128), "fp32"))
         x[7, 3, 5] = 1e4 * scale
-        check_gradients("rmsnorm", dict(x=x.requires_grad_(), weight=extra["weight"].requires_grad_()), with_sum=False)
+        check_gradients(kind, dict(x=x.requires_grad_(), weight=extra["weight"].requires_grad_()), with_sum=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_nan_in_the_last_row_of_heads_stays_with_its_head(kind):
+    """Threads whose rows are past the end hold numbers of the last one, of another head perhaps."""
+    x, extra = make((5, 3, 128), "fp32", weight=((3, 128), "fp32"), bias=((3, 128), "fp32"))
+    x[-1, -1, 7] = float("nan")
+    leaves = dict(x=x, **extra)
+    for t in leaves.values():
+        t.requires_grad_()
+    getattr(tkq, kind)(**leaves).sum().backward()
+    assert torch.isnan(leaves["weight"].grad[2]).any() and torch.isnan(x.grad[-1, -1]).all()
+    assert torch.isfinite(leaves["weight"].grad[:2]).all() and torch.isfinite(leaves["bias"].grad).all()
+    assert torch.isfinite(x.grad[:-1]).all() and torch.isfinite(x.grad[-1, :2]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,12 @@ def keep(ctx, tensors, options: tuple, deterministic: bool, lengths: tuple = ())
     """tensors: q, k, v, sinks, o, lse. options, lengths: as ``arguments.Options`` and, of varlen, ``Lengths``."""
     ctx.save_for_backward(*tensors, *lengths[:4])
     ctx.known = options, deterministic, lengths[4:]
+
+
+def both(ctx, o, lse):
+    """Two results, of which either may be left unused."""
     ctx.set_materialize_grads(False)  # None, and not a tensor of zeros, for what was not used
+    return o, lse
 
 
 def gradients(ctx, do, dlse):
@@ -31,7 +36,7 @@ def gradients(ctx, do, dlse):
 
 def setup(ctx, inputs, output):
     """Of the op: see ``tkq.attention.ops``. Its lse is there, as a gradient is asked for."""
-    keep(ctx, (*inputs[:INPUTS], *output), inputs[4:9], inputs[10])
+    keep(ctx, (*inputs[:INPUTS], *both(ctx, *output)), inputs[4:9], inputs[10])
 
 
 def backward(ctx, do, dlse):
@@ -39,9 +44,9 @@ def backward(ctx, do, dlse):
     return *gradients(ctx, do, dlse), *(None,) * 7
 
 
-def recorded_backward(ctx, do, dlse):
-    """Of the eager function, whose inputs are q, k, v, sinks, the options and deterministic."""
-    return *gradients(ctx, do, dlse), None, None
+def recorded_backward(ctx, do, dlse=None):
+    """Of both eager functions, whose inputs are q, k, v, sinks and how they are to be called."""
+    return *gradients(ctx, do, dlse), None
 
 
 # ---- sequences of any length -----------------------------------------------------------------------
@@ -49,14 +54,9 @@ def recorded_backward(ctx, do, dlse):
 
 def setup_varlen(ctx, inputs, output):
     """Of the op: see ``tkq.attention.varlen_ops``."""
-    keep(ctx, (*inputs[:INPUTS], *output), inputs[10:15], inputs[16], inputs[4:10])
+    keep(ctx, (*inputs[:INPUTS], *both(ctx, *output)), inputs[10:15], inputs[16], inputs[4:10])
 
 
 def backward_varlen(ctx, do, dlse):
     """Of the op."""
     return *gradients(ctx, do, dlse), *(None,) * 13
-
-
-def recorded_backward_varlen(ctx, do, dlse):
-    """Of the eager function, whose inputs are q, k, v, sinks, the lengths, the options and deterministic."""
-    return *gradients(ctx, do, dlse), None, None, None

@@ -20,10 +20,12 @@ from tkq.attention.arguments import (
 from tkq.attention.launch import Operands
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
 from tkq.attention.spec import FAR, AttentionSpec
-from tkq.runtime import Recipe, arch, check, counters, dtypes, function, ops
+from tkq.runtime import Recipe, arch, check, counters, dtypes, function, new, ops
 
 # (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
+# What the kernel cannot see, and what is made for it -> (kernel, its numbers, what o and lse are made from)
+_known = ops.Known()
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
@@ -68,7 +70,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
     elif way == "record":
-        o, lse = _Recorded.apply(q, k, v, sinks, options, deterministic)
+        return _Recorded.apply(q, k, v, sinks, (options, deterministic, return_lse))
     else:
         o, lse = _traced(q, k, v, sinks, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
@@ -81,11 +83,13 @@ def _traced(q, k, v, sinks, options, return_lse, deterministic):
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
-def _recorded(ctx, q, k, v, sinks, options, deterministic):
-    """The eager function: forward, with what the gradients need kept."""
+def _recorded(ctx, q, k, v, sinks, how):
+    """The eager function: forward, with what the gradients need kept. An lse that nobody asked for is no result: each
+    costs autograd a microsecond."""
+    options, deterministic, return_lse = how
     o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
-    return o, lse
+    return autograd.both(ctx, o, lse) if return_lse else o
 
 
 def _check(q, k, v, sinks, options):
@@ -97,6 +101,14 @@ def _check(q, k, v, sinks, options):
 def forward(q, k, v, sinks, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
+        index = q.get_device()
+        key = index, q.dtype, q.shape, v.shape, sinks is None or sinks.dtype, options, return_lse
+        known = _known.get(key)
+        if known is not None:
+            kernel, numbers, of_o, of_lse = known
+            o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+            kernel((q, k, v, o, lse, sinks), None, counters.counter(index), numbers)
+            return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape
         if not (batch and rows and heads and keys):
@@ -104,12 +116,13 @@ def forward(q, k, v, sinks, options, return_lse):
             return _empty(q, head_dim_v, sinks, return_lse)
         if heads % kv_heads:
             raise ValueError  # _check has the words
-        o = torch.empty_like(q) if head_dim == head_dim_v and q.is_contiguous() else q.new_empty(
-            batch, rows, heads, head_dim_v)
-        # Only where it is asked for: an allocation is 3 us of a call's 18 (H100's host). Sizes one by one, with a
-        # device: torch parses this faster than new_empty.
-        lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
-        _launch((q, k, v, o, lse, sinks), (rows, heads, head_dim, keys, kv_heads, head_dim_v), options)
+        pitch = heads * head_dim_v
+        of_o = (batch, rows, heads, head_dim_v), (rows * pitch, pitch, head_dim_v, 1), q.dtype
+        of_lse = (batch, heads, rows), (heads * rows, rows, 1), torch.float32
+        o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+        sizes = rows, heads, head_dim, keys, kv_heads, head_dim_v
+        kernel, numbers = _launch((q, k, v, o, lse, sinks), sizes, options, index)
+        _known.add(key, (kernel, numbers, of_o, of_lse))
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
@@ -136,11 +149,12 @@ def run(operands: Operands, options: Options = PLAIN, config=None):
     """Launch the kernel into operands.o and operands.lse, with no more checks than the compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    _launch(operands, (*operands.q.shape[1:], *operands.v.shape[1:]), options, config)
+    _launch(operands, (*operands.q.shape[1:], *operands.v.shape[1:]), options, operands.q.get_device(), config)
 
 
-def _launch(operands, sizes, options, config=None):
-    """operands, options: an Operands, an Options, or such tuples. sizes: of q and v, without the batch's."""
+def _launch(operands, sizes, options, index, config=None):
+    """operands, options: an Operands, an Options, or such tuples. sizes: of q and v, without the batch's. index: of the
+    device."""
     q, _, _, _, lse, sinks = operands
     rows, heads, head_dim, keys, kv_heads, head_dim_v = sizes
     causal, softmax_scale, left, right, softcap = options
@@ -150,7 +164,7 @@ def _launch(operands, sizes, options, config=None):
         causal = True if causal is False and right == 0 else causal
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
-    index, short, long = q.get_device(), keys < SHORT, keys >= LONG
+    short, long = keys < SHORT, keys >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
            pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
@@ -163,7 +177,9 @@ def _launch(operands, sizes, options, config=None):
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
-    kernel(operands, None, counters.counter(index), (scale, softcap, left, right, processors))  # a Numbers
+    numbers = scale, softcap, left, right, processors  # a Numbers
+    kernel(operands, None, counters.counter(index), numbers)
+    return kernel, numbers
 
 
 def launcher_of(device, spec, length, config=None):

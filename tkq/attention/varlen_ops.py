@@ -22,7 +22,7 @@ from tkq.attention.launch import Operands
 from tkq.attention.ops import launcher_of, nothing_seen
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of
 from tkq.attention.spec import FAR, AttentionSpec
-from tkq.runtime import check, counters, dtypes, ops
+from tkq.runtime import check, counters, dtypes, new, ops
 
 _launchers: dict = {}  # as ops._launchers
 
@@ -63,7 +63,7 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
     elif way == "record":
-        o, lse = _Recorded.apply(q, k, v, sinks, lengths, options, deterministic)
+        return _Recorded.apply(q, k, v, sinks, (lengths, options, deterministic, return_lse))
     else:
         o, lse = _traced(q, k, v, sinks, lengths, options, return_lse, deterministic)
     return (o, lse) if return_lse else o
@@ -76,11 +76,12 @@ def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
     return _op(q, k, v, sinks, *lengths, *options, return_lse or needs, deterministic)
 
 
-def _recorded(ctx, q, k, v, sinks, lengths, options, deterministic):
+def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept."""
+    lengths, options, deterministic, return_lse = how
     o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
-    return o, lse
+    return autograd.both(ctx, o, lse) if return_lse else o
 
 
 def _check(q, k, v, sinks, lengths, options):
@@ -93,22 +94,26 @@ def _check(q, k, v, sinks, lengths, options):
 def forward(q, k, v, sinks, lengths, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
-        total, heads, _ = q.shape
+        total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape
         cu_q, cu_k, used_q, used_k, _, _ = lengths
-        shape, number = (total, heads, head_dim_v), cu_q.shape[0]
-        if not (total and heads and keys) or number <= 1:
+        number = cu_q.shape[0] - 1
+        if not (total and heads and keys) or number <= 0:
             _check(q, k, v, sinks, lengths, options)
-            return q.new_zeros(shape), nothing_seen((heads, total), sinks, q.device) if return_lse else None
-        if heads % kv_heads or not all(x is None or x.shape[0] == number - 1 for x in (used_q, used_k)):
-            raise ValueError  # _check has the words
-        if used_q is None:
-            o = q.new_empty(shape)
-            lse = torch.empty(heads, total, dtype=torch.float32, device=q.device) if return_lse else None
-        else:  # rows that are not in use are nobody's task
-            o = q.new_zeros(shape)
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
-        run((q, k, v, o, lse, sinks), lengths, options)
+            return q.new_zeros(total, heads, head_dim_v), lse
+        if (heads % kv_heads or (used_q is not None and used_q.shape[0] != number)
+                or (used_k is not None and used_k.shape[0] != number)):
+            raise ValueError  # _check has the words
+        index, lse = q.get_device(), None
+        if used_q is None:
+            o = new.empty(index, (total, heads, head_dim_v), (heads * head_dim_v, head_dim_v, 1), q.dtype)
+            if return_lse:
+                lse = new.empty(index, (heads, total), (total, 1), torch.float32)
+        else:  # rows that are not in use are nobody's task
+            o = q.new_zeros(total, heads, head_dim_v)
+            lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
+        _launch((q, k, v, o, lse, sinks), (heads, head_dim, kv_heads, head_dim_v), lengths, options, index)
     except Exception:  # the words for a user are found only when something is wrong
         _check(q, k, v, sinks, lengths, options)
         check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
@@ -122,17 +127,24 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
     compiled function makes.
 
     config: an AttentionConfig instead of the plan's: for tests and tuning."""
-    q, _, v, _, lse, sinks = operands
-    (_, heads, head_dim), (_, kv_heads, head_dim_v) = q.shape, v.shape
+    sizes = (*operands.q.shape[1:], *operands.v.shape[1:])
+    _launch(operands, sizes, lengths, options, operands.q.get_device(), config)
+
+
+def _launch(operands, sizes, lengths, options, index, config=None):
+    """operands, lengths, options: an Operands, a Lengths, an Options, or such tuples. sizes: of q and v, without the
+    tokens. index: of the device."""
+    q, _, _, _, lse, sinks = operands
+    heads, head_dim, kv_heads, head_dim_v = sizes
     causal, softmax_scale, left, right, softcap = options
     if softcap or softmax_scale is not None:
         refuse_out_of_range(softmax_scale, softcap)
-    _, _, used_q, used_k, max_q, max_k = lengths
+    cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
     if right == 0 and causal is False:
         causal = True
     right = -1 if causal else right
     pack = 1 if heads == kv_heads else pack_of(max_q, heads // kv_heads)
-    index, short, long = q.get_device(), max_k < SHORT, max_k >= LONG
+    short, long = max_k < SHORT, max_k >= LONG
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right <= 0, softcap == 0.0, sinks is None or sinks.dtype,
            used_q is None, used_k is None, pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
@@ -146,7 +158,7 @@ def run(operands: Operands, lengths: Lengths, options: Options = PLAIN, config=N
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
-    kernel(operands, lengths[:4], counters.counter(index), (scale, softcap, left, right, processors))
+    kernel(operands, (cu_q, cu_k, used_q, used_k), counters.counter(index), (scale, softcap, left, right, processors))
 
 
 def _cpu(q, k, v, sinks, lengths, options, return_lse):
@@ -184,5 +196,4 @@ def _op_fake(q, k, v, sinks, *flat):
 
 _op = ops.torch_op("flash_attn_varlen", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake, setup=autograd.setup_varlen,
                    backward=autograd.backward_varlen)
-_Recorded = ops.eager_function("FlashAttentionVarlen", forward=_recorded,
-                               backward=autograd.recorded_backward_varlen)
+_Recorded = ops.eager_function("FlashAttentionVarlen", forward=_recorded, backward=autograd.recorded_backward)

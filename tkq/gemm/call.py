@@ -5,7 +5,8 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..runtime import arch, check, dtypes, function
+from ..runtime import arch, check, dtypes, function, new
+from ..runtime.ops import Known
 from . import tuned
 from .epilogue import GATED, Epilogue, is_located, name_of
 from .epilogue import PLAIN as PLAIN_EPILOGUE
@@ -13,6 +14,10 @@ from .plan import launch
 from .spec import DTYPES, OUT_DTYPES, TMA_BYTES, GemmSpec, fits_tma, fits_tma_store, is_k_major
 
 OUT = (torch.bfloat16, torch.float16, torch.float32)
+
+# What a call without an out looks like -> its kernel and blocks, the result's shape, strides and dtype: in front of all
+# that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
+_known = Known()
 
 
 class Extra(NamedTuple):
@@ -28,7 +33,35 @@ class Extra(NamedTuple):
 PLAIN = Extra()
 
 
-def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, extra=PLAIN):
+def extra_of(bias, activation, c, alpha, beta) -> Extra:
+    """An Extra; PLAIN itself where there is nothing in it."""
+    plain = bias is None and c is None and not activation and alpha == 1.0 and beta == 0.0
+    return PLAIN if plain else Extra(bias, activation, c, alpha, beta)
+
+
+def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
+    """(the result in a new tensor, None), or (None, what the call looks like), where that has not been seen before."""
+    index = a.get_device()
+    key = (index, a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (a.data_ptr() | b.data_ptr()) & 15,
+           out_dtype, activation, bias is not None and bias.dtype,
+           c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0, beta == 1.0, beta == 0.0)
+    known = _known.get(key)
+    if known is None:
+        return None, key
+    kernel, blocks, shape, stride, dtype = known
+    out = new.empty(index, shape, stride, dtype)
+    kernel(a, b, out, bias, c, alpha, beta, blocks)
+    return out, None
+
+
+def forget() -> None:
+    """All kernels of earlier calls."""
+    _known.clear()
+    _launcher.cache_clear()
+
+
+def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, extra=PLAIN,
+        key=None):
     """out = a @ b and its epilogue, with no more checks than the compiled function makes. out: its rows are contiguous,
     their pitch is free. All matrices, or all with a batch in front. K is any number from 8 on (from 1 on where it is
     contiguous in neither a nor b); where it is not a multiple of 8, what follows a row of K numbers, up to 16 bytes, is
@@ -36,10 +69,13 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
 
     accumulate: out += a @ b, see GemmSpec. room: what follows a row of out, up to 16 bytes, may be overwritten: with
     zeros, or added to.
-    For tests and tuning: a Config and a number of blocks (at most; at least a cluster) instead of the plan's."""
-    a, b, kind = kind_of(a, b, out, accumulate, room, extra)
+    key: what ``quick`` will know the call by. For tests and tuning: a Config and a number of blocks (at most; at least
+    a cluster) instead of the plan's."""
+    x, y, kind = kind_of(a, b, out, accumulate, room, extra)
     kernel, planned = _launcher(kind, config)
-    kernel(a, b, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
+    kernel(x, y, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
+    if key is not None and x is a and y is b:
+        _known.add(key, (kernel, planned, tuple(out.shape), out.stride(), out.dtype))
 
 
 def kind_of(a, b, out, accumulate, room, extra):
@@ -137,7 +173,7 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
     spec, sizes, batches = spec_of(*kind[:-1])
     found = candidates.of_gemm(spec, *sizes, arch.processors(a.device), batches) if all((*sizes, batches)) else []
     return tuned.Tunable(tuned.problem("gemm", spec, (*sizes, batches), a.device), found, (a, b, bias, c), out, call,
-                         _launcher.cache_clear)
+                         forget)
 
 
 # ---- what can be wrong with a call -----------------------------------------------------------------------
@@ -149,8 +185,10 @@ def shape_of(a, b, activation) -> tuple:
     return (*lines, b.shape[-1] // 2 if activation in GATED else b.shape[-1])
 
 
-def check_call(a, b, out_dtype, extra=PLAIN) -> None:
-    """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
+def check_call(a, b, out_dtype, extra=PLAIN, *, any_k=False) -> None:
+    """Everything that can be wrong with a call; names the argument, what came and what is allowed.
+
+    any_k: K is anything where it is contiguous in neither a nor b, as in the gradients of an odd number of rows."""
     for name, x in (("a", a), ("b", b)):
         check.dtype(name, x, DTYPES)
         check.rank(name, x, 2, 3)
@@ -166,7 +204,7 @@ def check_call(a, b, out_dtype, extra=PLAIN) -> None:
         if 1 not in x.stride()[-2:] and 1 not in x.shape[-2:] and x.numel():
             raise ValueError(f"gemm: {name} has strides {x.stride()}, allowed are those with a 1: "
                              "call .contiguous()")
-    if not inner_fits(a, b):
+    if a.shape[-1] % 8 and not (any_k and inner_fits(a, b)):
         raise ValueError(f"gemm: a is {tuple(a.shape)} and b {tuple(b.shape)}: K is {a.shape[-1]}, "
                          "allowed are multiples of 8: pad with zeros")
     _check_epilogue(a, b, out_dtype or a.dtype, extra)

@@ -10,7 +10,7 @@ from tkq.gemm import candidates, tuned
 from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES, fits_tma_store
-from tkq.runtime import arch, check, dtypes, function, ops
+from tkq.runtime import arch, check, dtypes, function, new, ops
 
 ACCUMULATE = ("fast", "fp32")
 
@@ -33,7 +33,9 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
             Any strides. Fast are scale_a's whose M is contiguous, as ``tkq.quantize_fp8`` makes them, and scale_b's
             whose N is.
         bias: (N,), bfloat16, float16 or float32, contiguous.
-        activation: "relu", "silu", "gelu" (by erf) or "gelu_tanh".
+        activation: "relu", "silu", "gelu" (by erf) or "gelu_tanh". Of a 16-bit result of "fast" sums it may be computed
+            while the next tile's products run, of the sum in the result's type: rounded before and after, as by two
+            calls.
         out_dtype: bfloat16, float16, float32 or float8_e4m3fn.
         out_scale: for float8 results, and only for them: float32, one element; the result is y / out_scale, and what is
             beyond 448 becomes 448.
@@ -63,13 +65,13 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
 def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
           out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
     try:
-        extras = None
+        extras, index = None, a.get_device()
         if bias is not None or activation is not None or out_scale is not None:
             extras = bias is not None and _facts(bias), activation, out_scale is not None and _facts(out_scale)
         kernel, blocks, m, n, strided = _launcher(
             a.dtype, b.dtype, a.shape, b.shape, scale_a.dtype, scale_b.dtype, scale_a.shape, scale_b.shape, extras,
-            out_dtype, accumulate, a.get_device(), scale_a.get_device(), scale_b.get_device())
-        c = torch.empty(m, n, dtype=out_dtype, device=a.device)
+            out_dtype, accumulate, index, scale_a.get_device(), scale_b.get_device())
+        c = new.empty(index, (m, n), (n, 1), out_dtype)
         if strided:
             (rows, steps), (steps_b, cols) = scale_a.stride(), scale_b.stride()
             of_a, of_b = (scale_a.data_ptr(), rows, steps), (scale_b.data_ptr(), cols, steps_b)
@@ -121,7 +123,7 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
         raise ValueError("fp8_gemm: nothing to multiply")
     if len({*devices, *(facts[3] for facts in (bias, out_scale) if facts)}) != 1:
         raise ValueError("fp8_gemm: several devices")
-    device = torch.device("cuda", devices[0]) if devices[0] >= 0 else torch.device("cpu")
+    device = arch.device(devices[0])
     arch.require_hopper(device)
     recipe, blocks = launch(spec, m, n, k, arch.processors(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
     return function(recipe), blocks, m, n, spec.scales != "tensor"

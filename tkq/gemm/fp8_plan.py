@@ -13,6 +13,8 @@ MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
+ROLLING = 0.96  # of that
+CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Fp8Config:
     lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
-    if it is 2 and there is an activation, a half of one.
-    Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; hold: A goes
-    through registers, once for all parts; ahead: a part starts before the last one is promoted.
+    if it is 2 or 4 and there is an activation, a half or a quarter of one.
+    Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: of a step's
+    two halves one is multiplied while the other is promoted, so many steps long, for scales by blocks.
     """
 
     m: int = 128
@@ -45,15 +47,15 @@ class Fp8Config:
     lag: int = 1
     spread: int = 0
     split: int = 1
-    hold: bool = False
-    ahead: bool = False
+    rolling: int = 0
 
     @property
     def name(self) -> str:
         words = [f"{self.m}x{self.n}"]
         words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
         words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
-        words += [f"split{self.split}"] * (self.split > 1) + ["hold"] * self.hold + ["ahead"] * self.ahead
+        words += [f"split{self.split}"] * (self.split > 1)
+        words += [f"rolling{self.rolling}"] * (self.rolling > 0)
         return "_".join(words)
 
     @property
@@ -104,10 +106,10 @@ class Fp8Config:
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
-            "spread": not self.spread or (self.spread < 3 and self.lag == 0 and can_spread(spec) and self.n % 64 == 0),
+            "spread": self.spread in (0, 1, 2, 4) and (not self.spread or (self.lag == 0 and can_spread(spec)
+                                                                           and self.n % 64 == 0)),
             "split": self.split == 1 or spec.promote,
-            "hold": not self.hold or (spec.promote and self.waves == 1),
-            "ahead": not self.ahead or (spec.promote and (self.waves == 1 or not self.hold)),
+            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split == 2),
         }
         for name, kept in rules.items():
             if not kept:
@@ -118,18 +120,16 @@ class Fp8Config:
         return self
 
 
-# The larger first. bench/tune_fp8.py, one H100, bursts, torch's time / ours at 8192^3 and 4096^3: by rows the first
-# 1.000 to 1.004 and 0.988 to 0.999, 128x256 with lag 0 0.993 and 0.967; by blocks the first 1.005 and 1.013, 128x192
-# 1.015 and 0.952 (4096 is no multiple of 192), 256x128 alone 0.971 and 1.005.
+# The larger first. What each is worth on an H100 is in docs/attempts.md.
 FAST = (
-    Fp8Config(m=256, n=128, across=True, lag=0),
-    Fp8Config(lag=0),
+    Fp8Config(lag=0, spread=1, pdl=True),
+    Fp8Config(m=256, n=128, across=True, lag=0, spread=1, pdl=True),
     Fp8Config(n=128, stages=6, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
 PROMOTED = (
     Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
-    Fp8Config(n=192, pdl=True),
+    Fp8Config(n=192, split=2, panel_bytes=64, pdl=True, rolling=8),
     Fp8Config(m=256, n=128, stages=3, cluster=1),
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
@@ -161,7 +161,9 @@ def cycles(config: Fp8Config, M: int, N: int, K: int, processors: int, promote: 
     m, n, waves = config.m, config.n, config.waves * config.consumers
     read = m * STEP + waves * n * STEP  # each 64 rows of A meet all of B
     from_l2 = (m / (config.cluster if config.across else 1) + n / (1 if config.across else config.cluster)) * STEP
-    step = max(SLOWER[promote] * m * n * STEP / MACS, (read + (m + n) * STEP) / SHARED, from_l2 / L2)
+    slower = SLOWER[promote] * (ROLLING if config.rolling else 1) * (CLUSTER if config.cluster > 1 else 1)
+    products = slower * m * n * STEP / MACS
+    step = max(products, (read + (m + n) * STEP) / SHARED, from_l2 / L2)
     return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
 
 
@@ -171,7 +173,13 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     A cluster only where each of its blocks has a part of C."""
     few = (c for c in SMALL if M <= 64)
     some = [c for c in (*few, *(PROMOTED if spec.promote else FAST)) if of_use(c, M, N)]
-    return fitted(min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote)), spec)
+    best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
+    return fitted(with_epilogue(best, spec), spec)
+
+
+def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
+    """Of an activation that takes longer than a step, a quarter of a panel's under each."""
+    return replace(config, spread=4) if config.spread and spec.activation not in (None, "relu") else config
 
 
 def of_use(config: Fp8Config, M: int, N: int) -> bool:
@@ -184,6 +192,8 @@ def fitted(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
     """The configuration with as many stages as this spec's output and scales leave room for."""
     if spec.store == "tma" and not config.panel(spec.out):
         config = replace(config, n=max(config.n, 32))
+    if config.rolling and spec.scales != "block":
+        config = replace(config, rolling=0, split=1, panel_bytes=128)
     if spec.out == "e4m3" and spec.bias:  # and scales, for the 128 columns of a panel, are too many registers
         config = replace(config, panel_bytes=min(config.panel_bytes, 64))
     while config.stages > 2 and config.shared_bytes(spec) > SHARED_BYTES:
@@ -204,7 +214,7 @@ def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     steps = 1 if spec.promote else 2  # the first step of a tile is its own
     if config.spread:
         steps += config.waves * config.n // config.panel(spec.out) * (config.spread if spec.activation else 1)
-    products = 4 * parts * steps
+    products = 4 * parts * (steps + config.rolling)
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
     return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted),
@@ -219,10 +229,10 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(scales=s, promote=True), tile) for s in ("block", "line") for tile in PROMOTED + SMALL]
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
-    cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=1)) for s in ("tensor", "row")]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), replace(FAST[0], spread=2)) for x in ("relu", "gelu")]
+    cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=0)) for s in ("tensor", "row")]
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
-    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
+    cases += [(spec, with_epilogue(FAST[0], spec))
+              for spec in (Fp8Spec(scales="row", bias="bf16", activation=x) for x in ACTIVATIONS)]
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
     found = {}
     for spec, tile in cases:

@@ -9,7 +9,7 @@ from tkq import reference_grouped
 from tkq.gemm import candidates, tuned
 from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES
-from tkq.runtime import arch, check, dtypes, function, ops
+from tkq.runtime import arch, check, dtypes, function, new, ops
 
 FP8 = ("e4m3", "e5m2")
 _OUT = (torch.bfloat16, torch.float16, torch.float32)
@@ -53,14 +53,15 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
 
     Differentiable in a and b where b is (G, K, N) of 16 bits. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
     """
-    if ops.direct(a, b, offsets, scale_a, scale_b):
+    way = ops.route(a, b, offsets, scale_a, scale_b)
+    if way == "direct":
         return (_cuda if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
+    if way == "record" and scale_a is scale_b is None and b.dim() != 2:
+        return _Function.apply(a, b, offsets, out_dtype)
     check.refuse_tangent("grouped_gemm", a=a, b=b)
     _check(a, b, offsets, scale_a, scale_b, out_dtype)
     if b.dim() == 2 or scale_a is not None:
         check.refuse_gradient("grouped_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b)
-    if ops.recording(a, b, offsets, scale_a, scale_b):
-        return _Function.apply(a, b, offsets, scale_a, scale_b, out_dtype)
     return _op(a, b, offsets, scale_a, scale_b, out_dtype)
 
 
@@ -76,10 +77,11 @@ def _cuda(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scal
 
 
 def _product(a, b, offsets, scale_a, scale_b, out_dtype):
-    scales = scale_a is not None and (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape, scale_a.device,
-                                      scale_b.device)
-    kernel, blocks, shape, out = _launcher(_facts(a), _facts(b), _facts(offsets), scales, out_dtype)
-    c = torch.empty(shape, dtype=out, device=a.device)
+    scales = scale_a is not None and (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape,
+                                      scale_a.get_device(), scale_b.get_device())
+    facts = _facts(a)
+    kernel, blocks, shape, out = _launcher(facts, _facts(b), _facts(offsets), scales, out_dtype)
+    c = new.contiguous(facts[3], shape, out)
     if kernel is None:  # nothing to multiply
         return c.zero_()
     kernel(a, b, c, offsets, _of_rows(scale_a), _of_columns(scale_b), blocks)
@@ -109,7 +111,7 @@ def _of_columns(scale):
 
 
 def _facts(x):
-    return x.dtype, x.shape, x.stride(), x.device
+    return x.dtype, x.shape, x.stride(), x.get_device()
 
 
 @lru_cache(4096)
@@ -118,12 +120,12 @@ def _launcher(a, b, offsets, scales, out_dtype):
 
     kernel is None where there is nothing to multiply."""
     spec, shape, out = _spec(a, b, offsets, scales, out_dtype)
-    device, (m, k), groups = a[3], a[1], offsets[1][0]
-    others = (b[3], offsets[3], *(scales[4:] if scales else ()))
-    if any(other != device for other in others):
+    index, (m, k), groups = a[3], a[1], offsets[1][0]
+    if any(other != index for other in (b[3], offsets[3], *(scales[4:] if scales else ()))):
         raise ValueError("grouped_gemm: several devices")
     if not (m and k and shape[-1] and groups):
         return None, 0, shape, out
+    device = arch.device(index)
     arch.require_hopper(device)
     processors = arch.processors(device)
     config = tuned.chosen("grouped_gemm", spec, (m, shape[-1], k, groups), device)
@@ -241,11 +243,24 @@ def _fake(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scal
 
 
 def _setup(ctx, inputs, output):
-    a, b, offsets, *_ = inputs
-    ctx.save_for_backward(a, b, offsets)
+    ctx.save_for_backward(*inputs[:3])
 
 
 def _backward(ctx, dc):
+    return *_gradients(ctx, dc), None, None, None, None
+
+
+def _recorded(ctx, a, b, offsets, out_dtype):
+    """In plain eager mode, of 16 bits."""
+    ctx.save_for_backward(a, b, offsets)
+    return (_cuda if a.is_cuda else _cpu)(a, b, offsets, None, None, out_dtype)
+
+
+def _recorded_backward(ctx, dc):
+    return *_gradients(ctx, dc), None, None
+
+
+def _gradients(ctx, dc):
     """da[i] = dc[i] @ b[g].t(), db[g] = a[g].t() @ dc[g]. Rows of no group get zeros."""
     a, b, offsets = ctx.saved_tensors
     dc = dc.to(a.dtype).contiguous()
@@ -256,12 +271,11 @@ def _backward(ctx, dc):
         da = torch.where((rows < offsets[-1])[:, None], da, 0) if offsets.numel() else da
     if ctx.needs_input_grad[1]:
         db = grouped_gemm(a.t(), dc, offsets)
-    return da, db, None, None, None, None
+    return da, db
 
 
 _op = ops.torch_op("grouped_gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
-_Function = ops.eager_function("GroupedGemm", forward=lambda *args: (_cuda if args[0].is_cuda else _cpu)(*args),
-                               setup=_setup, backward=_backward)
+_Function = ops.eager_function("GroupedGemm", forward=_recorded, backward=_recorded_backward)
 
 
 def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):

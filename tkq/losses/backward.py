@@ -52,9 +52,8 @@ class CrossEntropyBackward(ClassRows, ElementPass):
     def work(self, here, mX, mT, mW, mDLoss, mSaved, mAll, mD, o):
         """One thread's."""
         place, kept = self._place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
-        target = self.target(mT, mW, place.there, o)
         row = self._row(mX, place)
-        owner, at_target = self.hit(mX, place, target, o)
+        target = self.target(mT, mW, place.there, o)
         top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]
         scale = mDLoss[place.there] if self.spec.reduction == "none" else mDLoss[()]
         if self.spec.reduction == "mean":
@@ -63,9 +62,8 @@ class CrossEntropyBackward(ClassRows, ElementPass):
         slope = self.slope(target, top + rest, weights, scale, o)
         for j in range(self.tile.blocks):
             z = self.value(row.block(j), o)
-            d = self.gradient(exp(z - top - rest), z, row, j, mW, slope, o)
+            d = self.gradient(exp(z - top - rest), z, row, j, mW, slope, o, target)
             self._store(mD, place, j, self.cleared(d, mD, target))
-        self.put_hit(mD, owner, exp(at_target - top - rest), at_target, place, target, slope, o)
 
 
 class Scale(ElementPass):

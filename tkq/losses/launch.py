@@ -23,28 +23,40 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
     Not keep: nobody asks for the second one, which is None or room that the reduction needed."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
-    if (logits.dim() > 2 and logits.shape[:-1] == target.shape and logits.shape[-1] > 0 and logits.is_contiguous()
-            and target.is_contiguous() and not enabled()):  # errors speak of the shapes as they came
-        loss, saved = forward(logits.view(-1, logits.shape[-1]), target.view(-1), terms, keep)
-        return loss.view_as(target) if each else loss, saved
     try:
-        M, N = logits.shape
+        index, shape = logits.get_device(), logits.shape
+        N = shape[-1]
+        x, t, M = (logits, target, shape[0]) if len(shape) == 2 else _joined(logits, target, N)
         one = not each and once(M, N, reduction)
-        run = _known["forward", logits.dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
+        run = _known[index, "forward", logits.dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
                      smoothing != 0, softcap != 0, keep or not (each or one), one]
-        if target.dim() == 1 and 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
+        if 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
+            saved = room = None
             if each:
-                saved = new.floats(logits, (2 * M + 2,), (1,)) if keep else None
-                loss = new.floats(logits, (M,), (1,))
+                if keep:
+                    saved = new.empty(index, (2 * M + 2,), (1,), torch.float32)
+                loss = losses = new.empty(index, (M,), (1,), torch.float32)
+                if t is not target:
+                    loss = new.over(losses, tuple(target.shape), target.stride())
             else:
-                saved = new.floats(logits, (3 * M + 2,), (1,)) if keep or not one else None
-                loss = new.floats(logits, (), ())
-            room = counters.room(logits.get_device(), _ROOM) if one else None
-            run(logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap)
+                if keep or not one:
+                    saved = new.empty(index, (3 * M + 2,), (1,), torch.float32)
+                loss = losses = new.empty(index, (), (), torch.float32)
+                if one:
+                    room = counters.room(index, _ROOM)
+            run(x, t, weight, losses, saved, room, None, ignore_index, smoothing, z_loss, softcap)
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
     return _carefully(logits, target, Terms(*terms), keep)
+
+
+def _joined(logits, target, N):
+    """Leading dimensions as one: ((M, N), (M,), M). Raises where that takes a copy, or the two do not match."""
+    if not (logits.is_contiguous() and target.is_contiguous()) or logits.shape[:-1] != target.shape:
+        raise ValueError
+    M = target.numel()
+    return new.rows(logits, M, N), new.over(target, (M,), (1,)), M
 
 
 def _carefully(logits, target, terms, keep):
@@ -70,20 +82,22 @@ def saved_size(M: int, reduction: str) -> int:
     return 2 * M + 2 if reduction == "none" else 3 * M + 2
 
 
-def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms: Terms,
+def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms: tuple,
              inplace: bool = False) -> Tensor:
     """The logits' gradient, written over them or into a new tensor."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     try:
-        run = _known["backward", logits.dtype, logits.shape[-1], target.dtype, weight is not None and weight.dtype,
-                     reduction, smoothing != 0, softcap != 0, True, False]
-        if logits.dim() == 2 and target.dim() == 1 and logits.shape[0] and logits.is_contiguous():
-            to = logits if inplace else torch.empty_like(logits)
+        index, dtype = logits.get_device(), logits.dtype
+        M, N = logits.shape
+        run = _known[index, "backward", dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
+                     smoothing != 0, softcap != 0, True, False]
+        if M and logits.is_contiguous():
+            to = logits if inplace else new.empty(index, (M, N), (N, 1), dtype)
             run(logits, target, weight, dloss, saved, None, to, ignore_index, smoothing, z_loss, softcap)
             return to
     except Exception:
         pass
-    return _backward_carefully(logits, target, dloss, saved, terms, inplace)
+    return _backward_carefully(logits, target, dloss, saved, Terms(*terms), inplace)
 
 
 def _backward_carefully(logits, target, dloss, saved, terms, inplace):
@@ -136,7 +150,7 @@ def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str,
         spec = _spec(kind_of_call, x, given, part)
         run = _launchers[key] = runtime.function(recipe(spec))
         if spec.vector * spec.width == 128 and not spec.shifted and not part:
-            _known[kind_of_call] = run
+            _known[(x.get_device(), *kind_of_call)] = run
     return run
 
 

@@ -53,18 +53,15 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     """
     softcap = 0.0 if softcap is None else cap(softcap)
     way = ops.route(logits, target, weight)
-    if way == "direct" and logits.is_cuda:  # Terms, without its cost
-        terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap
-        return launch.forward(logits, target, terms, False)[0]
-    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
     if way == "direct":
-        return _on_cpu(logits, target, terms)[0]
+        return (launch.forward(logits, target, terms, False) if logits.is_cuda else _on_cpu(logits, target, terms))[0]
     if weight is not None:
         check.refuse_gradient("cross_entropy", weight=weight)
     if way == "record":
         return _Recorded.apply(logits, target, terms, inplace_backward)
     check.refuse_tangent("cross_entropy", logits=logits)
-    check_call(logits, target, terms)  # here too: the dispatcher's own words name no argument
+    check_call(logits, target, Terms(*terms))  # here too: the dispatcher's own words name no argument
     return _op(logits, target, *terms, inplace_backward)[0]
 
 
@@ -103,6 +100,7 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
 
 
 def _on_cpu(logits, target, terms):
+    terms = Terms(*terms)
     check_call(logits, target, terms)
     if debug.enabled():
         check_targets(target, logits.shape[-1], terms.ignore_index)
@@ -140,7 +138,7 @@ def _record(ctx, logits, target, terms, inplace):
     """The same in plain eager mode, past the dispatcher."""
     loss, saved = (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)
     ctx.terms, ctx.inplace = terms, inplace
-    ctx.save_for_backward(logits, target, terms.weight, saved)
+    ctx.save_for_backward(logits, target, terms[0], saved)
     return loss
 
 

@@ -154,12 +154,24 @@ class ClassRows:
         total = cutlass.select_(target.known, total, Float32.nan)
         return Slope(scale * total, scale * each, scale * one)
 
-    def gradient(self, p, z, row, j, mW, slope: Slope, o: Options):
-        """Vector j of the logits' gradient, as if the target were elsewhere."""
+    def gradient(self, p, z, row, j, mW, slope: Slope, o: Options, target: Optional[Target] = None):
+        """Vector j of the logits' gradient; as if the target were elsewhere, where it is not given."""
         d = p * slope.all
         if self.spec.smoothing:
             d = d - self.class_weights(mW, row, j) * slope.each
+        if target is not None:
+            d = self._less_at(d, target.index - self._first(row.place, j), slope.one)
         return self.through_cap(d, z, o)
+
+    def _less_at(self, d, i, one):
+        """d, less `one` in its element i, if it has that. Two instructions an element; to read the logit at the target
+        once more and to write over its gradient (`hit`, `put_hit`) are fewer, but keep a block waiting for memory twice
+        as long, which a kernel without an exchange does not make up for."""
+        less = cute.make_rmem_tensor(self.tile.vector, Float32)
+        less.store(d)
+        for k in range(self.tile.vector):
+            less[k] = cutlass.select_(i == k, less[k] - one, less[k])
+        return less.load()
 
     def cleared(self, d, mD, target: Target):
         """A vector of the gradient as mD's elements; zeros where the row is ignored, whatever it holds."""

@@ -48,7 +48,7 @@ def _rows(kind, name, x):
 
 def _affine(kind, x, weight, bias):
     shape = x.shape[-1:]
-    if kind == "rmsnorm" and isinstance(weight, Tensor) and weight.dim() == 2 and x.dim() > 1:
+    if isinstance(weight, Tensor) and weight.dim() == 2 and x.dim() > 1:
         shape = x.shape[-2:]  # a weight for each head
     for name, t in (("weight", weight), ("bias", bias)):
         if t is None:

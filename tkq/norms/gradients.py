@@ -50,7 +50,8 @@ def _norm_backward(kind, dy, x, weight, rstd, mean, dtotal, offset, need_dx, nee
     if kept == 2:
         from .heads_ops import heads_backward
 
-        dx, dweight, dbias, dresidual = heads_backward(dy, rows, weight, rstd, dresidual_out=dtotal, **options)
+        dx, dweight, dbias, dresidual = heads_backward(kind, dy, rows, weight, rstd, mean,
+                                                       dresidual_out=dtotal, **options)
     else:
         from .backward_ops import norm_backward
 

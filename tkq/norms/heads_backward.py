@@ -1,4 +1,4 @@
-"""HeadsBackward: the gradients of rmsnorm with a weight for each head, x (R, H, D) and weight (H, D).
+"""HeadsBackward: the gradients of a norm with a weight for each head, x (R, H, D) and weight (H, D).
 
 The rows, R * H of them, are dealt to groups of threads. There is a multiple of H groups, so that group u keeps head
 u % H, its weight and its columns of dweight (and dbias), which it sums up in registers over its rows u, u + groups, ...
@@ -6,6 +6,8 @@ It loads `rows_each` of them before it waits for any. In the end every group wri
 (groups / H, H * D), and a second kernel in the same call adds up the columns: in the same order every time.
 
     g = dy * w, dx = rstd * g - x * rstd^3 * mean(g * x), dw = sum of dy * x * rstd, db = sum of dy
+
+layernorm has x less its row's mean for x, and dx less rstd * mean(g).
 """
 from typing import NamedTuple, Optional
 
@@ -24,13 +26,14 @@ FINISH = 256  # threads of a block of the second kernel
 
 
 class Operands(NamedTuple):
-    """x, dy, dresidual_out: (R, H, D). weight: (H, D). rstd: (R * H,). dx, dresidual: (R * H, D). partial_w, partial_b:
-    (groups / H, H * D). dweight, dbias: (H * D,). An argument of the compiled function."""
+    """x, dy, dresidual_out: (R, H, D). weight: (H, D). rstd, mean: (R * H,). dx, dresidual: (R * H, D). partial_w,
+    partial_b: (groups / H, H * D). dweight, dbias: (H * D,). An argument of the compiled function."""
 
     dy: cute.Tensor
     x: cute.Tensor
     weight: cute.Tensor
     rstd: cute.Tensor
+    mean: Optional[cute.Tensor]
     dresidual_out: Optional[cute.Tensor]
     dx: Optional[cute.Tensor]
     dresidual: Optional[cute.Tensor]
@@ -42,7 +45,8 @@ class Operands(NamedTuple):
 
 class HeadsBackward(RowAccess):
     def __init__(self, spec, config):
-        super().__init__(tk.element_type(spec.x), spec.D, config.rows_each)
+        self.reductions = 2 if spec.kind == "layernorm" else 1
+        super().__init__(tk.element_type(spec.x), spec.D, config.rows_each * self.reductions)
         self.spec, self.config = spec, config
 
     def _calculate_threads_per_row(self):
@@ -84,7 +88,8 @@ class HeadsBackward(RowAccess):
             places = [self._place_of(first + r * groups, count, heads) for r in range(rows_each)]
             held = [self._loaded(g, place, count, mine) for place in places]
             for r in cutlass.range_constexpr(rows_each):
-                self._row(g, places[r], count, held[r], w, dw, db, buffer[None, None, r], mine)
+                buffers = [buffer[None, None, k * rows_each + r] for k in range(self.reductions)]
+                self._row(g, places[r], count, held[r], w, dw, db, buffers, mine)
         coord = (Int32(share), Int32(head) * self.N + col)
         if const_expr(g.dweight is not None):
             self._store_sums(g.partial_w, coord, dw, mine)
@@ -98,30 +103,36 @@ class HeadsBackward(RowAccess):
         return Place(row, (Int32(position), Int32(head)))
 
     def _loaded(self, g, place, count, mine):
-        """dy, x, what is added to dx, and rstd; zeros for a row past the end."""
+        """dy, x, what is added to dx, rstd and mean. Past the end zeros, but the last row's numbers."""
         there = place.row < count
+        numbers = [None if m is None else m[cutlass.min(place.row, count - 1)] for m in (g.rstd, g.mean)]
         mine = mine._replace(inside=tuple(both(inside, there) for inside in mine.inside))
         streams = [None if m is None else self._load(m, place, mine) for m in (g.dy, g.x, g.dresidual_out)]
-        return *streams, g.rstd[cutlass.min(place.row, count - 1)]
+        return *streams, *numbers
 
-    def _row(self, g, place, count, held, w, dw, db, buffer, mine):
-        dy, x, added, rstd = held
+    def _row(self, g, place, count, held, w, dw, db, buffers, mine):
+        dy, x, added, rstd, mean = held
         t = self.tile
-        products = None
+        products = gradients = None
         for j in range(t.blocks):
-            dy_j, x_j = _floats(dy, j), _floats(x, j)
+            dy_j, x_j = _floats(dy, j), _centred(x, j, mean)
             if dw is not None:
-                _add(dw, j, dy_j * x_j * rstd)
+                _add_if(dw, j, dy_j * x_j * rstd, place.row < count)  # past the end it may be 0 * NaN
             if db is not None:
                 _add(db, j, dy_j)
-            p = dy_j * w[j] * x_j
+            gradient = dy_j * w[j]
+            p = gradient * x_j
             products = p if products is None else products + p
+            gradients = gradient if gradients is None else gradients + gradient
         if g.dx is None and g.dresidual is None:
             return
-        mean = row_reduce(products, cute.ReductionOp.ADD, t.threads_per_row, buffer) * (1.0 / self.N)
-        k = mean * rstd * rstd * rstd
+        slope, shift = [row_reduce(sums, cute.ReductionOp.ADD, t.threads_per_row, buffer) * (1.0 / self.N) * rstd
+                        for sums, buffer in zip((products, gradients), buffers)] + [None] * (2 - self.reductions)
+        slope = slope * rstd * rstd
         for j in range(t.blocks):
-            dx = _floats(dy, j) * w[j] * rstd - _floats(x, j) * k
+            dx = _floats(dy, j) * w[j] * rstd - _centred(x, j, mean) * slope
+            if shift is not None:
+                dx = dx - shift
             if added is not None:
                 dx = dx + _floats(added, j)
             for m in (g.dx, g.dresidual):
@@ -189,8 +200,19 @@ def _floats(held, j):
     return held[None, j].load().to(Float32)
 
 
+def _centred(x, j, mean):
+    x = _floats(x, j)
+    return x if mean is None else x - mean
+
+
 def _add(sums, j, value):
     sums[None, j].store(sums[None, j].load() + value)
+
+
+@cute.jit
+def _add_if(sums: cute.Tensor, j: cutlass.Constexpr[int], value, wanted):
+    if wanted:
+        _add(sums, j, value)
 
 
 def build(spec, config):
@@ -215,8 +237,9 @@ def build(spec, config):
         return dtype and fake.tensor(dtype, (columns,), (1,), align=4)
 
     weight = fake.tensor(spec.weight, (heads, spec.D), (spec.D, 1), align=min(16, bytes_of(spec.weight)))
+    rstd, mean = (fake.tensor("fp32", (rows,), (1,), align=4) for _ in range(2))
     operands = Operands(
-        loaded(spec.dy), loaded(spec.x), weight, fake.tensor("fp32", (rows,), (1,), align=4),
+        loaded(spec.dy), loaded(spec.x), weight, rstd, mean if spec.kind == "layernorm" else None,
         loaded(spec.dresidual_out), stored(spec.dx), stored(spec.dresidual), partial(spec.dweight), partial(spec.dbias),
         summed(spec.dweight), summed(spec.dbias))
     return HeadsBackward(spec, config), (operands, Float32(0) if spec.offset else None, Int32(1))

@@ -1,4 +1,4 @@
-"""heads_backward: the gradients of rmsnorm with a weight for each head, from torch tensors to a launch."""
+"""heads_backward: the gradients of a norm with a weight for each head, from torch tensors to a launch."""
 from typing import Optional
 
 import torch
@@ -16,20 +16,22 @@ def recipe(spec: HeadsSpec, config=None):
     return runtime.Recipe("tkq.norms.heads_backward:build", (spec, config or plan(spec)))
 
 
-def heads_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, *, dresidual_out: Optional[Tensor],
-                   weight_offset: float, needs: tuple, dx_dtype: torch.dtype, dresidual_dtype: Optional[torch.dtype],
-                   dbias_dtype: Optional[torch.dtype]):
-    """(dx, dweight, dbias, dresidual) of rmsnorm; None for what is not needed, and for dresidual without its type.
+def heads_backward(kind: str, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, mean: Optional[Tensor] = None, *,
+                   dresidual_out: Optional[Tensor], weight_offset: float, needs: tuple, dx_dtype: torch.dtype,
+                   dresidual_dtype: Optional[torch.dtype], dbias_dtype: Optional[torch.dtype]):
+    """(dx, dweight, dbias, dresidual) of rmsnorm or layernorm; None for what is not needed, and for dresidual without
+    its type.
 
-    dy, x, dresidual_out: (R, H, D), the last dimension contiguous. weight: (H, D). rstd: (R * H,) float32. needs: of
-    dx, dweight and dbias. Sums are added up in float32, in an order that depends on the shape and the device alone.
+    dy, x, dresidual_out: (R, H, D), the last dimension contiguous. weight: (H, D). rstd, and layernorm's mean: (R * H,)
+    float32. needs: of dx, dweight and dbias. Sums are added up in float32, in an order that depends on the shape and
+    the device alone.
 
     Raises:
         NotImplementedError: D > 4096, or more than 2^30 rows.
     """
     R, H, D = x.shape
     if R * H > _MAX_ROWS:
-        raise NotImplementedError(f"backward of rmsnorm with a weight for each head: got {R * H} rows, allowed are "
+        raise NotImplementedError(f"backward of {kind} with a weight for each head: got {R * H} rows, allowed are "
                                   f"{_MAX_ROWS}")
     dx = torch.empty(R * H, D, dtype=dx_dtype, device=x.device) if needs[0] else None
     dresidual = torch.empty(R * H, D, dtype=dresidual_dtype, device=x.device) if dresidual_dtype else None
@@ -39,21 +41,21 @@ def heads_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, *, dresi
     results = [None if t is None else t.view(*shape) for t, shape in
                ((dx, x.shape), (dweight, (H, D)), (dbias, (H, D)), (dresidual, x.shape))]
     if x.numel() and any(t is not None for t in results):
-        _run((dy, x, weight, rstd, dresidual_out), (dx, dresidual, dweight, dbias), weight_offset)
+        _run(kind, (dy, x, weight, rstd, mean, dresidual_out), (dx, dresidual, dweight, dbias), weight_offset)
     return tuple(results)
 
 
-def _spec(given, made, offset):
-    (dy, x, weight, _, dresidual_out), (dx, dresidual, dweight, dbias) = given, made
+def _spec(kind, given, made, offset):
+    (dy, x, weight, _, _, dresidual_out), (dx, dresidual, dweight, dbias) = given, made
     streams = [t for t in (dy, x, dresidual_out, dx, dresidual) if t is not None]
     names = (None if t is None else dtypes.name_of(t.dtype)
              for t in (dy, x, weight, dx, dresidual, dresidual_out, dweight, dbias))
-    return HeadsSpec(x.shape[-1], *names, bool(offset), vector(streams, (weight,)))
+    return HeadsSpec(kind, x.shape[-1], *names, bool(offset), vector(streams, (weight,)))
 
 
-def _run(given, made, offset):
-    """given: dy, x, weight, rstd, dresidual_out. made: dx, dresidual, dweight, dbias."""
-    x, spec = given[1], _spec(given, made, offset)
+def _run(kind, given, made, offset):
+    """given: dy, x, weight, rstd, mean, dresidual_out. made: dx, dresidual, dweight, dbias."""
+    x, spec = given[1], _spec(kind, given, made, offset)
     arch.require_hopper(x.device)
     config, (R, H, D) = plan(spec), x.shape
     count = blocks(config, R * H, H, arch.processors(x.device))

@@ -1,10 +1,10 @@
-"""Spec and plan of the backward pass of rmsnorm with a weight for each head. Pure: no torch, no DSL."""
+"""Spec and plan of the backward pass of a norm with a weight for each head. Pure: no torch, no DSL."""
 import math
 from dataclasses import dataclass
 from typing import Optional
 
 from .. import reduction_plan as geometry
-from .spec import WIDTH
+from .spec import KINDS, WIDTH
 
 MAX_D = 4096
 THREADS_EACH = 512  # of a multiprocessor: their registers fill it
@@ -12,10 +12,12 @@ THREADS_EACH = 512  # of a multiprocessor: their registers fill it
 
 @dataclass(frozen=True)
 class HeadsSpec:
-    """D: columns of a head. dy, x, weight: element types. dx, dresidual: types in which the gradient of the input is
-    written, None: not. dresidual_out: type of what is added to it, or None. dweight, dbias: types of theirs, or None.
-    offset: a number is added to the weight. vector: elements of one access, at most 16 bytes of the widest stream."""
+    """kind: "rmsnorm" or "layernorm". D: columns of a head. dy, x, weight: element types. dx, dresidual: types in which
+    the gradient of the input is written, None: not. dresidual_out: type of what is added to it, or None. dweight,
+    dbias: types of theirs, or None. offset: a number is added to the weight. vector: elements of one access, at most 16
+    bytes of the widest stream."""
 
+    kind: str
     D: int
     dy: str
     x: str
@@ -29,13 +31,15 @@ class HeadsSpec:
     vector: int
 
     def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: got {self.kind!r}, allowed are {', '.join(KINDS)}")
         for name in ("dy", "x", "weight", "dx", "dresidual", "dresidual_out", "dweight", "dbias"):
             dtype = getattr(self, name)
             if dtype not in WIDTH and (dtype is not None or name in ("dy", "x", "weight")):
                 raise TypeError(f"{name}: got dtype {dtype}, allowed are {', '.join(WIDTH)}")
         if not 1 <= self.D <= MAX_D:
-            raise NotImplementedError(f"backward of rmsnorm with a weight for each head: x: got heads of {self.D} "
-                                      f"columns, allowed are 1 to {MAX_D}")
+            raise NotImplementedError(f"backward of {self.kind} with a weight for each head: x: got heads of "
+                                      f"{self.D} columns, allowed are 1 to {MAX_D}")
         if self.vector < 1 or self.widest % self.vector:
             raise ValueError(f"vector: got {self.vector}, allowed for D = {self.D} are the divisors of {self.widest}")
 

@@ -4,13 +4,14 @@ A call first takes the launcher that the last call of its kind took, for accesse
 check to the compiled function: dtypes, shapes, strides, addresses and devices. Only where that refuses, or nothing is
 known yet, the call is looked at closely (`_carefully`): the words for a user, or the launcher for narrower accesses.
 """
+import math
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime import arch, clusters, dtypes, new
+from ..runtime import arch, clusters, dtypes, new, ops
 from . import checks, kept_plan
 from .plan import plan
 from .spec import GROUP, NormSpec
@@ -18,6 +19,7 @@ from .spec import GROUP, NormSpec
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 _known: dict = {}  # what a call looks like, addresses aside -> its launcher for whole accesses
+_seen = ops.Known()  # of calls with options -> (launcher, what results are made from, views for the launch or None)
 _launchers: dict = {}  # the same and the elements of an access -> (its launcher, whether it is one without options)
 
 
@@ -69,22 +71,17 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
     y = out
     try:
-        shape = x.shape
-        run = _known[kind, False, x.dtype, shape[-1], weight is not None and weight.dtype,
-                     bias is not None and bias.dtype]
-        if len(shape) == 2:
-            if 0 < shape[0] <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
-                if y is None:
-                    y = torch.empty_like(x)  # contiguous, as the rows of an x that is taken are
-                run(x, weight, bias, y, eps)
-                return y
-        else:
-            rows = _one_stride(x, weight)
-            if 0 < rows.shape[0] <= _MAX_ROWS and eps >= 0.0:
-                if y is None:
-                    y = torch.empty_like(x) if x.is_contiguous() else _empty(shape, x.dtype, x.device)
-                run(rows, weight, bias, y.view_as(rows), eps)
-                return y
+        index, dtype, shape = x.get_device(), x.dtype, x.shape
+        N = shape[-1]
+        run = _known[kind, False, index, dtype, N, weight is not None and weight.dtype, bias is not None and bias.dtype]
+        flat = len(shape) == 2
+        rows = x if flat else _one_stride(x, weight, N)
+        M = shape[0] if flat else rows.shape[0]
+        if 0 < M <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
+            if y is None:
+                y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
+            run(rows, weight, bias, y if flat else new.rows(y, M, N), eps)
+            return y
     except Exception:  # nothing is known, or it was refused
         pass
     call = Call(kind, eps)
@@ -94,17 +91,17 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
 def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
     """(y, rstd, mean), as `norm` would return them."""
     try:
-        shape = x.shape
-        run = _known[kind, True, x.dtype, shape[-1], weight is not None and weight.dtype,
-                     bias is not None and bias.dtype]
+        index, dtype, shape = x.get_device(), x.dtype, x.shape
+        N = shape[-1]
+        run = _known[kind, True, index, dtype, N, weight is not None and weight.dtype, bias is not None and bias.dtype]
         flat = len(shape) == 2
-        rows = x if flat else _one_stride(x, weight)
+        rows = x if flat else _one_stride(x, weight, N)
         M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:
-            y = torch.empty_like(x) if flat or x.is_contiguous() else _empty(shape, x.dtype, x.device)
-            rstd = new.floats(x, (M,), (1,))
-            mean = new.floats(x, (M,), (1,)) if kind == "layernorm" else None
-            run(rows, weight, bias, y if rows is x else y.view_as(rows), None, None, rstd, mean, None, eps, None)
+            y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
+            rstd = new.empty(index, (M,), (1,), torch.float32)
+            mean = new.empty(index, (M,), (1,), torch.float32) if kind == "layernorm" else None
+            run(rows, weight, bias, y if flat else new.rows(y, M, N), None, None, rstd, mean, None, eps, None)
             return y, rstd, mean
     except Exception:
         pass
@@ -112,15 +109,11 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
     return y, rstd, mean
 
 
-def _one_stride(x, weight):
+def _one_stride(x, weight, N):
     """x as (M, N) rows that share a weight. Raises where it is not that."""
     if weight is not None and weight.dim() != 1:
         raise ValueError
-    return x.view(-1, x.shape[-1])
-
-
-def _empty(shape, dtype, device):
-    return torch.empty(*shape, dtype=dtype, device=device)  # torch reads sizes one by one faster than a list of them
+    return new.rows(x, x.numel() // N, N) if x.is_contiguous() else x.view(-1, N)
 
 
 # ---- with options -------------------------------------------------------------------------------------------
@@ -129,21 +122,51 @@ def _empty(shape, dtype, device):
 def norm(call: Call, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
          residual: Optional[Tensor]) -> Results:
     """All that the call asks for, in new tensors."""
+    given, results = (x, weight, bias, residual), None
     try:
+        index = x.get_device()
+        key = (call, index, x.dtype, x.shape, x.stride(), weight is not None and (weight.dtype, weight.dim()),
+               bias is not None and bias.dtype,
+               residual is not None and (residual.dtype, residual.shape, residual.stride()))
+        seen = _seen.get(key)
+        if seen is not None:
+            run, made, views = seen
+            y, total, rstd, mean, scale = results = tuple([m and new.empty(index, *m) for m in made])
+            of_y, of_total = y, total
+            if views is not None:
+                of_x, of_residual, (M, N) = views
+                x, residual = new.over(x, *of_x), of_residual and new.over(residual, *of_residual)
+                of_y, of_total = new.rows(y, M, N), total if total is None else new.rows(total, M, N)
+            run(x, weight, bias, of_y, residual, of_total, rstd, mean, scale, call.eps, call.offset or None)
+            return results
         rows, heads = _rows(x, residual, weight)
         run = _known[_key_with_options(call, x, weight, bias, residual, heads)]
         if 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
             results = _allocate(call, x)
             run(*_arguments(call, rows, weight, bias, results))
+            _remember(key, run, (x, residual), rows, results)
             return results
     except Exception:  # nothing is known, or it was refused
-        results = None  # so that its memory is free
-    return _carefully(call, x, weight, bias, residual)
+        pass
+    del results  # so that its memory is free
+    return _carefully(call, *given)
+
+
+def _remember(key, run, given, rows, results):
+    """What `norm` needs of a call that comes again. Not where rows had to be copied."""
+    if any(t is not None and t.data_ptr() != r.data_ptr() for t, r in zip(given, rows)):
+        return
+    made, views = tuple([t if t is None else (tuple(t.shape), t.stride(), t.dtype) for t in results]), None
+    y = results[0]
+    if rows[0] is not given[0] or y.dim() != 2:
+        of_x, of_residual = (t if t is None else (tuple(t.shape), t.stride()) for t in rows)
+        views = of_x, of_residual, (y.numel() // y.shape[-1], y.shape[-1])
+    _seen.add(key, (run, made, views))
 
 
 def _key_with_options(call, x, weight, bias, residual, heads):
-    return (call, heads, x.dtype, x.shape[-1], weight is not None and weight.dtype, bias is not None and bias.dtype,
-            residual is not None and residual.dtype)
+    return (call, heads, x.get_device(), x.dtype, x.shape[-1], weight is not None and weight.dtype,
+            bias is not None and bias.dtype, residual is not None and residual.dtype)
 
 
 def _rows(x, residual, weight):
@@ -169,28 +192,31 @@ def _folded(t, kept, copy=False):
     """t with all but the last `kept` dimensions made one. Where no stride describes that one: a copy, or None."""
     if t is None:
         return None
-    shape = (-1, *t.shape[-kept:])
-    if copy:
-        return t.reshape(*shape)  # sizes one by one: torch reads them several times as fast as a tuple
-    try:
-        return t.view(*shape)
-    except RuntimeError:
-        return None
+    shape, strides = t.shape, t.stride()
+    last, size, step = tuple(shape[-kept:]), 1, 0
+    for n, stride in zip(shape[-kept - 1::-1], strides[-kept - 1::-1]):
+        if n != 1:
+            if size == 1:
+                step = stride
+            elif stride != size * step:
+                return t.reshape(-1, *last) if copy else None  # sizes one by one: read faster than a tuple
+            size *= n
+    return new.over(t, (size, *last), (step if size > 1 else math.prod(last), *strides[-kept:]))
 
 
 def _allocate(call, x) -> Results:
     kind, _, _, out, total, stats, scale = call
-    if x.is_contiguous():
-        y = torch.empty_like(x, dtype=out)
-        h = None if total is None else torch.empty_like(x, dtype=total)
-    else:
-        y = _empty(x.shape, out or x.dtype, x.device)
-        h = None if total is None else _empty(x.shape, total, x.device)
+    index = x.get_device()
+    y = new.like(x, index, out or x.dtype)
+    h = None if total is None else new.like(x, index, total)
     if not stats and scale is None:
         return y, h, None, None, None
-    M = x.numel() // x.shape[-1]
-    rstd = new.floats(x, (M,), (1,)) if stats else None
-    mean = new.floats(x, (M,), (1,)) if stats and kind == "layernorm" else None
+    M, rstd, mean = x.numel() // x.shape[-1], None, None
+    if stats:
+        rstd = new.empty(index, (M,), (1,), torch.float32)
+        mean = new.empty(index, (M,), (1,), torch.float32) if kind == "layernorm" else None
+    if scale == "row":
+        return y, h, rstd, mean, new.empty(index, (M, 1), (1, 1), torch.float32)
     return y, h, rstd, mean, None if scale is None else scales(scale, M, x)
 
 
@@ -198,9 +224,9 @@ def scales(granularity: str, M: int, x: Tensor) -> Tensor:
     """Room for the scales of M rows like x's: (M, 1), or (M, groups) with the columns contiguous, of M rounded up to 4.
     """
     if granularity == "row":
-        return new.floats(x, (M, 1), (1, 1))
-    groups, padded = -(-x.shape[-1] // GROUP), -(-M // 4) * 4
-    return torch.empty(groups, padded, dtype=torch.float32, device=x.device).t()[:M]
+        return torch.empty(M, 1, dtype=torch.float32, device=x.device)
+    shape, stride = (M, -(-x.shape[-1] // GROUP)), (1, -(-M // 4) * 4)
+    return torch.empty_strided(shape, stride, dtype=torch.float32, device=x.device)
 
 
 def _arguments(call, rows, weight, bias, results):
@@ -208,8 +234,9 @@ def _arguments(call, rows, weight, bias, results):
     x, residual = rows
     y, total, rstd, mean, scale = results
     if y.dim() != 2:
-        shape = (-1, x.shape[-1])
-        y, total = y.view(*shape), None if total is None else total.view(*shape)
+        N = x.shape[-1]
+        M = y.numel() // N
+        y, total = new.rows(y, M, N), None if total is None else new.rows(total, M, N)
     return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
 
 
@@ -250,7 +277,7 @@ def _launcher(call, heads, arguments, key):
 
 def _key(call, x, weight, bias, residual, heads):
     if residual is None and heads is None and call == Call(call.kind, call.eps, stats=call.stats):
-        return (call.kind, call.stats, x.dtype, x.shape[-1], weight is not None and weight.dtype,
+        return (call.kind, call.stats, x.get_device(), x.dtype, x.shape[-1], weight is not None and weight.dtype,
                 bias is not None and bias.dtype)
     return _key_with_options(call, x, weight, bias, residual, heads)
 

@@ -59,7 +59,7 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     The variance is the mean of (h - mean)^2, from centred values. Computed in float32 and rounded once. Differentiable
     once, in x, weight, bias and residual.
 
-    Args, Returns, Raises: as `rmsnorm`, but weight and bias are (N,) alone. eps is added to the variance.
+    Args, Returns, Raises: as `rmsnorm`; eps is added to the variance.
     """
     if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
         return _plain("layernorm", x, weight, bias, eps)

@@ -57,8 +57,9 @@ def with_options() -> list:
     specs += [NormSpec(kind, N, x, x, x, v, residual=x, total=x, stats=True) for kind in KINDS for N, x, v in ODD]
     specs += [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, heads=heads) for N in (64, 128, 256, 1024)
               for heads in ("rows", "weight")]
-    return specs + [NormSpec("rmsnorm", 128, "bf16", "fp32", "fp32", 4, heads="weight", residual="fp32", total="fp32",
-                             offset=True, stats=True)]
+    specs += [NormSpec("layernorm", N, "bf16", "bf16", "bf16", 8, heads="weight") for N in (64, 128, 256, 1024)]
+    return specs + [NormSpec(kind, 128, "bf16", "fp32", "fp32", 4, heads="weight", residual="fp32", total="fp32",
+                             offset=True, stats=True) for kind in KINDS]
 
 
 def quantised() -> list:
@@ -110,14 +111,18 @@ def expectation(spec: NormSpec, config: Config) -> Expectation:
 def _heads_backward() -> list:
     """Heads of usual sizes with the weight trained and frozen, every other option, the longest, and an odd one."""
     usual = ("bf16", "bf16", "bf16", "bf16", None, None)
-    specs = [HeadsSpec(D, *usual, dweight, None, False, 8) for D in (64, 128, 256) for dweight in ("bf16", None)]
-    specs += [HeadsSpec(128, "fp16", "bf16", "fp32", "bf16", "fp32", "fp32", "fp32", "fp32", True, 4),
-              HeadsSpec(heads_plan.MAX_D, *usual, "bf16", "bf16", False, 8),
-              HeadsSpec(heads_plan.MAX_D, *["fp32"] * 8, True, 4), HeadsSpec(33, *usual, "bf16", None, False, 1)]
+    rms, layer = KINDS
+    specs = [HeadsSpec(rms, D, *usual, dweight, None, False, 8) for D in (64, 128, 256) for dweight in ("bf16", None)]
+    specs += [HeadsSpec(layer, D, *usual, dweight, dweight, False, 8) for D, dweight in ((64, "bf16"), (128, "bf16"),
+                                                                                        (128, None), (256, "bf16"))]
+    specs += [s for kind in KINDS for s in (
+        HeadsSpec(kind, 128, "fp16", "bf16", "fp32", "bf16", "fp32", "fp32", "fp32", "fp32", True, 4),
+        HeadsSpec(kind, heads_plan.MAX_D, *usual, "bf16", "bf16", False, 8),
+        HeadsSpec(kind, heads_plan.MAX_D, *["fp32"] * 8, True, 4), HeadsSpec(kind, 33, *usual, "bf16", None, False, 1))]
     found = []
     for s in specs:
         given = "".join(f"-{n}{t}" for n, t in (("r", s.dresidual), ("dw", s.dweight), ("db", s.dbias)) if t)
         wanted = Expectation(instructions=("LDG.E", "STG.E"), registers=128, smem=4096)  # of two kernels alike
-        found.append(runtime.Shipped(f"rmsnorm_heads_backward-{s.x}-d{s.D}{given}-v{s.vector}", heads_ops.recipe(s),
-                                     wanted, quick=s.D == 128 and s.dweight == "bf16"))
+        found.append(runtime.Shipped(f"{s.kind}_heads_backward-{s.x}-d{s.D}{given}-v{s.vector}", heads_ops.recipe(s),
+                                     wanted, quick=s.kind == rms and s.D == 128 and s.dweight == "bf16"))
     return found

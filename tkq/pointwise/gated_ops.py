@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_pointwise as reference
 from .. import runtime
-from ..runtime import arch, check, dtypes, ops
+from ..runtime import arch, check, dtypes, new, ops
 from .plan import MAX_UNITS, plan_gated
 from .spec import WIDTH, GatedSpec, widest_gated
 
@@ -84,15 +84,10 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
     """The forward, with as little Python as it takes."""
     try:
-        shape = gate.shape
-        run = _known[kind, packing, gate.dtype, len(shape)]
-        if len(shape) == 2 and packing == "apart":
-            if 0 < shape[0] * shape[1] < MAX_UNITS:
-                out = torch.empty_like(gate)  # contiguous, as the rows of a gate that is taken are
-                run(gate, up, None, out, None)
-                return out
-        elif 0 < gate.numel() < MAX_UNITS and gate.is_contiguous():
-            out = torch.empty_like(gate) if packing == "apart" else _empty_result(gate, packing)
+        index, dtype, shape = gate.get_device(), gate.dtype, tuple(gate.shape)
+        run = _known[kind, packing, index, dtype, len(shape)]
+        if 0 < gate.numel() < MAX_UNITS:
+            out = new.contiguous(index, shape if packing == "apart" else (*shape[:-1], shape[-1] // 2), dtype)
             run(gate, up, None, out, None)
             return out
     except Exception:  # nothing is known, or it was refused
@@ -124,13 +119,13 @@ def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Opt
 def _empty_result(gate, packing):
     if packing == "apart":
         return _empty(gate)
-    *leading, columns = gate.shape
-    return gate.new_empty(*leading, columns // 2)  # sizes one by one: torch parses them faster than a tuple
+    *lines, N = gate.shape
+    return new.contiguous(gate.get_device(), (*lines, N // 2), gate.dtype)
 
 
 def _empty(x):
     """A contiguous tensor like x."""
-    return torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
+    return new.like(x, x.get_device(), x.dtype)
 
 
 def _gradients_on_gpu(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,
@@ -225,7 +220,7 @@ def _launcher(x, kind, packing, vector, gradients, config):
         spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients, x.dim())
         run = _launchers[key] = runtime.function(recipe(spec, config))
         if vector == widest_gated(spec.dtype, packing) and gradients is None and config is None:
-            _known[kind, packing, x.dtype, x.dim()] = run
+            _known[kind, packing, x.get_device(), x.dtype, x.dim()] = run
     return _launchers[key]
 
 

@@ -2,32 +2,42 @@
 import math
 from typing import NamedTuple
 
-import torch
-
 from .. import runtime
-from ..runtime import arch, dtypes
+from ..runtime import arch, dtypes, new
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
 from .rope_check import Turn, check_call
 from .spec import RopeSpec
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
-# The same without addresses, of calls with one tensor and positions from an integer: launchers for whole accesses,
-# which refuse what they cannot take.
+# The same without addresses, of calls with positions from an integer: launchers for whole accesses, which refuse what
+# they cannot take.
 _known: dict = {}
 
 
-def launch_simple(x, cos, sin, offset, interleaved, inverse):
-    """x (B, S, H, D) turned by a table of rows for positions offset .. offset + S, with as little Python as it takes;
-    None where that is not known yet, or was refused."""
+def launch_simple(turn, x, x2=None, in_place=False):
+    """(out, out2) of x (B, S, H, D) turned by a table of rows for positions offset .. offset + S, and of x2 (B, S, H2,
+    D) if there is one, with as little Python as it takes; None where that is not known yet, or was refused, or is not
+    what the turn says. in_place: out is x."""
     try:
+        cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
+        index, dtype = x.get_device(), x.dtype
         batch, length, heads, width = x.shape
         rows, half = cos.shape
-        run = _known[x.dtype, cos.dtype, heads if heads < 8 else 8, width, half, interleaved]
-        if 0 <= offset <= rows - length and 0 < batch * length * heads * width <= MAX_UNITS and x.is_contiguous():
-            out = torch.empty_like(x)
-            run(x, out, None, None, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
-            return out
+        most = heads if x2 is None else max(heads, x2.shape[2])
+        run = _known[index, dtype, cos.dtype, most if most < 8 else 8, width, half, interleaved, x2 is None]
+        if (0 <= offset <= rows - length and 0 < 2 * batch * length * most * width <= MAX_UNITS
+                and offsets is ids is starts is None):
+            out2 = None if x2 is None else new.like(x2, index, dtype)
+            if not in_place:
+                pitch = heads * width
+                out = new.empty(index, (batch, length, heads, width), (length * pitch, pitch, width, 1), dtype)
+            elif width == 2 * half and x.is_contiguous():
+                out = x
+            else:
+                return None
+            run(x, out, x2, out2, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
+            return out, out2
     except Exception:  # nothing is known, or it was refused
         pass
     return None
@@ -130,9 +140,11 @@ def _checked(key, tensors, cos, interleaved, vector, kind, index, config):
                         interleaved, vector, kind, index and dtypes.name_of(index), varlen, len(tensors))
         config = config or plan_rope(spec, max(t.shape[-2] for t in tensors))
         kernel = _launchers[key] = _Kernel(runtime.function(recipe(spec, config)), spec, config)
-        plain = kind == "offset" and len(tensors) == 1 and not varlen
-        if plain and vector * x.itemsize == 16 and key[-1] is None:  # the plan's own config
-            _known[x.dtype, cos.dtype, min(8, x.shape[2]), x.shape[3], cos.shape[1], interleaved] = kernel.run
+        whole = vector * x.itemsize == 16 and key[-1] is None  # the plan's own config
+        if kind == "offset" and not varlen and whole:
+            most = max(t.shape[2] for t in tensors)
+            _known[x.get_device(), x.dtype, cos.dtype, min(8, most), x.shape[3], cos.shape[1], interleaved,
+                   len(tensors) == 1] = kernel.run
     groups = sum(-(-t.shape[-2] // kernel.config.heads_each) for t in tensors)
     units = math.prod(x.shape[:-2]) * groups * columns(kernel.spec).chunks
     if units > MAX_UNITS:

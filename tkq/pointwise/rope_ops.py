@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from .. import reference_pointwise as reference
-from ..runtime import check, ops
+from ..runtime import check, new, ops
 from .rope_check import Turn, check_call, check_leaf, check_written
 from .rope_launch import launch, launch_simple
 
@@ -45,21 +45,15 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
         RuntimeError: a GPU other than Hopper.
     """
-    if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int and not inplace:
-        way = ops.route(x, cos, sin)
-        if way == "direct":
-            out = launch_simple(x, cos, sin, seqlen_offsets, interleaved, False) if x.is_cuda else None
-            return _forward(x, *_positions_from(cos, sin, seqlen_offsets, interleaved, False)) if out is None else out
-        if way == "record" and not (cos.requires_grad or sin.requires_grad):
-            return _RecordedSimple.apply(x, cos, sin, seqlen_offsets, interleaved)
     turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-    if ops.direct(x, cos, sin, turn[3], position_ids, cu_seqlens):
-        return _in_place(x, *turn) if inplace else _forward(x, *turn)
-    check.refuse_gradient("rope", cos=cos, sin=sin)
-    if ops.recording(x, cos, sin, turn[3], position_ids, cu_seqlens):
+    way = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
+    if way == "direct":
+        return _in_place(x, turn) if inplace else _forward(x, turn)
+    if way == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
             check_leaf(x)
-        return (_InPlaceFunction if inplace else _Function).apply(x, *turn)
+        return (_InPlaceFunction if inplace else _Function).apply(x, turn)
+    check.refuse_gradient("rope", cos=cos, sin=sin)
     check_call((x,), Turn(*turn))
     return x.copy_(_op(x, *turn)) if inplace else _op(x, *turn)
 
@@ -74,17 +68,20 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
         All others, what is returned and what is raised: as in ``rope``.
     """
     turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-    if ops.direct(q, k, cos, sin, turn[3], position_ids, cu_seqlens):
-        return _forward_qk(q, k, *turn)
+    way = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
+    if way == "direct":
+        return _forward_qk(q, k, turn)
+    if way == "record" and not (cos.requires_grad or sin.requires_grad):
+        return _QKFunction.apply(q, k, turn)
     check.refuse_gradient("rope_qk", cos=cos, sin=sin)
-    if ops.recording(q, k, cos, sin, turn[3], position_ids, cu_seqlens):
-        return _QKFunction.apply(q, k, *turn)
     check_call((q, k), Turn(*turn))
     return _qk_op(q, k, *turn)
 
 
 def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
-    offset, offsets = (0, seqlen_offsets) if isinstance(seqlen_offsets, Tensor) else (seqlen_offsets, None)
+    offset, offsets = seqlen_offsets, None
+    if type(offset) is not int and isinstance(offset, Tensor):  # the first question is the fast one
+        offset, offsets = 0, offset
     if max_seqlen is not None:
         check.tensor("cos", cos)
         if offset + max_seqlen > cos.shape[-2]:
@@ -95,47 +92,42 @@ def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_s
 
 def _empty(x):
     """A contiguous tensor like x."""
-    return torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
+    return new.like(x, x.get_device(), x.dtype)
 
 
-def _simple(x, cos, sin, offset, interleaved, inverse):
-    """Positions offset, offset + 1, ... of each sequence: the shortest way to the kernel."""
-    out = launch_simple(x, cos, sin, offset, interleaved, inverse) if x.is_cuda else None
-    return _forward(x, *_positions_from(cos, sin, offset, interleaved, inverse)) if out is None else out
-
-
-def _positions_from(cos, sin, offset, interleaved, inverse):
-    """The fields of such a Turn."""
-    return cos, sin, offset, None, None, None, interleaved, inverse
-
-
-def _forward(x, *turn):
+def _forward(x, turn):
     if not x.is_cuda:
         check_call((x,), Turn(*turn))
         return reference.rope(x, *turn)
+    found = launch_simple(turn, x)
+    if found is not None:
+        return found[0]
     out = _empty(x)
     launch(turn, x, out)
     return out
 
 
-def _forward_qk(q, k, *turn):
+def _forward_qk(q, k, turn):
     if not q.is_cuda:
         check_call((q, k), Turn(*turn))
         return reference.rope(q, *turn), reference.rope(k, *turn)
-    out = _empty(q), _empty(k)
-    launch(turn, q, out[0], k, out[1])
+    out = launch_simple(turn, q, k)
+    if out is None:
+        out = _empty(q), _empty(k)
+        launch(turn, q, out[0], k, out[1])
     return out
 
 
-def _in_place(x, *turn):
+def _in_place(x, turn):
     if not x.is_cuda:
         check_call((x,), Turn(*turn))
         return x.copy_(reference.rope(x, *turn))
-    if 0 in x.stride():
-        check_written(x)
-    columns_ = 2 * turn[0].shape[-1]
-    turned = x if columns_ >= x.shape[-1] else x[..., :columns_]  # more columns than there are: refused by name
-    launch(turn, turned, turned)
+    if launch_simple(turn, x, in_place=True) is None:
+        if 0 in x.stride():
+            check_written(x)
+        columns_ = 2 * turn[0].shape[-1]
+        turned = x if columns_ >= x.shape[-1] else x[..., :columns_]  # more columns than there are: refused by name
+        launch(turn, turned, turned)
     torch.autograd.graph.increment_version(x)
     return x
 
@@ -143,15 +135,17 @@ def _in_place(x, *turn):
 # ---- what PyTorch sees ---------------------------------------------------------------------------------------------
 
 
-def _setup(ctx, inputs, output):
-    *tensors, ctx.offset, offsets, ids, starts, ctx.interleaved, ctx.inverse = inputs
-    ctx.save_for_backward(*tensors[-2:], offsets, ids, starts)
+def _remember(ctx, turn):
+    cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
+    ctx.save_for_backward(cos, sin, offsets, ids, starts)
+    ctx.facts = offset, interleaved, inverse
 
 
 def _back(ctx):
-    """The turn the other way."""
+    """The turn the other way, as a plain tuple."""
     cos, sin, offsets, ids, starts = ctx.saved_tensors
-    return Turn(cos, sin, ctx.offset, offsets, ids, starts, ctx.interleaved, not ctx.inverse)
+    offset, interleaved, inverse = ctx.facts
+    return cos, sin, offset, offsets, ids, starts, interleaved, not inverse
 
 
 def _contiguous(dy):
@@ -160,55 +154,74 @@ def _contiguous(dy):
 
 def _turned(dy, turn):
     dy = _contiguous(dy)
-    return _forward(dy, *turn) if ops.direct(dy, *turn[:2], *turn[3:6]) else _op(dy, *turn)
+    return _forward(dy, turn) if ops.direct(dy, *turn[:2], *turn[3:6]) else _op(dy, *turn)
 
 
-def _backward(ctx, dy):
-    return _turned(dy, _back(ctx)), *[None] * len(Turn._fields)
+def _gradient(ctx, dy):
+    return _turned(dy, _back(ctx))
 
 
-def _backward_qk(ctx, dq, dk):
+def _gradients(ctx, dq, dk):
     turn, (need_q, need_k) = _back(ctx), ctx.needs_input_grad[:2]
     if need_q and need_k:
         dq, dk = _contiguous(dq), _contiguous(dk)
         direct = ops.direct(dq, dk, *turn[:2], *turn[3:6])
-        found = _forward_qk(dq, dk, *turn) if direct else _qk_op(dq, dk, *turn)
-    else:
-        found = [_turned(dy, turn) if needed else None for dy, needed in ((dq, need_q), (dk, need_k))]
-    return *found, *[None] * len(Turn._fields)
+        return _forward_qk(dq, dk, turn) if direct else _qk_op(dq, dk, *turn)
+    return [_turned(dy, turn) if needed else None for dy, needed in ((dq, need_q), (dk, need_k))]
 
 
-def _record_simple(ctx, x, cos, sin, offset, interleaved):
-    ctx.offset, ctx.interleaved = offset, interleaved
-    ctx.save_for_backward(cos, sin)
-    return _simple(x, cos, sin, offset, interleaved, False)
+# In plain eager mode: inputs are x, or q and k, and the turn.
 
 
-def _backward_simple(ctx, dy):
-    cos, sin = ctx.saved_tensors
-    dy = _contiguous(dy)
-    if ops.route(dy, cos, sin) == "op":
-        dx = _op(dy, cos, sin, ctx.offset, None, None, None, ctx.interleaved, True)
-    else:
-        dx = _simple(dy, cos, sin, ctx.offset, ctx.interleaved, True)
-    return dx, None, None, None, None
+def _record(ctx, x, turn):
+    _remember(ctx, turn)
+    return _forward(x, turn)
 
 
-def _setup_in_place(ctx, inputs, output):
-    ctx.mark_dirty(inputs[0])
-    _setup(ctx, inputs, output)
+def _record_in_place(ctx, x, turn):
+    ctx.mark_dirty(x)
+    _remember(ctx, turn)
+    return _in_place(x, turn)
+
+
+def _record_qk(ctx, q, k, turn):
+    _remember(ctx, turn)
+    return _forward_qk(q, k, turn)
+
+
+def _recorded_backward(ctx, dy):
+    return _gradient(ctx, dy), None
+
+
+def _recorded_backward_qk(ctx, dq, dk):
+    return *_gradients(ctx, dq, dk), None
+
+
+# The ops: a turn's fields are inputs.
+
+
+def _setup(ctx, inputs, output):
+    _remember(ctx, inputs[-len(Turn._fields):])
+
+
+def _backward(ctx, dy):
+    return _gradient(ctx, dy), *[None] * len(Turn._fields)
+
+
+def _backward_qk(ctx, dq, dk):
+    return *_gradients(ctx, dq, dk), *[None] * len(Turn._fields)
 
 
 def _op_forward(x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                 position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                 inverse: bool) -> Tensor:
-    return _forward(x, cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse)
+    return _forward(x, (cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse))
 
 
 def _op_forward_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                    position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                    inverse: bool) -> tuple[Tensor, Tensor]:
-    return _forward_qk(q, k, cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse)
+    return _forward_qk(q, k, (cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse))
 
 
 def _fake(x, *turn):
@@ -224,7 +237,6 @@ def _fake_qk(q, k, *turn):
 _op = ops.torch_op("rope", cuda=_op_forward, cpu=_op_forward, fake=_fake, setup=_setup, backward=_backward)
 _qk_op = ops.torch_op("rope_qk", cuda=_op_forward_qk, cpu=_op_forward_qk, fake=_fake_qk, setup=_setup,
                       backward=_backward_qk)
-_RecordedSimple = ops.eager_function("SimpleRope", forward=_record_simple, backward=_backward_simple)
-_Function = ops.eager_function("Rope", forward=_forward, setup=_setup, backward=_backward)
-_InPlaceFunction = ops.eager_function("RopeInPlace", forward=_in_place, setup=_setup_in_place, backward=_backward)
-_QKFunction = ops.eager_function("RopeQK", forward=_forward_qk, setup=_setup, backward=_backward_qk)
+_Function = ops.eager_function("Rope", forward=_record, backward=_recorded_backward)
+_InPlaceFunction = ops.eager_function("RopeInPlace", forward=_record_in_place, backward=_recorded_backward)
+_QKFunction = ops.eager_function("RopeQK", forward=_record_qk, backward=_recorded_backward_qk)

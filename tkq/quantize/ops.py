@@ -8,7 +8,7 @@ from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.shipped import rows_recipe, tiles_recipe
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
-from tkq.runtime import arch, check, dtypes, function, ops
+from tkq.runtime import arch, check, dtypes, function, new, ops
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -84,18 +84,20 @@ def _launched(x, granularity, dtype, transpose):
     try:
         m, n = x.shape
         aligned = x.data_ptr() & 15
-        run, amax = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, x.get_device())
-        device = x.device
-        q = torch.empty(m, n, dtype=dtype, device=device)
-        scale = _scales(granularity, m, n, device)
+        index = x.get_device()
+        run, amax = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
+        q = new.empty(index, (m, n), (n, 1), dtype)
+        scale = new.empty(index, *_scales(granularity, m, n), torch.float32)
         if granularity == "row":
             run(x, None, None, q, None, None, None, None, scale, 0.0, None)
             return q, scale, None, None
-        qt = torch.empty(n, m, dtype=dtype, device=device) if transpose else None
-        scale_t = _scales(granularity, n, m, device) if transpose and granularity == "block" else None
-        largest = None
+        qt = scale_t = largest = None
+        if transpose:
+            qt = new.empty(index, (n, m), (m, 1), dtype)
+            if granularity == "block":
+                scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
         if amax is not None:
-            largest = torch.zeros(1, dtype=torch.int32, device=device)
+            largest = torch.zeros(1, dtype=torch.int32, device=x.device)
             amax(x, None, None, None, None, largest)
         run(x, q, scale, qt, scale_t, largest)
         return q, scale, qt, scale_t
@@ -107,23 +109,28 @@ def _launched(x, granularity, dtype, transpose):
         raise
 
 
-def _scales(granularity, m, n, device):
-    """Room for the scales of (m, n)."""
+def _scales(granularity, m, n):
+    """Shape and strides of the scales of (m, n)."""
     if granularity == "row":
-        return torch.empty(m, 1, dtype=torch.float32, device=device)
+        return (m, 1), (1, 1)
+    columns = -(-n // EDGE)
     if granularity == "block":
-        return torch.empty_strided((m, -(-n // EDGE)), (1, -(-m // 4) * 4), dtype=torch.float32, device=device)
-    shape = (1,) if granularity == "tensor" else (-(-m // EDGE), -(-n // EDGE))
-    return torch.empty(shape, dtype=torch.float32, device=device)
+        return (m, columns), (1, -(-m // 4) * 4)
+    return ((1,), (1,)) if granularity == "tensor" else ((-(-m // EDGE), columns), (columns, 1))
+
+
+def _room(granularity, m, n, device):
+    """The scales of (m, n), where torch's dispatcher is to see how they are made."""
+    return torch.empty_strided(*_scales(granularity, m, n), dtype=torch.float32, device=device)
 
 
 @lru_cache(4096)
-def _runs(granularity, x, m, n, strides, aligned, out, transpose, device):
+def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
     """(kernel, the kernel that finds amax before it or None) for a kind of call. aligned: x's address modulo 16. Raises
     where something is wrong, and where there is nothing to quantise."""
     if granularity not in GRANULARITIES or (granularity == "row" and transpose) or not m * n or strides[1] != 1:
         raise ValueError
-    arch.require_hopper(torch.device("cuda", device))
+    arch.require_hopper(arch.device(index))
     size, names = x.itemsize, (dtypes.name_of(x), dtypes.name_of(out))
     if granularity == "row":
         width = 16 // size
@@ -141,20 +148,20 @@ def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
     _check(x, granularity, dtype, transpose)
     block = BLOCKS[granularity]
     q, found = reference_fp8.quantize_fp8(x, block, dtype)
-    scale = _scales(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
+    scale = _room(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
     if not transpose:
         return q, scale, x.new_empty(0), x.new_empty(0)
     qt, found = reference_fp8.quantize_fp8(x.t(), block, dtype)
-    scale_t = _scales("block", *reversed(x.shape), x.device).copy_(found) if granularity == "block" else x.new_empty(0)
+    scale_t = _room("block", *reversed(x.shape), x.device).copy_(found) if granularity == "block" else x.new_empty(0)
     return q, scale, qt.contiguous(), scale_t
 
 
 def _fake(x: Tensor, granularity: str, dtype: torch.dtype,
           transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     m, n = x.shape
-    return (x.new_empty((m, n), dtype=dtype), _scales(granularity, m, n, x.device),
+    return (x.new_empty((m, n), dtype=dtype), _room(granularity, m, n, x.device),
             x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),
-            _scales(granularity, n, m, x.device) if transpose and granularity == "block" else x.new_empty(0))
+            _room(granularity, n, m, x.device) if transpose and granularity == "block" else x.new_empty(0))
 
 
 _op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_cpu, fake=_fake)

@@ -92,7 +92,7 @@ class RowEngine(RowElements):
             tk.publish()
         if const_expr(p.pdl):
             cute.arch.griddepcontrol_wait()
-        if const_expr(p.finish == "tail" or p.trigger):
+        if const_expr(p.pdl or p.finish == "tail"):
             cute.arch.griddepcontrol_launch_dependents()
         if const_expr(not p.direct):
             if tk.warp_id() == 0:

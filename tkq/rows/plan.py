@@ -17,7 +17,7 @@ MOST_REGISTERS = 240  # of a consumer thread
 WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums and vectors
 SEVERAL_SUMS_REGISTERS = 128  # beside two column sums and more, for whole vectors of everything else
 MOST_STAGES = 8
-MANY_TILES = 24
+MANY_TILES = 12
 QUAD = 4  # columns of a 16-byte access to fp32: column sums are finished in these
 NOMINAL_BLOCKS = 132  # of an H100; the plan is right, if not as quick, for any other number
 FINISHES = ("grid", "tail")
@@ -71,9 +71,8 @@ class RowPlan:
         kernel, its launch under this one's end).
     cooperative: ask the driver that all blocks be resident at once. False is for measuring what that costs: two such
         grids side by side could then wait for each other for ever.
-    pdl: launch under the end of the kernel before, and wait for that kernel here.
-    trigger: let the next kernel start under the end of this one, if that is launched so: its blocks then come as this
-        one's go, and wait for the last of them.
+    pdl: launch under the end of the kernel before, wait for that kernel here, and let the next one do the same: its
+        blocks then come as this one's go.
     evict_first: loads leave L2 first. streaming: so do stores.
     resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
     """
@@ -93,7 +92,6 @@ class RowPlan:
     evict_first: bool = False
     streaming: bool = False
     resident: int = 1
-    trigger: bool = False
 
     @property
     def direct(self) -> bool:
@@ -271,7 +269,7 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
 # how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
 # 65536 columns.
 _TWO_LOADS = {
-    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 2, 8, 8, dict(stages=4, resident=2)),
+    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
         (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
         (131072, 16, 32, 8, {})),
     2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)),

@@ -6,6 +6,11 @@ import torch
 HOPPER = (9, 0)
 
 
+def device(index: int) -> torch.device:
+    """The CUDA device of an index; below 0, which a CPU tensor's ``get_device`` says, the CPU."""
+    return torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+
+
 def _index(device) -> int:
     device = torch.device(device)
     if device.type != "cuda":

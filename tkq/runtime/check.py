@@ -86,5 +86,8 @@ def refuse_gradient(op_name: str, **tensors) -> None:
 def under_autocast(kind: str) -> bool:
     """Is autocast on for a kind of device? torch raises for those that have none ("meta"); before 2.5 it cannot say
     which have."""
-    available = getattr(torch.amp, "is_autocast_available", None)
-    return (kind in ("cuda", "cpu") if available is None else available(kind)) and torch.is_autocast_enabled(kind)
+    if kind not in ("cuda", "cpu"):
+        available = getattr(torch.amp, "is_autocast_available", None)
+        if available is None or not available(kind):
+            return False
+    return torch.is_autocast_enabled(kind)

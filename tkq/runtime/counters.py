@@ -1,4 +1,5 @@
 """Counters in global memory: a kernel hands out work by one and leaves it at zero."""
+import ctypes
 import itertools
 
 import torch
@@ -18,18 +19,18 @@ def counter(index: int) -> torch.Tensor:
     store that is zeroed outside of captures, so that a graph holds no memset; where there is none yet, or none
     left, the zeroing is captured too.
     """
-    if _capturing(index):
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    if stream and _capturing(index):  # what is captured is never the default stream, 0
         store, handed_out = _of_graphs.get(index, (None, None))
         i = CAPTURED_CALLS if store is None else next(handed_out)
         return store[i:i + 1] if i < CAPTURED_CALLS else _zeros(1, index)
-    key = (index, torch._C._cuda_getCurrentRawStream(index))
-    found = _of_stream.get(key)
+    found = _of_stream.get((index, stream))
     if found is None:
         if index not in _of_graphs:
             store = _kept(CAPTURED_CALLS, index)
             torch.cuda.synchronize(index)  # once: a capture, on whatever stream, may come next
             _of_graphs[index] = store, itertools.count()
-        found = _of_stream[key] = _kept(1, index)
+        found = _of_stream[index, stream] = _kept(1, index)
     return found
 
 
@@ -38,12 +39,12 @@ def room(index: int, size: int) -> torch.Tensor:
 
     A call that is being captured gets a new one, its zeroing captured too.
     """
-    if _capturing(index):
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    if stream and _capturing(index):
         return _zeros(size, index)
-    key = (index, torch._C._cuda_getCurrentRawStream(index), size)
-    found = _rooms.get(key)
+    found = _rooms.get((index, stream, size))
     if found is None:
-        found = _rooms[key] = _kept(size, index)
+        found = _rooms[index, stream, size] = _kept(size, index)
     return found
 
 
@@ -52,18 +53,17 @@ def _zeros(n, index):
 
 
 class _Memory:
-    """int32 numbers past torch's allocator, for as long as the process lives: torch.compile's CUDA graphs
-    (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there."""
+    """int32 zeros past torch's allocator, for as long as the process lives: torch.compile's CUDA graphs
+    (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there. Asked of the driver by
+    ctypes: importing cuda.bindings took 40 ms of a process's first call."""
 
     def __init__(self, n):
-        from cuda.bindings import runtime as cudart  # not with `import tkq`: it takes a while
-
-        error, self.address = cudart.cudaMalloc(4 * n)
-        if error == cudart.cudaError_t.cudaSuccess:
-            error, = cudart.cudaMemset(self.address, 0, 4 * n)
-        if error != cudart.cudaError_t.cudaSuccess:
-            raise RuntimeError(f"tkq: no {4 * n} bytes of GPU memory for counters: {error!r}")
-        self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(self.address, False), version=3)
+        driver, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64()
+        error = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * n))
+        error = error or driver.cuMemsetD32_v2(address, ctypes.c_uint32(0), ctypes.c_size_t(n))
+        if error:
+            raise RuntimeError(f"tkq: the driver gave no {4 * n} bytes of GPU memory for counters: CUresult {error}")
+        self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(address.value, False), version=3)
 
 
 def _kept(n, index):

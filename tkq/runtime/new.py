@@ -1,19 +1,48 @@
-"""New tensors for what an op returns or keeps beside its result."""
+"""Tensors past torch's dispatcher, for what a call allocates and for what a launch reads. Plain eager mode alone."""
 import torch
 from torch import Tensor
 
-# What the code that torch.compile makes allocates with: 1.2 us, where torch.empty takes 2.7 (an H100's host).
-_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+from . import arch
+
+# What the code that torch.compile makes allocates and views with: 1.2 us, where torch.empty takes 2.7 and empty_like
+# 2.0; half of what a view takes (an H100's host).
+_guards = torch._C._dynamo.guards
+_strided, _over = getattr(_guards, "_empty_strided_cuda", None), getattr(_guards, "_reinterpret_tensor", None)
 _current, _filling = getattr(torch._C, "_cuda_getDevice", None), torch._C._get_deterministic_algorithms
+_short = _strided is not None and _current is not None
 
 
-def empty(like: Tensor, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor:
-    """A tensor on the device of `like`, not filled (but where torch is told to fill what is new)."""
-    if _strided is not None and _current is not None and like.get_device() == _current() and not _filling():
+def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor:
+    """A tensor that is not filled (but where torch is told to fill what is new).
+
+    index: of the CUDA device, what ``get_device`` of another tensor says; below 0 the CPU. shape, stride: plain tuples.
+    """
+    if _short and index >= 0 and index == _current() and not _filling():
         return _strided(shape, stride, dtype)
-    return torch.empty_strided(shape, stride, dtype=dtype, device=like.device)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=arch.device(index))
 
 
-def floats(like: Tensor, shape: tuple, stride: tuple) -> Tensor:
-    """The same of float32."""
-    return empty(like, shape, stride, torch.float32)
+def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
+    """The same, contiguous."""
+    if len(shape) == 2:
+        return empty(index, shape, (shape[1], 1), dtype)
+    strides, step = (), 1
+    for n in reversed(shape):
+        strides, step = (step, *strides), step * n
+    return empty(index, shape, strides, dtype)
+
+
+def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
+    """The same of x's shape. index: of x's device."""
+    shape = tuple(x.shape)
+    return empty(index, shape, x.stride(), dtype) if x.is_contiguous() else contiguous(index, shape, dtype)
+
+
+def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
+    """x's memory with other sizes and strides, for a launch: autograd does not learn that it is the same."""
+    return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
+
+
+def rows(x: Tensor, m: int, n: int) -> Tensor:
+    """The same of a contiguous x as (m, n)."""
+    return over(x, (m, n), (n, 1))

@@ -10,6 +10,18 @@ _PLAIN = frozenset((Tensor, Parameter))
 _PLAIN_OR_NONE = _PLAIN | {type(None)}
 
 
+class Known(dict):
+    """What calls look like, sizes too -> what they take. A look at tensors that came before is all that a call then
+    needs. It forgets all when it is full: sizes that change all the time must not fill the memory."""
+
+    MOST = 4096
+
+    def add(self, key, value) -> None:
+        if len(self) >= self.MOST:
+            self.clear()
+        self[key] = value
+
+
 def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None):
     """Register ``tkq::name`` and return the op to call.
 
@@ -43,7 +55,7 @@ def eager_function(name: str, *, forward, backward, setup=None):
 
 # torch's own, under names of their own: they are asked at every call
 _dynamo, _grad_mode = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled  # other tracers have a dispatch mode
-_modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 
 
 def route(*tensors) -> str:
@@ -54,7 +66,7 @@ def route(*tensors) -> str:
         where every tensor is a plain one and autograd has nothing to record.
     "record": the op's ``eager_function``: the same, but one of the tensors requires a gradient.
     "op": the custom op, through the dispatcher."""
-    if _dynamo() or _modes() or _functorch() is not None or forward_ad._current_level >= 0:
+    if _dynamo() or _modes() or _functorch() or forward_ad._current_level >= 0:
         return "op"
     if not _grad_mode():  # then nobody need be asked for requires_grad
         for x in tensors:

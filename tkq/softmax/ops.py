@@ -4,7 +4,7 @@ from torch import Tensor
 
 from .. import reference_losses as reference
 from .. import row_plan, runtime
-from ..runtime import arch, check, dtypes, ops
+from ..runtime import arch, check, dtypes, new, ops
 from .plan import plan
 from .spec import MAX_N, SoftmaxSpec
 
@@ -80,14 +80,17 @@ def _along(x, dim, scale, log):
 def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
     """Run the kernel, with as little Python as it takes."""
     try:
-        run = _known[log, False, x.dtype, x.shape[-1]]
-        if x.dim() == 2 and x.is_contiguous() and 0 < x.shape[0] <= _MAX_ROWS:
-            y = torch.empty_like(x)
-            run(x, y, scale)
-            return y
-        if x.is_contiguous() and 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
-            y, rows = torch.empty_like(x), x.view(-1, x.shape[-1])
-            run(rows, y.view_as(rows), scale)
+        index, dtype, shape = x.get_device(), x.dtype, x.shape
+        N, flat = shape[-1], len(shape) == 2
+        run = _known[log, False, index, dtype, N]
+        M = shape[0] if flat else x.numel() // N
+        if 0 < M <= _MAX_ROWS and x.is_contiguous():
+            if flat:
+                y = new.empty(index, (M, N), (N, 1), dtype)
+                run(x, y, scale)
+            else:
+                y = new.like(x, index, dtype)
+                run(new.rows(x, M, N), new.rows(y, M, N), scale)
             return y
     except Exception:  # nothing is known, or it was refused
         pass
@@ -97,9 +100,11 @@ def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
 def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
     """The gradient of x."""
     try:
-        run = _known[log, True, y.dtype, y.shape[-1]]
-        if y.dim() == dy.dim() == 2 and y.is_contiguous() and 0 < y.shape[0] <= _MAX_ROWS:
-            dx = torch.empty_like(y)
+        index, dtype = y.get_device(), y.dtype
+        M, N = y.shape  # other shapes are not so frequent
+        run = _known[log, True, index, dtype, N]
+        if y.is_contiguous() and 0 < M <= _MAX_ROWS:
+            dx = new.empty(index, (M, N), (N, 1), dtype)
             run(y, dy, dx, scale)
             return dx
     except Exception:
@@ -157,7 +162,7 @@ def _launcher(x, tensors, scale, log, backward):
     spec = SoftmaxSpec(x.shape[1], dtypes.name_of(x.dtype), vector, log, backward, shifted)
     run = runtime.function(recipe(spec))
     if vector * size == 16 and not shifted:
-        _known[log, backward, x.dtype, x.shape[1]] = run
+        _known[log, backward, x.get_device(), x.dtype, x.shape[1]] = run
     return run
 
 

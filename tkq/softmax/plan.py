@@ -60,9 +60,6 @@ def variants(spec: SoftmaxSpec) -> list[RowConfig]:
             for threads in (128, 256) if row_threads < 128 else (row_threads,):
                 found += [c for load in ("registers", "shared")
                           if _worth(spec, c := RowConfig(row_threads, threads, cluster, load))]
-    if not spec.backward and spec.N * spec.width // 8 > 262144:
-        # fewer rows under way at a time
-        found += [c for most in (2, 3, 4) if _worth(spec, c := RowConfig(256, 256, 16, "shared", most=most))]
     return list(dict.fromkeys(found))
 
 

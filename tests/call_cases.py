@@ -1,0 +1,90 @@
+"""Eager calls of every op, by name, on tiny tensors: what a second call does beside a first one."""
+import torch
+
+import tkq
+
+BF16, F8, INT = torch.bfloat16, torch.float8_e4m3fn, torch.int32
+
+
+def inputs(device):
+    """Tensors by name."""
+    generator = torch.Generator().manual_seed(1)
+
+    def t(*shape, dtype=BF16):
+        return torch.randint(-3, 4, shape, generator=generator).float().to(device=device, dtype=dtype)
+
+    def ints(*values):
+        return torch.tensor(values, dtype=INT, device=device)
+
+    return dict(
+        x=t(6, 64), w=t(64), wide=t(6, 80), qkv=t(2, 5, 3, 4, 64), cos=t(9, 32, dtype=torch.float32),
+        q=t(2, 40, 8, 64), k=t(2, 50, 2, 64), v=t(2, 50, 2, 128), a=t(24, 64), b=t(64, 32), row=t(32), c=t(24, 32),
+        a3=t(3, 24, 64), b3=t(3, 64, 32), many=t(2000, 64), heads=t(4, 64), sinks=t(8), a8=t(24, 64, dtype=F8),
+        b8=t(32, 64, dtype=F8).t(), one=torch.ones(1, device=device), by_rows=torch.ones(24, 1, device=device),
+        by_columns=torch.ones(1, 32, device=device), classes=ints(*range(6)), ends=ints(10, 24),
+        classes_of_many=torch.zeros(2000, dtype=torch.long, device=device),
+        ids=torch.zeros(2, 5, dtype=INT, device=device), cu=ints(0, 3, 40), used_q=ints(1, 2), used_k=ints(3, 4))
+
+
+def cases(g):
+    """{name: call} with such inputs, as attributes of g."""
+    return {
+        "rmsnorm": lambda: tkq.rmsnorm(g.x, g.w),
+        "rmsnorm of one row": lambda: tkq.rmsnorm(g.w, g.w),
+        "rmsnorm of three dimensions": lambda: tkq.rmsnorm(g.x.view(2, 3, 64), g.w),
+        "rmsnorm of a view": lambda: tkq.rmsnorm(g.wide[:, 8:72], g.w),
+        "rmsnorm of a view of three dimensions": lambda: tkq.rmsnorm(g.wide.view(2, 3, 80)[..., 8:72], g.w),
+        "rmsnorm with a residual": lambda: tkq.rmsnorm(g.x, g.w, residual=g.x.float(), prenorm=True),
+        "rmsnorm of three dimensions with a residual": lambda: tkq.rmsnorm(
+            g.x.view(2, 3, 64), residual=g.x.view(2, 3, 64), prenorm=True),
+        "rmsnorm of heads": lambda: tkq.rmsnorm(g.qkv[:, :, 1], g.heads),
+        "rmsnorm of slices": lambda: tkq.rmsnorm(g.qkv[:, 1:4, 1], g.w),
+        "layernorm": lambda: tkq.layernorm(g.x, g.w, g.w.float()),
+        "layernorm in another type": lambda: tkq.layernorm(g.x, g.w, out_dtype=torch.float32),
+        "rmsnorm_quant": lambda: tkq.rmsnorm_quant(g.x, g.w),
+        "layernorm_quant by blocks": lambda: tkq.layernorm_quant(g.x.view(3, 2, 64), granularity="block"),
+        "softmax": lambda: tkq.softmax(g.x),
+        "log_softmax of three dimensions": lambda: tkq.log_softmax(g.x.view(2, 3, 64), scale=2.0),
+        "cross_entropy, none": lambda: tkq.cross_entropy(g.x, g.classes, reduction="none"),
+        "cross_entropy, mean": lambda: tkq.cross_entropy(g.x, g.classes),
+        "cross_entropy of three dimensions": lambda: tkq.cross_entropy(
+            g.x.view(2, 3, 64), g.classes.view(2, 3), reduction="none"),
+        "cross_entropy, sum of many rows": lambda: tkq.cross_entropy(
+            g.many, g.classes_of_many, weight=g.w, reduction="sum", label_smoothing=0.1),
+        "swiglu": lambda: tkq.swiglu(g.x, g.x),
+        "swiglu of views": lambda: tkq.swiglu(g.wide[:, :64], g.wide[:, 16:]),
+        "swiglu of three dimensions": lambda: tkq.swiglu(g.x.view(2, 3, 64), g.x.view(2, 3, 64)),
+        "geglu of one tensor": lambda: tkq.geglu(g.x, layout="interleaved"),
+        "rope": lambda: tkq.rope(g.qkv[:, :, 0], g.cos, g.cos, seqlen_offsets=2),
+        "rope, interleaved": lambda: tkq.rope(g.qkv[:, :, 0].contiguous(), g.cos, g.cos, interleaved=True),
+        "rope in place": lambda: tkq.rope(g.qkv[:, :, 0].contiguous(), g.cos, g.cos, inplace=True),
+        "rope in place of a part": lambda: tkq.rope(
+            g.qkv.flatten(3)[..., :192].reshape(2, 5, 6, 96), g.cos, g.cos, inplace=True),
+        "rope in place of a slice": lambda: tkq.rope(g.qkv[:, :, 0], g.cos, g.cos, inplace=True),
+        "rope_qk": lambda: tkq.rope_qk(g.qkv[:, :, 0], g.qkv[:, :, 1, :2], g.cos, g.cos),
+        "rope with ids": lambda: tkq.rope(g.qkv[:, :, 0], g.cos, g.cos, position_ids=g.ids),
+        "flash_attn": lambda: tkq.flash_attn(g.q, g.k, g.v),
+        "flash_attn with options": lambda: tkq.flash_attn(
+            g.q, g.k, g.v, causal=True, window_size=(7, 0), softcap=3.0, softmax_scale=0.5, sinks=g.sinks,
+            return_lse=True),
+        "flash_attn with a window": lambda: tkq.flash_attn(g.q, g.k, g.v, window_size=(100, 3)),
+        "flash_attn_varlen": lambda: tkq.flash_attn_varlen(
+            g.q[0], g.k[0], g.v[0], g.cu, g.cu, 40, 50, causal=True, return_lse=True),
+        "flash_attn_varlen in use": lambda: tkq.flash_attn_varlen(
+            g.q[0], g.k[0], g.v[0], g.cu, g.cu, 40, 50, seqused_q=g.used_q, seqused_k=g.used_k),
+        "gemm": lambda: tkq.gemm(g.a, g.b),
+        "gemm of views": lambda: tkq.gemm(g.wide[:, 1:65], g.b[:, :31]),
+        "gemm with an epilogue": lambda: tkq.gemm(g.a, g.b, bias=g.row, activation="silu", alpha=2.0),
+        "gemm with c": lambda: tkq.gemm(g.a, g.b, c=g.c, beta=0.5, out_dtype=torch.bfloat16),
+        "gemm, gated": lambda: tkq.gemm(g.a, g.b, activation="swiglu"),
+        "gemm in float32": lambda: tkq.gemm(g.a.t().contiguous().t(), g.b, out_dtype=torch.float32),
+        "gemm of a batch": lambda: tkq.gemm(g.a3, g.b3),
+        "gemm of a batch that shares": lambda: tkq.gemm(g.a3, g.b.expand(3, 64, 32)),
+        "fp8_gemm": lambda: tkq.fp8_gemm(g.a8, g.b8, g.one, g.one),
+        "fp8_gemm by rows": lambda: tkq.fp8_gemm(g.a8, g.b8, g.by_rows, g.by_columns, bias=g.row),
+        "grouped_gemm": lambda: tkq.grouped_gemm(g.a, g.b3[:2], g.ends),
+        "grouped_gemm, gradient": lambda: tkq.grouped_gemm(g.a.t(), g.c, g.ends),
+        "quantize_fp8": lambda: tkq.quantize_fp8(g.x),
+        "quantize_fp8 with the transpose": lambda: tkq.quantize_fp8(g.x, "block", transpose=True),
+        "quantize_fp8, tensor": lambda: tkq.quantize_fp8(g.x, "tensor"),
+    }
