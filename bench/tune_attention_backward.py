@@ -5,7 +5,8 @@
 
 Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
 counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
-variants apart that are close.
+variants apart that are close. A length may be the name of a batch of sequences one behind the other, "mixed": then FA4
+is the peer. "gqa1024": of 1024, with a K/V head to 4 query heads, and no peer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.tuning import precompile
 from tkq.attention.backward_plan import SINGLE, BackwardConfig, plan
@@ -25,46 +28,35 @@ from tkq.runtime import Recipe
 
 CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
-# What differs from ``SINGLE``, blocks by themselves, and for which head_dims and masks it makes sense.
-_PAIR = {"pair": True, "cluster": 2, "stages": 2}
-_STAYS = {"direct": True, "persistent": True, "skip": True}
-_BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208)}
+# What differs from ``SINGLE``, blocks that have one task, and for which head_dims and masks it makes sense.
+_STAYS = {"direct": True, "persistent": True}
+_LATE = {"late": True}
+_BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
+_WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
 VARIANTS = {
     "single": {},
     "red": {"dq_add": "red"},
     "turns": {"turns": True},
     "no turns": {"turns": False},
-    "last block": {"post": False},
-    "last block turns": {"post": False, "turns": True},
-    "skip": {"skip": True},
-    "direct": {"direct": True},
-    "direct skip": {"direct": True, "skip": True},
-    "persistent": _STAYS,
-    "persistent turns": {**_STAYS, "turns": True},
-    "background": _BEHIND,
-    "background turns": {**_BEHIND, "turns": True},
-    "background sections of 8 MB": {**_BEHIND, "section_mb": 8},
-    "wide background": {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)},
-    "wide bulk background": {**_BULK, **_BEHIND, "registers": (32, 64, 208, 208)},
-    "cluster": {"cluster": 2},
-    "stagger": {"stagger": True},
+    "not late": {"late": False},
+    "late": _LATE,
+    "persistent": {**_STAYS, "late": False},
+    "persistent turns": {**_STAYS, "late": False, "turns": True},
+    "late persistent": {**_STAYS, **_LATE},
+    "late persistent turns": {**_STAYS, **_LATE, "turns": True},
+    "background": {**_BEHIND, "late": False, "turns": True},
+    "late background": {**_BEHIND, **_LATE, "turns": True},
+    "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
+    "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
+    "wide background": _WIDE_BEHIND,
+    "wide bulk background": {**_BULK, **_WIDE_BEHIND},
     "2 stages": {"stages": 2},
     "3 dS stages": {"ds_stages": 3},
-    "2 buffers": {"dq_buffers": 2, "stages": 2},
     "tile 64": {"tile": 64},
     "sections of 8 MB": {"section_mb": 8},
     "sections of 64 MB": {"section_mb": 64},
     "head by head": {"longest_first": False},
-    "pair": _PAIR,
-    "pair direct": {**_PAIR, "direct": True},
-    "pair persistent": {**_PAIR, **_STAYS},
-    "pair background": {**_PAIR, **_BEHIND},
-    "pair own loads": {**_PAIR, "share": False},
-    "pair red own loads": {**_PAIR, "dq_add": "red", "share": False},
-    "pair red": {**_PAIR, "dq_add": "red"},
-    "pair turns": {**_PAIR, "turns": True},
-    "pair tile 64": {"pair": True, "cluster": 2, "tile": 64},
     "bulk": _BULK,
     "bulk persistent": {**_BULK, **_STAYS},
     "1 stage of dS": {"ds_stages": 1},
@@ -72,14 +64,33 @@ VARIANTS = {
 }
 
 
-def variants(dim: int, causal: bool, length: int = 4096) -> dict[str, BackwardConfig]:
+def longest(length: int | str) -> int:
+    return dense_length(length) or max(packed(length)[1])
+
+
+def dense_length(length: int | str) -> int:
+    """0: a batch of any lengths."""
+    return length if isinstance(length, int) else int(length[3:]) if length.startswith("gqa") else 0
+
+
+def packed(name: str) -> tuple:
+    """(name, lengths) of a batch of ``attention_backward_varlen``'s."""
+    from bench.attention_forward import BATCHES
+
+    return next(batch for batch in BATCHES if batch[0].startswith(name))
+
+
+def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
+    return BackwardSpec(width=dim, right=causal, varlen=not dense_length(length))
+
+
+def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, BackwardConfig]:
     """The plan, and the variants that can run, and that differ from it."""
-    found = {"plan": plan(BackwardSpec(width=dim, right=causal), length_class(length))}
+    spec = spec_of(dim, causal, length)
+    found = {"plan": plan(spec, length_class(longest(length)), str(length).startswith("gqa"))}
     for name, change in VARIANTS.items():
-        if ("stagger" in name and causal) or (name.startswith(("sections", "head by")) and not causal):
+        if name.startswith(("sections", "head by")) and not causal:
             continue
-        if not causal or dim != 128:  # there, the tiles of a block have something for both warpgroups
-            change = {k: v for k, v in change.items() if k != "skip"}
         config = dataclasses.replace(SINGLE[dim], **change)
         try:
             config.check(dim)
@@ -103,32 +114,34 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
     return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
 
 
-def recipe(dim: int, causal: bool, config: BackwardConfig) -> Recipe:
-    return Recipe("tkq.attention.backward:build", (BackwardSpec(width=dim, right=causal), config))
+def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
+    return Recipe("tkq.attention.backward:build", (spec, config))
 
 
 def main() -> None:
     args = arguments()
-    cases = [(dim, length, causal) for dim, lengths, masks in map(parsed, args.cases.split(";"))
-             for causal in masks for length in lengths]
-    wanted = None if args.variants == "all" else [n.strip() for n in args.variants.split(",")]
-    chosen = {case: {n: c for n, c in variants(case[0], case[2], case[1]).items() if wanted is None or n in wanted}
-              for case in cases}
+    chosen = {}
+    for cases, names in zip(args.cases or [CASES], args.variants or ["all"], strict=True):
+        wanted = None if names == "all" else [n.strip() for n in names.split(",")]
+        for dim, lengths, masks in map(parsed, cases.split(";")):
+            for case in ((dim, length, causal) for causal in masks for length in lengths):
+                chosen[case] = {n: c for n, c in variants(dim, case[2], case[1]).items()
+                                if wanted is None or n in wanted}
     if args.precompile:
-        precompile([recipe(dim, causal, c) for (dim, _, causal), found in chosen.items() for c in found.values()])
+        precompile([recipe(spec_of(dim, causal, length), c) for (dim, length, causal), found in chosen.items()
+                    for c in found.values()])
         return
-    run(cases, chosen, args)
+    run(chosen, args)
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--variants", default="all", help="comma-separated names: plan, " + ", ".join(VARIANTS))
-    p.add_argument("--cases", default=CASES, help="head_dim:lengths:masks;.. as " + CASES)
+    p.add_argument("--variants", action="append", help="comma-separated names: plan, " + ", ".join(VARIANTS))
+    p.add_argument("--cases", action="append", help="head_dim:lengths:masks;.. as " + CASES + "; each with --variants")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--round-seconds", type=float, default=0.02, help="one candidate's turn")
     p.add_argument("--without", default="", help="peers to leave out")
     p.add_argument("--together", action="store_true")
-    p.add_argument("--prototype", type=Path, help="a folder with another attention_backward.py, timed as a variant too")
     p.add_argument("--precompile", action="store_true", help="compile the variants, and no more")
     p.add_argument("--seconds", type=float, default=280, help="start no run after so long")
     p.add_argument("--out", type=Path)
@@ -136,15 +149,47 @@ def arguments():
 
 
 def parsed(text: str):
-    """(head_dim, lengths, masks) of "128:1024,4096:full,causal"."""
+    """(head_dim, lengths, masks) of "128:1024,mixed:full,causal"."""
     dim, lengths, masks = text.split(":")
-    return int(dim), tuple(map(int, lengths.split(","))), tuple(m == "causal" for m in masks.split(","))
+    lengths = tuple(int(n) if n.isdigit() else n for n in lengths.split(","))
+    return int(dim), lengths, tuple(m == "causal" for m in masks.split(","))
 
 
-def run(cases, chosen, args) -> None:
+class Problem(NamedTuple):
+    """What is timed. make and error: as of ``bench.command.Job``; options: of the peers."""
+
+    name: str
+    flops: float
+    ours: Callable
+    op: str
+    peers: tuple
+    options: dict
+    make: Callable
+    error: Callable
+
+
+def problem_of(dim: int, length: int | str, causal: bool) -> Problem:
+    from bench import attention_backward as dense
+    from bench import attention_backward_varlen as varlen
+    from bench.attention_peers import pairs
+
+    if dense_length(length):
+        kv_heads = 0 if isinstance(length, int) else dense.WIDTH // dim // 4
+        shape = dense.Shape(dense_length(length), dim, causal, kv_heads)
+        return Problem(str(shape), shape.flops, lambda c: dense.ours(shape, c), "attention_backward",
+                       () if kv_heads else tuple(dense.PEERS), {"shape": shape}, dense.inputs(shape),
+                       dense.error(shape))
+    name, lengths = packed(length)
+    options, heads = {"longest": max(lengths), "causal": causal}, varlen.WIDTH // dim
+    return Problem(f"{name} H{heads} D{dim} {'causal' if causal else 'full'}",
+                   10 * varlen.WIDTH * sum(pairs(n, causal) for n in lengths),
+                   lambda c: varlen.ours(max(lengths), causal, c), "attention_backward_varlen", ("FA4",), options,
+                   varlen.inputs(lengths, heads, dim, causal), varlen.error(causal))
+
+
+def run(chosen, args) -> None:
     import torch
 
-    from bench import attention_backward as bench
     from bench import harness
     from bench.peers import find
     from tkq.testing import timing
@@ -152,53 +197,39 @@ def run(cases, chosen, args) -> None:
 
     gpu, monitor = timing.Gpu(), harness.Monitor()
     effort = Effort(args.rounds, args.round_seconds, warmup_seconds=4 * args.round_seconds)
-    deadline = time.monotonic() + args.seconds
-    results = []
+    results, deadline = [], None
     print(f"{torch.cuda.get_device_name()}, driver {monitor.driver}, torch {torch.__version__}; "
           "ratio: the peer's time / ours")
-    for dim, length, causal in cases:
-        shape = bench.Shape(length, dim, causal)
-        names = [n for n in bench.PEERS if n not in args.without.split(",")]
-        peers, missing = find("attention_backward", names, shape=shape)
-        mine = {name: bench.ours(shape, config) for name, config in chosen[dim, length, causal].items()}
-        if args.prototype:
-            mine["prototype"] = prototype(args.prototype, shape)
-        for name, c in chosen[dim, length, causal].items():
+    for case in chosen:
+        problem = problem_of(*case)
+        names = [n for n in problem.peers if n not in args.without.split(",")]
+        peers, missing = find(problem.op, names, **problem.options)
+        deadline = deadline or time.monotonic() + args.seconds  # the peers' import took its time
+        mine = {name: problem.ours(config) for name, config in chosen[case].items()}
+        for name, c in chosen[case].items():
             print("  model: {:20s} shared memory {:.2f} of the tensor cores, {:.1f} bytes added a clock".format(
-                name, *model(dim, c)))
-        print(f"\n{shape}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
-        groups = [mine] if args.together else [{name: call} for name, call in mine.items()]
-        for group in groups:
+                name, *model(case[0], c)))
+        print(f"\n{problem.name}" + "".join(f"; no {n}: {why}" for n, why in missing.items()), flush=True)
+        for group in [mine] if args.together else [{name: call} for name, call in mine.items()]:
             if time.monotonic() > deadline:
                 print("  the time is up", flush=True)
                 break
-            found = timing.compare({**group, **peers}, bench.inputs(shape), effort, error=bench.error(shape),
-                                   gpu=gpu)
-            results.append({"shape": str(shape), "monitor": dataclasses.asdict(monitor.read()),
+            found = timing.compare({**group, **peers}, problem.make, effort, error=problem.error, gpu=gpu)
+            results.append({"shape": problem.name, "monitor": dataclasses.asdict(monitor.read()),
                             "timings": [dataclasses.asdict(t) for t in found.timings]})
-            show(shape, found, group, peers)
+            show(problem, found, group, peers)
             if args.out:  # what is measured stays, whatever comes
                 args.out.write_text(json.dumps(results, indent=1))
         torch.cuda.empty_cache()
 
 
-def prototype(folder: Path, shape):
-    """``flash_attn_bwd(q, k, v, o, do, lse, causal)`` of the folder's attention_backward.py."""
-    import sys
-
-    sys.path.insert(0, str(folder))
-    from attention_backward import flash_attn_bwd
-
-    return lambda do, q, k, v, o, lse: flash_attn_bwd(q, k, v, o, do, lse, shape.causal, carry=True, dk="ss")
-
-
-def show(shape, found, group, peers) -> None:
+def show(problem, found, group, peers) -> None:
     from tkq.testing.timing import ratio
 
     for t in found.timings:
         if not t.ok:
             print(f"  {t.name:20s} {t.note}", flush=True)
-    rate = lambda name: shape.flops / found[name].median_ms / 1e9
+    rate = lambda name: problem.flops / found[name].median_ms / 1e9
     for name in group:
         if found[name].ok:
             against = {p: ratio(found[name], found[p]) for p in peers if found[p].ok}

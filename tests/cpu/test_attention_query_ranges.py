@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.attention.query_ranges import QueryExtent, Visit, key_range, mask_limits, nth_tile, place, query_range
+from tkq.attention.query_ranges import QueryExtent, Visit, key_range, mask_limits, place, query_range
 from tkq.attention.ranges import ceil_div
 
 LIMITS = st.one_of(st.none(), st.integers(0, 400))
@@ -124,11 +124,3 @@ def test_processors_that_take_causal_blocks_end_together(length, heads, section)
         _, block = place(i, blocks, heads, section, True, -(-264 // blocks))
         heapq.heappush(free, heapq.heappop(free) + tiles - 2 * block + 3)  # and what a block costs by itself
     assert max(free) <= 1.02 * sum(free) / 132
-
-
-@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50))
-def test_a_shifted_walk_visits_each_tile_once(first, n, shift):
-    r = Visit(first, first, first + n, first + n)
-    shift = shift % n if n else 0
-    walk = [nth_tile(r, i, shift) for i in range(n)]
-    assert sorted(walk) == list(range(first, first + n)) and (not n or walk[0] == first + shift)

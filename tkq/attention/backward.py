@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
+from tkq.attention.backward_add import BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_sequences import piece
@@ -15,7 +15,7 @@ from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.runtime import fake
 from tkq.tile import WARPGROUP
 
-KEYS_BARRIER, TURNS_BARRIER = FREE_BARRIER, FREE_BARRIER + 2  # one each for each warpgroup with keys
+KEYS_BARRIER, TURNS_BARRIER = 1, 3  # one each for each warpgroup with keys
 
 
 class AttentionBackward(BackwardAdding):
@@ -54,9 +54,9 @@ class AttentionBackward(BackwardAdding):
     def keys(self, g, s, wg):
         tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
         scores, kv = tk.rt_fl(tile), tk.ring(1)
-        c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), dk=tk.rt_fl(dim),
-                  dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), ds_ring=s.ds_pipe.ring(),
-                  turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
+        c = State(s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), kept=tk.rt(tile, dtype),
+                  dk=tk.rt_fl(dim), dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), before=s.q_pipe.ring(),
+                  ds_ring=s.ds_pipe.ring(), turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg)
         c.turns.start()
         self.each_task(g, s, lambda t, again: self.keys_task(g, s, t, again, c, kv))
 
@@ -66,41 +66,19 @@ class AttentionBackward(BackwardAdding):
         tk.zero(c.dv)
         for i in cutlass.range_constexpr(2):
             tk.wait(s.kv_full[i], kv.phase)
+        if const_expr(self.config.late):
+            tk.zero(c.kept)
+            c.before.move_to(c.ring)
         self.visit(g, s, t, c, self.step)
+        if const_expr(self.config.late):
+            self.last_keys(s, c)
         for i in cutlass.range_constexpr(2):
             self.done_with(s, i)
         self.next_keys(kv)
         self.finish(g, s, again(), c)
 
-    @cute.jit
-    def step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        if const_expr(masked and self.config.skip and self.spec.right):
-            if self.sees(g, t, m, c.wg):
-                self.whole_step(g, s, t, c, m, masked)
-            else:
-                self.leave_out(s, c)
-        else:
-            self.whole_step(g, s, t, c, m, masked)
-
-    def sees(self, g, t, m, half):
-        """Does the last query of tile m see the first of 64 keys?"""
-        e = self.extent(g, t.rows_q, t.rows_k)
-        return (m + 1) * e.tile - 1 - e.offset + e.right >= t.block * self.config.block + half * 64
-
-    @cute.jit
-    def leave_out(self, s, c):
-        """A tile whose P and dS are 0."""
-        s.q_pipe.wait(c.ring)
-        c.turns.take()
-        c.turns.give()
-        s.do_pipe.wait(c.ring)
-        if const_expr(self.spec.adds_dq):
-            tk.zero(c.ds)
-            self.hand_over(s, c)
-            c.ds_ring.advance()
-        s.do_pipe.release(c.ring)
-        s.q_pipe.release(c.ring)
-        c.ring.advance()
+    def step(self, *args):
+        return (self.late_step if self.config.late else self.whole_step)(*args)
 
     @cute.jit
     def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
@@ -126,6 +104,55 @@ class AttentionBackward(BackwardAdding):
         tk.mma_wait(0)
         s.q_pipe.release(c.ring)
         c.ring.advance()
+
+    @cute.jit
+    def late_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+        """As ``whole_step``, but dK of the tile before runs under P. At the first tile there is none: its dS is 0, and
+        its Q the first."""
+        s.q_pipe.wait(c.ring)
+        c.turns.take()
+        tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
+        tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
+        tk.mma_wait(1)  # S
+        slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
+        probabilities(c.p, slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
+        c.turns.give()
+        tk.mma_wait(0)  # dK
+        self.done_with_queries(s, c)
+        s.do_pipe.wait(c.ring)
+        tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
+        tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
+        tk.mma_wait(1)  # dP
+        gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
+        if const_expr(self.spec.adds_dq):
+            self.hand_over(s, c)
+            c.ds_ring.advance()
+        tk.mma_wait(0)  # dV
+        self.keep(g, c)
+        s.do_pipe.release(c.ring)
+        c.ring.advance()
+
+    def keep(self, g, c):
+        """kept = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
+        none run under anything else; a copy it would see through, so a 0 that it does not know enters."""
+        to, x = (cute.recast_tensor(tile.tensor, Int32) for tile in (c.kept, c.ds))
+        for i in range(cute.size(x)):
+            to[i] = x[i] ^ (g.heads >> 31)
+
+    @cute.jit
+    def done_with_queries(self, s, c):
+        """Of the tile before, if there is one."""
+        if c.before.count[0] != c.ring.count[0]:
+            s.q_pipe.release(c.before)
+            c.before.advance()
+
+    @cute.jit
+    def last_keys(self, s, c):
+        """dK of the last tile."""
+        if c.before.count[0] != c.ring.count[0]:
+            tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
+            tk.mma_wait(0)
+            s.q_pipe.release(c.before)
 
     def hand_over(self, s, c):
         """dS, to the warpgroup that makes dQ."""
@@ -154,15 +181,10 @@ class AttentionBackward(BackwardAdding):
             if const_expr(self.spec.adds_dq):
                 self.wait_for_dq(s, c)
             self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
-        self.finish_dq(g, s, t, c.wg, barrier)
         tk.store_wait()
 
 
 def _kind(spec, config):
-    if config.pair and spec.adds_dq:
-        from tkq.attention.backward_pair import PairBackward  # which is an AttentionBackward
-
-        return PairBackward
     return WideBackward if spec.width > 128 else AttentionBackward
 
 

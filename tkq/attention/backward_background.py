@@ -1,25 +1,25 @@
-"""What else attention's backward has to do, under its products: warps that are free make the statistics of the rows and
-the zeroes that dQ is added to, ahead of the tasks, and dQ of what has been added, behind them."""
+"""What else attention's backward has to do, under its products: warps that are free make the zeroes that dQ is added
+to, ahead of the tasks, and dQ of what has been added, behind them. So all of it stays in L2."""
 from typing import Any, NamedTuple
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
-from tkq.attention.backward_pre import VECTOR, Rows
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_tasks import claim
+from tkq.attention.query_ranges import lead_of, section_of
+from tkq.attention.ranges import ceil_div
 
-WARP, CLEARING = 32, 128
+WARP = 32
 
 
 class Counters(NamedTuple):
-    """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to prepare and
-    of those to finish. ready: of the K/V heads of all batches, tiles that are prepared. added: likewise, warps that
-    have added all of a task's dQ."""
+    """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to zero and of
+    those to finish. ready: of the K/V heads of all sequences, tiles that are zero. added: likewise, warps that have
+    added all of a task's dQ."""
 
     next: cute.Tensor
     ready: cute.Tensor
@@ -36,140 +36,106 @@ class Counters(NamedTuple):
                           for first, n in ((0, 3), (3, heads), (3 + heads, heads))])
 
 
-PREPARED, FINISHED = 1, 2  # of Counters.next
+ZEROED, FINISHED = 1, 2  # of Counters.next
 
 
 class Background(NamedTuple):
-    """rows: as of ``BackwardPre``. dq: (B, Sq, H, D). lead: tiles that are prepared ahead of the last that is done
-    with: those of two sections, or more, so that no task of a section waits for what waits for it."""
+    """dq: (B, Sq, H, D). lead: tiles that are zeroed ahead of the last that is done with, at least."""
 
-    rows: Rows
     dq: cute.Tensor
     counters: Counters
     lead: Int32
-
-
-class BackwardClear:
-    """flat = 0."""
-
-    @cute.jit
-    def __call__(self, flat: cute.Tensor, stream: cuda.CUstream):
-        self.kernel(flat).launch(grid=[(cute.size(flat) + CLEARING - 1) // CLEARING, 1, 1], block=[CLEARING, 1, 1],
-                                 stream=stream)
-
-    @cute.kernel
-    def kernel(self, flat: cute.Tensor):
-        cute.arch.griddepcontrol_launch_dependents()
-        i = Int32(cute.arch.block_idx()[0]) * CLEARING + Int32(cute.arch.thread_idx()[0])
-        if i < cute.size(flat):
-            flat[i] = Int32(0)
 
 
 class BackwardBackground:
     """Whatever there is to do, tasks as well as tiles, is given out in order, to who can begin with it at once. So it
     gets done even if only some of the grid's blocks are there, as when other kernels have the other processors.
 
-      each warp     the next tile to finish | prepare tiles, up to ``lead`` ahead of it | wait until all of its head's
-                    dQ has been added | write its dQ | ..
-      producer      the next task | wait until its head is ready | its tiles | ..
-      dQ warps      likewise | add | say so | ..
+      each warp     the next tile to finish | zero tiles, up to ``lead`` ahead of it | wait until all of its head's dQ
+                    has been added | write its dQ | ..
+      dQ warps      the next task | wait until its head is zero | add | say so | ..
     """
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config
-        self.lanes = spec.width // VECTOR  # of a row
-        self.together = WARP // self.lanes  # rows
 
     @cute.jit
     def run(self, g):
-        counters, lead = g.background.counters, g.background.lead
-        tiles, prepared = cute.size(g.stats, mode=[0]), Int32(0)
+        counters = g.background.counters
+        tiles, zeroed = cute.size(g.acc, mode=[0]), Int32(0)
         cute.arch.griddepcontrol_wait()  # the counters are zero
         n = claim(counters.next, FINISHED)
         while n < tiles:
-            goal = cutlass.min(n + lead, tiles)
-            while prepared < goal:
-                prepared = claim(counters.next, PREPARED)
-                if prepared < tiles:
-                    self.prepare(g, prepared)
-                prepared = prepared + 1
-            await_count(counters.added, n // (g.tiles * g.heads_per_kv), 4 * self.config.cluster * g.blocks)
-            self.convert(g, n)
+            at = self.tile(g, n)
+            goal = cutlass.min(n + self.lead(g, at), tiles)
+            while zeroed < goal:
+                zeroed = claim(counters.next, ZEROED)
+                if zeroed < tiles:
+                    self.zero(g, self.tile(g, zeroed))
+                zeroed = zeroed + 1
+            head = self.head(g, at)
+            await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
+            await_count(counters.added, head, 4 * self.blocks(at.rows_k))
+            self.convert(g, at)
             n = claim(counters.next, FINISHED)
 
-    # ---- before ------------------------------------------------------------------------------------
+    def tile(self, g, n):
+        """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
+        return g.places.at(False, self.config.tile, n, g.heads,
+                           lambda index, slots, *_: (index // slots, index % slots), self.config.longest_first)
+
+    def number(self, g, at):
+        """The tile's place in the workspace."""
+        first = g.places.first_tile(at, self.config.tile, g.heads, g.tiles)
+        return Int64(first) + Int64(at.head) * g.tiles + at.number
+
+    def head(self, g, at):
+        """The tile's K/V head, of all sequences."""
+        return at.sequence * g.kv_heads + at.head // g.heads_per_kv
+
+    def tiles_of(self, g, rows):
+        """Of a K/V head, those that have rows."""
+        return ceil_div(rows, self.config.tile) * g.heads_per_kv
+
+    def blocks(self, keys):
+        """Of a K/V head."""
+        return ceil_div(keys, self.config.block)
+
+    def lead(self, g, at):
+        """Tiles that are zeroed ahead of this one."""
+        if not self.spec.varlen:
+            return g.background.lead
+        section = section_of(at.rows_q, g.section, self.config.section_bytes, g.kv_heads)
+        slots = self.tiles_of(g, at.rows_q) + g.heads_per_kv  # or one less of each query head
+        return cutlass.max(g.background.lead, lead_of(section, 0, slots))
 
     @cute.jit
-    def prepare(self, g, n):
-        tile = self.config.tile
-        head, m = n // g.tiles, n % g.tiles
-        self.zero(g.acc[Int64(n), None])
-        for i in cutlass.range(0, tile, 2 * self.together, unroll=1):
-            self.statistics(g, g.stats[Int64(n), None], (head // g.heads, head % g.heads), m * tile, i)
-        cute.arch.fence_proxy("async.global")  # bulk copies and additions come next
-        tell(g.background.counters.ready, head // g.heads_per_kv)
-
-    @cute.jit
-    def zero(self, acc):
-        zeros = cute.make_rmem_tensor((4,), Float32)
+    def zero(self, g, at):
+        acc, zeros = g.acc[self.number(g, at), None], cute.make_rmem_tensor((4,), Float32)
         zeros.fill(0.0)
         quads = cute.make_tensor(acc.iterator, cute.make_layout((4, cute.size(acc) // 4)))
         for i in cutlass.range(0, cute.size(acc) // 4, WARP, unroll=8):
             cute.autovec_copy(zeros, quads[None, i + tk.lane_id()])
-
-    def statistics(self, g, stats, at, first, i):
-        """Of two rows of each lane's, from the tile's row i on. Lanes that share a row read 16 bytes of it each."""
-        rows, (batch, head) = g.background.rows, at
-        lane, shares = tk.lane_id() % self.lanes, rows.o.shape[3] // VECTOR
-        loaded = []
-        for step in range(2):
-            row = cutlass.min(first + i + step * self.together + tk.lane_id() // self.lanes, g.places.rows_q - 1)
-            pair = [cute.make_rmem_tensor((VECTOR,), x.element_type) for x in (rows.o, rows.do)]
-            for x, to in zip((rows.o, rows.do), pair):
-                part = cute.local_tile(x[batch, row, head, None], (VECTOR,), (cutlass.min(lane, shares - 1),))
-                cute.autovec_copy(part, to)
-            loaded.append((*pair, rows.lse[batch, head, row], None if rows.dlse is None else
-                           rows.dlse[batch, head, row]))
-        for step in range(2):
-            x, y, lse, dlse = loaded[step]
-            self.write(stats, i + step * self.together + tk.lane_id() // self.lanes, g.places.rows_q - first,
-                       (self.row_sum(x, y, lane < shares), lse, dlse))
-
-    def row_sum(self, x, y, counts):
-        total = Float32(0.0)
-        for e in range(VECTOR):
-            total = total + Float32(x[e]) * Float32(y[e])
-        total = cutlass.select_(counts, total, Float32(0.0))
-        return cute.arch.warp_reduction(total, lambda p, q: p + q, threads_in_group=self.lanes)
+        cute.arch.fence_proxy("async.global")  # bulk additions come next
+        if at.number * self.config.tile < at.rows_q:
+            tell(g.background.counters.ready, self.head(g, at))
 
     @cute.jit
-    def write(self, stats, row, end, of_row):
-        """As ``BackwardPre``'s: a row past the end, and one that sees no key, has -inf and 0."""
-        total, lse, dlse = of_row
-        counts = (row < end) & (lse != -Float32.inf)
-        second = -total if const_expr(dlse is None) else dlse - total
-        if tk.lane_id() % self.lanes == 0:
-            stats[row] = cutlass.select_(counts, -lse * tk.LOG2E, -Float32.inf)
-            stats[self.config.tile + row] = cutlass.select_(counts, second, Float32(0.0))
-
-    # ---- behind ------------------------------------------------------------------------------------
-
-    @cute.jit
-    def convert(self, g, n):
-        """dQ of tile n: 16 rows x 32 columns at a time, as a warp had them when they were added."""
+    def convert(self, g, at):
+        """dQ of a tile: 16 rows x 32 columns at a time, as a warp had them when they were added."""
         c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
-        head, m = n // g.tiles, n % g.tiles
         slabs, quads = 4 * rows * cols, c.dq_cols // 8
-        acc = cute.make_tensor(g.acc[Int64(n), None].iterator, cute.make_layout((4, WARP, quads, slabs)))
-        out = g.background.dq[head // g.heads, None, head % g.heads, None]
+        acc = cute.make_tensor(g.acc[self.number(g, at), None].iterator, cute.make_layout((4, WARP, quads, slabs)))
+        out = g.background.dq[at.batch, None, at.head, None]
+        first = at.start_q + at.number * c.tile
         for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
             slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
             x = tk.rt_fl(32)
             self.load(x, acc[None, tk.lane_id(), None, slab], 4 * part)
             tk.mul(x, x, g.scale)
-            row = m * c.tile + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
+            row = first + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
             col = slab // 4 % cols * c.dq_cols + 32 * part
-            tk.store_narrow(columns(out, col), x, row, g.places.rows_q)
+            tk.store_narrow(columns(out, col), x, row, at.start_q + at.rows_q)
 
     def load(self, x, theirs, first):
         """From L2, where it was added up."""
@@ -179,20 +145,19 @@ class BackwardBackground:
         for j in range(4):
             cute.copy(atom, theirs[None, first + j], mine[None, j])
 
-    # ---- for the other roles -----------------------------------------------------------------------
+    # ---- for the dQ warpgroup ----------------------------------------------------------------------
 
     @cute.jit
-    def await_ready(self, g, head):
-        """Until all tiles of the query heads of a K/V head, of all batches, are prepared. A warp, before its own bulk
-        copies and additions."""
-        await_count(g.background.counters.ready, head, g.tiles * g.heads_per_kv)
+    def await_ready(self, g, t):
+        """Until all tiles of the query heads of a task's K/V head are zero. A warp, before its own additions."""
+        await_count(g.background.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))
         cute.arch.fence_proxy("async.global")
 
     @cute.jit
-    def sign_off(self, g, head):
+    def sign_off(self, g, t):
         """A warp has added all that it has to."""
         tk.store_wait(read=False)
-        tell(g.background.counters.added, head)
+        tell(g.background.counters.added, t.sequence * g.kv_heads + t.head)
 
 
 def columns(x: cute.Tensor, first) -> cute.Tensor:

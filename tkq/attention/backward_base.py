@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_background import Background, BackwardBackground, BackwardClear, Counters
+from tkq.attention.backward_background import Background, BackwardBackground, Counters
 from tkq.attention.backward_dq import BackwardQueries
 from tkq.attention.backward_math import Scores, limits
 from tkq.attention.backward_plan import BackwardConfig
@@ -17,9 +17,9 @@ from tkq.attention.backward_pre import BackwardPre, Rows, Workspace
 from tkq.attention.backward_sequences import Equal, Ragged, heads_outside, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Numbers, Shared, Task
-from tkq.attention.backward_tasks import BackwardTasks, values_of
+from tkq.attention.backward_tasks import BackwardTasks, claim, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
-from tkq.attention.query_ranges import mask_limits, nth_tile
+from tkq.attention.query_ranges import lead_of, mask_limits, section_of
 from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
 
@@ -34,17 +34,14 @@ class BackwardBase(BackwardTasks):
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config.check(spec.width)
-        if spec.varlen and not config.post:
-            raise NotImplementedError("attention backward: post=False with varlen: slots without keys are not counted")
-        if config.background and (spec.varlen or not spec.adds_dq):
-            raise NotImplementedError("attention backward: background with varlen, or without dQ to be added up")
+        if config.background and not spec.adds_dq:
+            raise NotImplementedError("attention backward: background without dQ to be added up")
         self.background = BackwardBackground(spec, config) if config.background else None
         dtype = tk.element_type(spec.dtype)
         self.q_tile = tk.st(config.tile, spec.width, dtype)
         self.kv_tile = tk.st(64, spec.width, dtype)
         self.out_tile = tk.st(64, min(spec.width, 128), dtype)  # of dK and dV
         self.ds_tile = tk.st(64, config.tile, dtype)
-        self.dq_tile = tk.st(64, config.dq_cols, dtype)
         self.halves = config.block // 64  # tiles of K, of V and of dS
         self.stats_bytes = 8 * config.tile
 
@@ -65,53 +62,54 @@ class BackwardBase(BackwardTasks):
         places = (Ragged(sequences, q.shape[0], k.shape[0]) if const_expr(ragged) else
                   Equal(q.shape[1], k.shape[1], q.shape[0]))
         heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
-        tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block * c.cluster)
+        tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block)
         tasks = blocks * kv_heads * batches
-        stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * batches)
+        stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
-        if const_expr(c.background):
-            BackwardClear()(counters, stream)
-        else:
-            BackwardPre(spec, c)(rows, parts, places, stream)
+        BackwardPre(spec, c)(rows, parts._replace(acc=None) if const_expr(c.background) else parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
-        section = row_bytes if const_expr(ragged) else self.section(q.shape[1], row_bytes, kv_heads * batches)
-        # heads with twice as many blocks as there are at once: the longest then begin early enough
-        tail = Int32(0) if const_expr(ragged) else ceil_div(2 * numbers.processors, blocks * c.cluster)
+        section = row_bytes if const_expr(ragged) else section_of(
+            q.shape[1], row_bytes, c.section_bytes, kv_heads * batches)
+        # heads with twice as many blocks as there are at once: the longest then begin early enough. Half of that where
+        # L2 is needed for more, by background or query heads that share a K/V head
+        rounds = Int32(1) if const_expr(c.background) else cutlass.select_(heads == kv_heads, Int32(2), Int32(1))
+        tail = Int32(0) if const_expr(ragged) else ceil_div(rounds * numbers.processors, blocks)
         g = Globals(
-            q=loads(q, self.q_tile, ragged, c.multicast), do=loads(do, self.q_tile, ragged, c.multicast),
+            q=loads(q, self.q_tile, ragged), do=loads(do, self.q_tile, ragged),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
             dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc,
-            dq=None if c.post else stores(dq, self.dq_tile, ragged), counters=None if c.post else counters,
             next=counters if c.persistent else None, tasks=tasks, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             tiles=tiles, blocks=blocks, scale=numbers.scale,
             section=section, tail=tail,
-            background=self.in_background(rows, dq, counters, (2 * section + tail) * (heads // kv_heads) * tiles),
+            background=self.in_background(dq, counters, lead_of(section, tail, heads // kv_heads * tiles),
+                                          numbers.processors),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
-        grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors, c.cluster)
-        self.kernel(g).launch(grid=[grid, 1, 1],
-                              block=[self.warpgroups * WARPGROUP, 1, 1],
-                              cluster=[c.cluster, 1, 1] if const_expr(c.cluster > 1) else None, stream=stream,
+        grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors)
+        self.kernel(g).launch(grid=[grid, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.adds_dq and c.post and not c.background):
+        if const_expr(spec.adds_dq and not c.background):
             BackwardPost(spec, c)(acc, dq, places, numbers.scale, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
-    def in_background(self, rows, dq, counters, lead):
-        """counters: all of them."""
-        if not self.config.background:
+    def in_background(self, dq, counters, lead, processors):
+        """counters: all of them. lead: of equal sequences; of others, at least the tiles of two blocks for each that is
+        there at once."""
+        c, ragged = self.config, self.spec.varlen
+        if not c.background:
             return None
-        return Background(rows, dq, Counters.of(counters), lead)
+        at_least = 2 * processors * ceil_div(c.block, c.tile)
+        return Background(with_batch(dq, ragged), Counters.of(counters), at_least if ragged else lead)
 
     def output(self, x):
         """dk or dv, as it is written."""
         return heads_outside(x, self.spec.varlen) if self.config.direct else stores(x, self.out_tile, self.spec.varlen)
 
     def parts_of(self, workspace, tiles, heads) -> Workspace:
-        """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; counters, of the K/V
-        heads where a last block is asked for, or of the tasks where blocks take one after the other."""
+        """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; counters, where blocks
+        take one task after the other."""
         spec, c = self.spec, self.config
         of_stats, of_acc = 2 * c.tile, c.tile * spec.width  # floats of a tile
         end, acc = workspace.iterator + Int64(tiles) * of_stats, None
@@ -120,9 +118,8 @@ class BackwardBase(BackwardTasks):
             end = end.align(16)
             acc = cute.make_tensor(end, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
             end = end + Int64(tiles) * of_acc
-        if c.persistent or (spec.adds_dq and not c.post):
-            n = Counters.count(heads) if c.background else 1 if c.persistent else heads
-            counters = cute.make_layout((n,))
+        if c.persistent:
+            counters = cute.make_layout((Counters.count(heads) if c.background else 1,))
             return Workspace(stats, acc, cute.make_tensor(cute.recast_ptr(end, dtype=Int32), counters))
         return Workspace(stats, acc)
 
@@ -136,14 +133,14 @@ class BackwardBase(BackwardTasks):
         s = Shared(
             k=al.tile(self.kv_tile, self.halves), v=al.tile(self.kv_tile, self.halves),
             q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
-            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), pair=self.pair(al),
+            ds=al.tile(self.ds_tile, self.halves * c.ds_stages),
             stats=al.vector(2 * c.tile, c.stages),
-            p=self.p_ring(al), dq=self.dq_staging(al), last=None if g.counters is None else al.vector(1, 1, Int32),
+            p=self.p_ring(al), dq=self.dq_staging(al),
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen and not c.persistent else None,
             tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps) if c.persistent else None,
             kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
-            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps, c.multicast),
-            do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps, c.multicast),
+            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, warps),
+            do_pipe=al.pipe(c.stages, self.q_tile.bytes, warps),
             ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=4 * self.halves),
             p_pipe=al.pipe(c.p_stages, 0, 4, producers=4))
 
@@ -155,14 +152,8 @@ class BackwardBase(BackwardTasks):
                 tk.init(s.kv_empty[i], readers)
             if const_expr(s.tasks is not None):
                 s.tasks.init()
-            if const_expr(s.pair is not None):
-                tk.init(s.pair.k_full, 1)
-                for i, arrivals in enumerate((4 * self.halves, 1)):
-                    tk.init(s.pair.told[i], 1)
-                    tk.init(s.pair.full[i], arrivals)
-                    tk.init(s.pair.empty[i], 4)
 
-        tk.init_block(initialise, c.cluster)
+        tk.init_block(initialise)
         if const_expr(c.persistent):
             tk.assign(self.roles(g, s))
         elif const_expr(self.spec.varlen):
@@ -171,22 +162,16 @@ class BackwardBase(BackwardTasks):
             self.assign_if(self.first_key(t) < t.rows_k, self.roles(g, s))  # else the slot has no key
         else:
             tk.assign(self.roles(g, s))
-        if const_expr(c.cluster > 1):
-            tk.cluster_sync()  # nobody leaves while another may still write to it
-
-    def pair(self, al):
-        """Beside the rest, where two blocks hand dS to each other."""
-        return
 
     def p_ring(self, al):
         """Where warpgroups hand P to each other, if they do."""
         return
 
     def dq_staging(self, al):
-        """(4, lane, quads, warps, buffers) fp32: a part of dQ as the threads have it."""
+        """(4, lane, quads, warps) fp32: a part of dQ as the threads have it."""
         if self.config.dq_add != "bulk" or not self.spec.adds_dq:
             return None
-        shape = 4, 32, self.config.dq_cols // 8, 4, self.config.dq_buffers
+        shape = 4, 32, self.config.dq_cols // 8, 4
         return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
     # ---- producer ------------------------------------------------------------------------------
@@ -215,7 +200,6 @@ class BackwardBase(BackwardTasks):
             t = self.task(g, s)
             for i in cutlass.range_constexpr(2):
                 self.load_keys(g, s, t, i)
-            self.load_other_keys(g, s, t)
             cute.arch.griddepcontrol_wait()  # what comes next is BackwardPre's
             self.load_queries(g, s, t, ring)
 
@@ -224,60 +208,59 @@ class BackwardBase(BackwardTasks):
         """V, which is free first, then the first queries, then K."""
         kv, box = tk.ring(1), s.tasks.ring()
         cute.arch.griddepcontrol_wait()  # the counter is zero, the statistics are there
-        turn = tk.ring(1)
-        number = self.next_task(g, s, turn)
+        number = claim(g.next, 0)
         while number < g.tasks:
             t = self.find_task(g, number)
             if self.first_key(t) < t.rows_k:  # else the slot has no key
                 s.tasks.post(box, *values_of(t))
                 tk.wait(s.kv_empty[1], kv.phase ^ 1)
                 self.load_keys(g, s, t, 1)
-                if const_expr(self.background is not None):
-                    self.background.await_ready(g, self.kv_head(g, t))
                 self.load_queries(g, s, t, ring, kv)
                 kv.advance()
-            number = self.next_task(g, s, turn)
+            number = claim(g.next, 0)
         s.tasks.post(box, *[Int32(0) for _ in fields(Task)])
 
     @cute.jit
     def load_queries(self, g, s, t, ring, kv=None):
         """All tiles of Q and dO; kv: K behind the first, when it is free."""
         q, do = piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
+
+        def load(i, h, m):
+            head, sem = self.query_head(g, t, h), s.q_pipe.acquire(ring)
+            tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
+            self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+            tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
+            ring.advance()
+            self.load_keys_behind(g, s, t, kv, i == 0)
+
+        self.each_tile(g, t, load)
+        self.load_keys_behind(g, s, t, kv, t.end == t.first)
+
+    @cute.jit
+    def each_tile(self, g, t, work: cutlass.Constexpr):
+        """``work(i, h, m)`` for each tile m of each query head h, in the order in which all roles go through them; i is
+        0 the first time."""
         for h in cutlass.range(g.heads_per_kv, unroll=1):
-            head = self.query_head(g, t, h)
-            for n in cutlass.range(t.end - t.first, unroll=1):
-                m = nth_tile(t, n, t.shift)
-                sem = s.q_pipe.acquire(ring)
-                tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
-                self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
-                tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
-                ring.advance()
-                if const_expr(kv is not None):
-                    if h + n == 0:
-                        self.load_free_keys(g, s, t, kv)
+            for m in cutlass.range(t.first, t.end, unroll=1):
+                work(h + m - t.first, h, m)
+
+    @cute.jit
+    def load_keys_behind(self, g, s, t, kv, now):
         if const_expr(kv is not None):
-            if t.end == t.first:
+            if now:
                 self.load_free_keys(g, s, t, kv)
 
     def load_free_keys(self, g, s, t, kv):
         tk.wait(s.kv_empty[0], kv.phase ^ 1)
         self.load_keys(g, s, t, 0)
-        self.load_other_keys(g, s, t)
-
-    def load_other_keys(self, g, s, t):
-        """Of a pair's other block."""
-        if s.pair is not None:
-            self.load_tiles_of(s.pair.k, piece(g.places, g.k, t.rows_k), t, t.block ^ 1, s.pair.k_full)
 
     def load_keys(self, g, s, t, which):
         """K (0) or V (1)."""
         tile, src = ((s.k, g.k), (s.v, g.v))[which]
-        self.load_tiles_of(tile, piece(g.places, src, t.rows_k), t, t.block, s.kv_full[which])
-
-    def load_tiles_of(self, tile, src, t, block, sem):
-        tk.expect_bytes(sem, self.halves * self.kv_tile.bytes)
+        src = piece(g.places, src, t.rows_k)
+        tk.expect_bytes(s.kv_full[which], self.halves * self.kv_tile.bytes)
         for i in range(self.halves):
-            tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * block + i, 0), sem)
+            tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * t.block + i, 0), s.kv_full[which])
 
     def load_stats(self, g, s, number, stage, sem):
         with cute.arch.elect_one():
@@ -288,7 +271,7 @@ class BackwardBase(BackwardTasks):
 
     @cute.jit
     def visit(self, g, s, t, c, step: cutlass.Constexpr):
-        """``step(g, s, t, c, m, masked)`` for each tile of each query head."""
+        """``step(g, s, t, c, m, masked)`` for each tile of each query head, in the order of ``each_tile``."""
         for _ in cutlass.range(g.heads_per_kv, unroll=1):
             for m in cutlass.range(t.first, t.whole, unroll=1):
                 step(g, s, t, c, m, True)

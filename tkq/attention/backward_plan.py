@@ -17,16 +17,13 @@ class BackwardConfig:
     tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
     where width is above 128, that with dV and that with dK.
 
-    stagger: the blocks of a head begin at different tiles, where nothing is masked. section_mb: queries, their
-    gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first: where there are masks, the
-    blocks with most queries first. dq_add: how dQ gets to its accumulator, "red" from registers, "bulk" by way of
-    dq_buffers in shared memory. turns: the warpgroups with keys make P one after the other, so that they stay out of
-    step. post: a kernel makes dQ of its accumulator, when all is done; else the last block of each K/V head does, from
-    L2. cluster: blocks that go through the same tiles of Q and dO; share: and load each together. pair: two of them
-    hand dS to each other, and dQ is added up once for the keys of both (``tkq.attention.backward_pair``). skip: a
-    warpgroup whose keys no query of a tile sees leaves the tile out. direct: dK and dV are written from registers, not
-    by way of K's and V's memory; persistent: which then has the next task's K and V meanwhile. background: and the
-    producer's neighbours do what kernels before and after would (``tkq.attention.backward_background``).
+    section_mb: queries, their gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first:
+    where there are masks, the blocks with most queries first; of packed sequences, those with most queries. dq_add: how
+    dQ gets to its accumulator, "red" from registers, "bulk" by way of shared memory. turns: the warpgroups with keys
+    make P one after the other, so that they stay out of step. late: dK of a tile is made under P of the next, which is
+    a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
+    persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
+    kernels before and after would (``tkq.attention.backward_background``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -38,17 +35,11 @@ class BackwardConfig:
     p_stages: int = 2
     dq_cols: int = 64
     registers: tuple = (24, 72, 208)
-    stagger: bool = False
     section_mb: int = 24
     longest_first: bool = True
     dq_add: str = "red"
-    dq_buffers: int = 1
     turns: bool = False
-    post: bool = True
-    cluster: int = 1
-    share: bool = True
-    pair: bool = False
-    skip: bool = False
+    late: bool = False
     direct: bool = False
     persistent: bool = False
     background: bool = False
@@ -63,28 +54,25 @@ class BackwardConfig:
         return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
 
     @property
-    def multicast(self) -> int:
-        """How many blocks load a tile of Q or dO together."""
-        return self.cluster if self.share else 1
+    def section_bytes(self) -> int:
+        return self.section_mb << 20
 
     def dq_parts(self, width: int) -> tuple[int, int]:
         """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
         return self.tile // 64, width // self.dq_cols
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
-        """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32
-        and counters."""
-        return -(-rows // self.tile) * self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 8
+        """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32;
+        and counters, two of each sequence."""
+        return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 2) + 8
 
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
         tile = self.tile * width * 2
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
-        dq = 64 * self.dq_cols * 4 * self.dq_buffers if self.dq_add == "bulk" else 0
+        dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
         p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
-        if self.pair:
-            keys, ds = keys + self.block * width * 2, ds + self.block * self.tile * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
 
     def check(self, width: int) -> "BackwardConfig":
@@ -93,22 +81,14 @@ class BackwardConfig:
         if self.tile % 64 or width % self.dq_cols or self.block != (64 if wide else 128):
             raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide width {width}, and block be "
                              "128, 64 where width is above 128")
-        parts = self.tile // 64 * (width // self.dq_cols)
-        if self.dq_add == "bulk" and (self.dq_buffers < 1 or parts % self.dq_buffers):
-            raise ValueError(f"{self}: dq_buffers is {self.dq_buffers}, allowed are divisors of the {parts} parts of a "
-                             f"tile of dQ at width {width}")
         if self.dq_add not in ("red", "bulk") or (wide and self.turns):
             raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
-        if self.pair and (wide or self.cluster != 2 or self.ds_stages != 2 or not self.post):
-            raise ValueError(f"{self}: a pair is a cluster of 2, with 2 stages of dS and post, at widths up to 128")
-        if self.persistent and (not self.direct or not self.post or (self.cluster > 1 and not self.pair)):
-            raise ValueError(f"{self}: persistent needs direct and post, and no cluster but a pair")
-        if self.stagger and self.pair:
-            raise ValueError(f"{self}: the blocks of a pair take turns, tile by tile: stagger is for others")
+        if self.persistent and not self.direct:
+            raise ValueError(f"{self}: persistent needs direct")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
-        if self.skip and wide:
-            raise ValueError(f"{self}: skip is for two warpgroups with keys")
+        if self.late and wide:
+            raise ValueError(f"{self}: late is for two warpgroups with keys")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")
@@ -120,40 +100,40 @@ class BackwardConfig:
         return self
 
 
-def plan(spec: BackwardSpec, length: str = "medium") -> BackwardConfig:
-    """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys)."""
-    config = _planned(spec, length)
+def plan(spec: BackwardSpec, length: str = "medium", grouped: bool = False) -> BackwardConfig:
+    """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys). grouped:
+    several query heads share a K/V head."""
+    config = _planned(spec, length, grouped)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
     return config
 
 
-def _planned(spec, length):
-    if spec.width == 256:
-        return _D256_SOFTCAP if spec.softcap else _D256
-    if spec.width == 64:
-        return _D64_SOFTCAP if spec.softcap else _D64
+def _planned(spec, length, grouped):
     if spec.softcap:
-        return _D128_SOFTCAP
-    if spec.varlen or spec.left or not spec.adds_dq:
-        return _D128_SHORT if length == "short" else _D128
-    return (_D128_CAUSAL if spec.right else _D128_FULL)[length]
+        return _SOFTCAP[spec.width]
+    if spec.width == 256 or spec.left or not spec.adds_dq:
+        return SINGLE[spec.width]
+    if spec.varlen and (spec.width == 64 or length == "short"):
+        return SINGLE[64] if spec.width == 64 else _D128_SHORT
+    if grouped:  # the heads of all blocks at work do not stay in L2 together: background would only add to it
+        return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
+    if spec.width == 64 and length == "long" and not spec.right:
+        return SINGLE[64]
+    return replace(_BEHIND[spec.width], section_mb=4 if length == "short" else 8)
 
 
-# A softcap's slope takes registers: there are not enough for tiles of 128 rows, nor for wider parts of dQ.
-_D64_SOFTCAP = BackwardConfig(dq_add="bulk")
-_D128_SOFTCAP = BackwardConfig(dq_add="bulk", dq_cols=32, registers=(24, 56, 216))
-_D256_SOFTCAP = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)
-_D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
-_D128 = BackwardConfig(dq_add="bulk")
-_D128_SHORT = replace(_D128, turns=True)
-_D128_PAIR = replace(_D128, pair=True, cluster=2, stages=2)
-# A pair goes through the tiles that either sees: of short causal sequences that is much in vain.
-_D128_FULL = {"short": replace(_D128, post=False), "medium": _D128_PAIR, "long": _D128_PAIR}
-_D128_STAYS = replace(_D128_SHORT, direct=True, persistent=True, skip=True)
-_D128_CAUSAL = {"short": _D128_STAYS, "medium": _D128, "long": _D128_PAIR}
+# What a softcap's slope takes of registers is missing for tiles of 128 rows, and for wider parts of dQ.
+_SOFTCAP = {64: BackwardConfig(dq_add="bulk"),
+            128: BackwardConfig(dq_add="bulk", dq_cols=32, registers=(24, 56, 216)),
+            256: BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)}
 _D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
-SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks by themselves, what variants are made of
+_D128 = BackwardConfig(dq_add="bulk", late=True, direct=True)
+_D128_SHORT = BackwardConfig(dq_add="bulk", turns=True)
+_D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
+_STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
+_BEHIND = {width: replace(config, background=True, registers=(32, 64, 208)) for width, config in _STAYS.items()}
+SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
 def shipped():
@@ -162,9 +142,9 @@ def shipped():
     from tkq.runtime.recipe import Recipe, Shipped
 
     mask, same = {"right": True}, {"deterministic": True}
-    kinds = {"": {}, "causal": mask, "window": {"left": True, **mask}, "causal_softcap": {"softcap": True, **mask},
-             "causal_dlse": {"dlse": True, **mask}, "causal_no_dq": {"dq": False, **mask}, "deterministic": same,
-             "causal_deterministic": {**mask, **same},
+    kinds = {"": {}, "causal": mask, "grouped": {}, "grouped_causal": mask, "window": {"left": True, **mask},
+             "causal_softcap": {"softcap": True, **mask}, "causal_dlse": {"dlse": True, **mask},
+             "causal_no_dq": {"dq": False, **mask}, "deterministic": same, "causal_deterministic": {**mask, **same},
              "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same},
              "varlen": {"varlen": True}, "varlen_causal": {"varlen": True, **mask},
              "varlen_used_window_deterministic": {"varlen": True, "used_q": True, "used_k": True, "left": True, **mask,
@@ -173,7 +153,7 @@ def shipped():
     for (kind, options), dtype, width, length in itertools.product(
             kinds.items(), ("bf16", "fp16"), WIDTHS, LENGTHS):
         spec = BackwardSpec(dtype, width, **options)
-        config = plan(spec, length)
+        config = plan(spec, length, kind.startswith("grouped"))
         recipe = Recipe("tkq.attention.backward:build", (spec, config))
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
         usual = dtype == "bf16" and (width, length) != (128, "short")
@@ -191,5 +171,5 @@ def _expectation(spec, config):
                                  *["STSM"] * (spec.adds_dq or not config.direct), *dq),
         roles=config.roles,
         others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
-                ("BackwardClear", Expectation()), ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+                ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

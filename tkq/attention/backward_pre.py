@@ -8,11 +8,12 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
-from tkq.attention.backward_sequences import tile_order
+from tkq.attention.backward_sequences import in_sequences, tile_order
 from tkq.attention.backward_spec import BackwardSpec
 
 THREADS = 256
 VECTOR = 8  # elements of 16 bits in one access
+COUNTERS = 8  # that a block clears: there are no more than 3 and 2 of each K/V head, and a block or more of each
 
 
 class Rows(NamedTuple):
@@ -63,8 +64,9 @@ class BackwardPre:
         if const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
         if const_expr(counters is not None):
-            if t == 0 and n < cute.size(counters):  # there are at least as many tiles
-                counters[n] = Int32(0)
+            i = n * COUNTERS + t
+            if t < COUNTERS and i < cute.size(counters):
+                counters[i] = Int32(0)
         sums = self.row_sums(rows, at, t)
         for i in cutlass.range_constexpr(self.tile // self.together):
             if t % self.lanes == 0:
@@ -73,10 +75,7 @@ class BackwardPre:
     def place(self, places, n, heads):
         """(batch, head, the tile's first row, where the sequence's rows end)"""
         at = places.at(False, self.tile, *tile_order(places, self.tile, n, heads))
-        rows = at.rows_q
-        if places.ragged:  # rows of no sequence have no part in anything
-            rows = cutlass.select_(at.sequence < places.count, rows, Int32(0))
-        return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + rows
+        return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(places, at)
 
     def zero(self, acc, t):
         zeros = cute.make_rmem_tensor((4,), Float32)

@@ -46,14 +46,19 @@ class Equal:
 
     ragged: Constexpr[bool] = False
 
+    @property
+    def sequences(self):
+        return self.batches
+
     def slots(self, of_keys: bool, size: int):
         """Of one head: of all sequences that lie one behind the other."""
         return ceil_div(self.rows_k if of_keys else self.rows_q, size)
 
-    def at(self, of_keys: bool, size: int, index, heads, order: Callable) -> At:
+    def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> At:
         """Task ``index``, a slot of K or of Q of one of ``heads`` heads of each batch element.
 
-        order(index, slots, heads, rows_q) -> (head, slot): of those of a sequence, or of all equal ones."""
+        order(index, slots, heads, rows_q) -> (head, slot): of those of a sequence, or of all equal ones. longest_first:
+        of other sequences."""
         head, number = order(index, self.slots(of_keys, size), heads * self.batches, self.rows_q)
         batch = head // heads
         return At(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k)
@@ -78,12 +83,18 @@ class Ragged:
     def count(self):
         return self.given.cu_q.shape[0] - 1
 
+    @property
+    def sequences(self):
+        return self.count + 1
+
     def slots(self, of_keys: bool, size: int):
         return (self.total_k if of_keys else self.total_q) // size + self.count + 1
 
-    def at(self, of_keys: bool, size: int, index, heads, order: Callable) -> At:
-        """As of ``Equal``. A whole warp. The slot may be one without a row."""
-        s, first, slots = self.sequence_of(of_keys, size, index // heads)
+    def at(self, of_keys: bool, size: int, index, heads, order: Callable, longest_first=False) -> At:
+        """As of ``Equal``. A whole warp. The slot may be one without a row. longest_first: with up to 31 sequences,
+        those of more queries come before others."""
+        find = self.longest_first if longest_first else self.sequence_of
+        s, first, slots = find(of_keys, size, index // heads)
         start_q, rows_q = self.rows(False, s)
         start_k, rows_k = self.rows(True, s)
         rest = s >= self.count
@@ -106,6 +117,27 @@ class Ragged:
         s = cute.arch.make_warp_uniform(cutlass.max(begun - 1, 0))
         first = self.first_slot(of_keys, size, s)
         return s, first, self.first_slot(of_keys, size, s + 1) - first
+
+    @cute.jit
+    def longest_first(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
+        """As ``sequence_of``, with slots counted in another order. Each lane places one sequence."""
+        s, first, slots = Int32(0), Int32(0), Int32(0)
+        if self.count >= WARP:
+            s, first, slots = self.sequence_of(of_keys, size, slot)
+        else:
+            lane = tk.lane_id()
+            mine = self.first_slot(of_keys, size, lane + 1) - self.first_slot(of_keys, size, lane)
+            mine = cutlass.select_(lane <= self.count, mine, Int32(0))
+            rows = cutlass.select_(lane < self.count, self.rows(False, cutlass.min(lane, self.count))[1], Int32(-1))
+            before = Int32(0)
+            for other in cutlass.range_constexpr(WARP):
+                their, theirs = cute.arch.shuffle_sync(rows, other), cute.arch.shuffle_sync(mine, other)
+                earlier = (their > rows) | ((their == rows) & (other < lane))
+                before = before + cutlass.select_(earlier, theirs, Int32(0))
+            here = cute.arch.vote_ballot_sync((before <= slot) & (slot < before + mine))
+            s = cute.arch.make_warp_uniform(cute.arch.popc((here & -here) - 1))
+            first, slots = cute.arch.shuffle_sync(before, s), cute.arch.shuffle_sync(mine, s)
+        return s, first, slots
 
     def first_slot(self, of_keys, size, s):
         """Of sequence s, 0 .. count + 1."""
@@ -135,16 +167,23 @@ def tile_order(places, size, n, heads):
     return n, heads, lambda index, slots, *_: (index // slots, index % slots)
 
 
+def in_sequences(places, at: At):
+    """How many rows of a task's are of a sequence: those of none have no part in anything."""
+    if not places.ragged:
+        return at.rows_q
+    return cutlass.select_(at.sequence < places.count, at.rows_q, Int32(0))
+
+
 def piece(places, x: tk.gl, rows) -> tk.gl:
     """x as a task of a sequence of so many rows sees it."""
     return x.part(rows) if places.ragged else x
 
 
-def loads(x, type: tk.st, ragged: bool, multicast=1) -> tk.gl:
+def loads(x, type: tk.st, ragged: bool) -> tk.gl:
     """x ([batch,] row, head, col) for TMA: (row, col, head, batch), or ragged. Rows past a sequence's end come as
     zeros: a product with 0 would not hide what is there."""
     x = heads_outside(x, ragged)
-    return tk.gl.load(tk.ragged(x) if ragged else x, type, multicast)
+    return tk.gl.load(tk.ragged(x) if ragged else x, type)
 
 
 def stores(x, type: tk.st, ragged: bool) -> tk.gl:

@@ -29,11 +29,9 @@ class Globals:
     dv: Any
     stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
-    dq: Optional[tk.gl]  # where the last block of a head makes dQ of it
-    counters: Optional[cute.Tensor]  # (K/V heads of all batch elements,): how many blocks have added all they have
     background: Any  # a Background, where there is one
     next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
-    tasks: Int32  # how many there are, of blocks or of clusters
+    tasks: Int32  # how many there are
     places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
@@ -41,24 +39,11 @@ class Globals:
     kv_heads: Int32
     heads_per_kv: Int32
     tiles: Int32  # slots of a query head
-    blocks: Int32  # slots of a K/V head, of a block's or a cluster's keys
+    blocks: Int32  # slots of a K/V head, of a block's keys
     section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
     tail: Int32  # see ``place``
     scale: Float32
     scores: Scores
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What a block of a pair has beside the rest of ``Shared``. Semaphores: of its own dS and of the other block's."""
-
-    k: tk.SharedTile  # the other block's keys
-    ds: tk.SharedTile  # the other block's dS, for tiles whose dQ is made here
-    k_full: tk.Semaphore
-    number: cute.Tensor  # (1, 1): of the next task, from the first block to the second
-    told: tk.Semaphore  # it is there; it has been read
-    full: tk.Semaphore  # dS is here: the own one, the other's
-    empty: tk.Semaphore  # dQ has been made, here, and in the other block of what was sent there
 
 
 @dataclass(frozen=True)
@@ -71,8 +56,6 @@ class Shared:
     stats: cute.Tensor  # (2 x rows of a tile, stages of q)
     p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
     dq: Optional[cute.Tensor]  # a part of dQ on its way out
-    last: Optional[cute.Tensor]  # (1, 1): is this block the last of its K/V head?
-    pair: Optional[Pair]
     task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
     tasks: Optional[tk.Mailbox]  # where the producer names one after the other: fields of Task
     kv_full: tk.Semaphore  # of K, of V
@@ -85,6 +68,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Task:
+    sequence: Int32
     rows_q: Int32
     rows_k: Int32
     batch_q: Int32  # TMA's coordinate of the sequence in Q, dO and dQ
@@ -96,7 +80,6 @@ class Task:
     whole: Int32
     whole_end: Int32
     end: Int32
-    shift: Int32  # by how many tiles the walk over the queries begins later
 
 
 @dataclass(frozen=True)
@@ -107,9 +90,11 @@ class State:
     dp: tk.RegTile
     p: tk.RegTile
     ds: tk.RegTile
+    kept: tk.RegTile  # dS of the tile before
     dk: tk.RegTile
     dv: tk.RegTile
     ring: tk.Ring  # of Q and dO
+    before: tk.Ring  # the tile of Q that is still needed
     ds_ring: tk.Ring
     turns: tk.Turns
     wg: Int32

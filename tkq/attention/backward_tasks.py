@@ -7,8 +7,7 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_state import Task
-from tkq.attention.query_ranges import QueryExtent, place, query_range
-from tkq.attention.ranges import heads_in_section
+from tkq.attention.query_ranges import QueryExtent, place, query_range, section_of
 
 
 class BackwardTasks:
@@ -16,24 +15,16 @@ class BackwardTasks:
 
     def extent(self, g, rows_q, rows_k):
         left, right = (g.left if self.spec.left else None), (g.right if self.spec.right else None)
-        return QueryExtent(rows_q, rows_k, self.config.tile, self.config.block * self.config.cluster, left, right)
+        return QueryExtent(rows_q, rows_k, self.config.tile, self.config.block, left, right)
 
     def task(self, g, s) -> Task:
         """This block's: worked out where it is asked for, or, with sequences to be looked through, once."""
         if not self.spec.varlen:
-            return self.find_task(g, self.number(g))
+            return self.find_task(g, Int32(cute.arch.block_idx()[0]))
         return task_from(s.task, 0)
 
-    def number(self, g):
-        return Int32(cute.arch.block_idx()[0]) // self.config.cluster
-
-    def next_task(self, g, s, turn):
-        """The number of the producer's next task. turn: a ring of one stage, for a pair's."""
-        return claim(g.next, 0)
-
     def first_key(self, t):
-        """Of the block's keys, or of its cluster's."""
-        return t.block // self.config.cluster * self.config.cluster * self.config.block
+        return t.block * self.config.block
 
     @cute.jit
     def each_task(self, g, s, work: Constexpr):
@@ -57,7 +48,7 @@ class BackwardTasks:
     @cute.jit
     def post_task(self, g, to):
         """Each warp finds the same; one thread writes it down, in ``to``."""
-        values = values_of(self.find_task(g, self.number(g)))
+        values = values_of(self.find_task(g, Int32(cute.arch.block_idx()[0])))
         if Int32(cute.arch.thread_idx()[0]) == 0:
             for i in cutlass.range_constexpr(len(values)):
                 to[i, 0] = values[i]
@@ -72,38 +63,23 @@ class BackwardTasks:
 
     @cute.jit
     def find_task(self, g, i):
-        """Task i. The blocks of a cluster, neighbours among the keys, go through the same tiles."""
+        """Task i."""
         c, masks = self.config, const_expr(self.spec.left or self.spec.right)
-        keys = c.block * c.cluster
 
         def order(index, blocks, heads, rows_q):
             section = g.section
             if self.spec.varlen:
-                section = self.section(rows_q, g.section, heads)
+                section = section_of(rows_q, g.section, c.section_bytes, heads)
             return place(index, blocks, heads, section, masks and c.longest_first, g.tail)
 
-        at = g.places.at(True, keys, i, g.kv_heads, order)
-        block = at.number
-        r = query_range(self.extent(g, at.rows_q, at.rows_k), block * keys)
-        shift = Int32(0)
-        if const_expr(c.stagger and not masks):
-            shift = block * g.tiles // g.blocks
-        if const_expr(c.cluster > 1):
-            block = block * c.cluster + tk.cluster_rank()
-        return Task(at.rows_q, at.rows_k, at.batch_q, at.batch_k, g.places.first_tile(at, c.tile, g.heads, g.tiles),
-                    at.head, block, r.first, r.whole, r.whole_end, r.end, shift)
-
-    def section(self, rows, row_bytes, heads):
-        """K/V heads that are worked on together: as many as fit into L2 with what the rows of their queries take."""
-        kept = cutlass.max(cutlass.min(rows, Int32(1 << 15)) * row_bytes, 1)  # 32 bits
-        return heads_in_section(kept, self.config.section_mb << 20, 1, heads)
+        at = g.places.at(True, c.block, i, g.kv_heads, order, c.longest_first)
+        r = query_range(self.extent(g, at.rows_q, at.rows_k), at.number * c.block)
+        first = g.places.first_tile(at, c.tile, g.heads, g.tiles)
+        return Task(at.sequence, at.rows_q, at.rows_k, at.batch_q, at.batch_k, first, at.head, at.number, r.first,
+                    r.whole, r.whole_end, r.end)
 
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h
-
-    def kv_head(self, g, t):
-        """Of all batches."""
-        return t.batch_k * g.kv_heads + t.head
 
     def tile_number(self, g, t, head, m):
         """Of tile m of a query head, among those of all heads."""

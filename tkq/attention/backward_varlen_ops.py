@@ -116,7 +116,8 @@ def run(tensors: BackwardOperands, gradients: Gradients, lengths: Lengths, optio
     left, right = left if left < k.shape[0] - 1 else -1, 0 if causal else right if right < rows - 1 else -1
     used_q, used_k = lengths.seqused_q is None, lengths.seqused_k is None
     key = (q.dtype, head_dim, v.shape[2], left < 0, right < 0, softcap == 0.0, gradients[0] is None, dlse is None,
-           deterministic, length_class(lengths.max_seqlen_k), q.get_device(), config, used_q, used_k)
+           deterministic, length_class(lengths.max_seqlen_k), q.get_device(), config, heads > k.shape[1], used_q,
+           used_k)
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key, varlen=True, used_q=not used_q, used_k=not used_k)

@@ -3,13 +3,13 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_add import FREE_BARRIER, BackwardAdding
+from tkq.attention.backward_add import BackwardAdding
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_state import KeyState, ValueState
 from tkq.tile import WARPGROUP
 
-VALUES_BARRIER, KEYS_BARRIER = FREE_BARRIER, FREE_BARRIER + 1
+VALUES_BARRIER, KEYS_BARRIER = 1, 2
 
 
 class WideBackward(BackwardAdding):
@@ -85,7 +85,6 @@ class WideBackward(BackwardAdding):
             self.acquire_after(s.p_pipe, c.p_ring)  # V has been read for the last time, and then P
         self.next_keys(kv)
         self.send_kept(g, g.dv, s.v, c.dv, t, VALUES_BARRIER)
-        self.finish_dq(g, s, t, 0, VALUES_BARRIER)
         tk.store_wait()
 
     @cute.jit
@@ -140,7 +139,6 @@ class WideBackward(BackwardAdding):
                 self.acquire_after(s.ds_pipe, c.ds_ring)
         self.next_keys(kv)
         self.send_kept(g, g.dk, s.k, c.dk, t, KEYS_BARRIER)
-        self.finish_dq(g, s, t, 1, KEYS_BARRIER)
         tk.store_wait()
 
     @cute.jit

@@ -9,7 +9,7 @@ Query i is aligned with key i + rows_k - rows_q, so that the last query meets th
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from tkq.attention.ranges import ceil_div, least, most
+from tkq.attention.ranges import ceil_div, heads_in_section, least, most
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,18 @@ def place(index, blocks, heads, section, longest_first, tail=0):
     return number * section + within % width, within // width
 
 
-def nth_tile(r: Visit, n, shift):
-    """The n-th tile of a walk over ``first .. end`` that begins ``shift`` tiles later and comes round.
+def section_of(rows, row_bytes, section_bytes, heads):
+    """For ``place``, K/V heads that are worked on together: as many as fit into ``section_bytes`` of L2, with so many
+    bytes for each of ``rows`` queries."""
+    kept = most(least(rows, 1 << 15) * row_bytes, 1)  # 32 bits
+    return heads_in_section(kept, section_bytes, 1, heads)
 
-    Blocks of one head that begin at different tiles do not add to the same rows of dQ at the same time."""
-    at = r.first + n + shift
-    return _chosen(at >= r.end, at - (r.end - r.first), at)
+
+def lead_of(section, tail, tiles):
+    """How many tiles of dQ must be zeroed, or more, ahead of the first one that is not done with, of K/V heads with so
+    many, so that no task waits for what waits for it: those of the tasks between, which are in its section (at the end,
+    up to ``section + tail`` heads); and a section more, so that nobody waits at its end."""
+    return (2 * section + tail) * tiles
 
 
 def _chosen(condition, a, b):
