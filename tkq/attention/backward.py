@@ -22,13 +22,15 @@ class AttentionBackward(BackwardAdding):
     """dV = P' dO, dK = scale * dS' Q, dQ = scale * dS K, with P = exp(scale * Q K' - lse) and
     dS = P * (dO V' - rowsum(o * do) + dlse).
 
-    A task, one for each block, is 128 keys of one K/V head; all queries that see them, of all its query heads, pass by
-    in tiles. Scores are transposed, (key, query), so that P' and dS' are operands in registers as they are.
+    A task, one for each block or one after the other, is 128 keys of one K/V head; all queries that see them, of all
+    its query heads, pass by in tiles. Scores are transposed, (key, query), so that P' and dS' are operands in registers
+    as they are.
 
       producer (warp 0)        K V, then Q dO of one tile after the other
       2 warpgroups, 64 keys    S' = K Q' | P, dP' = V dO' under it | dV += P' dO, dS under it | dS' to shared memory,
-                               dK += dS' Q | next tile .. | write dK, dV
+                               dK += dS' Q, with ``late`` under the next tile's P | next tile .. | write dK, dV
       1 warpgroup              dQ = dS K | added to the accumulator in global memory | next tile ..
+      background (warps 1-3)   see ``BackwardBackground``
 
       pipe      stages     full (arrivals)             empty (arrivals)
       Q, stats  stages     producer's bytes (1)        every warp with keys (8)
@@ -39,7 +41,7 @@ class AttentionBackward(BackwardAdding):
     to dQ, whose traffic comes in bursts, holds up its own warpgroup only. S and dP share registers: with both, dK and
     dV there would not be enough; the assembler still begins dP as soon as S has been scaled. ``BackwardPre`` makes the
     statistics of the rows, where rows past the end and rows that see no key have P = 0, so that no query needs a mask;
-    it zeroes the accumulator, and ``BackwardPost`` makes dQ of it.
+    without background it zeroes the accumulator, and ``BackwardPost`` makes dQ of it.
     """
 
     warpgroups = 4
@@ -68,7 +70,7 @@ class AttentionBackward(BackwardAdding):
             tk.wait(s.kv_full[i], kv.phase)
         if const_expr(self.config.late):
             tk.zero(c.kept)
-            c.before.move_to(c.ring)
+            c.before.count[0] = c.ring.count[0]
         self.visit(g, s, t, c, self.step)
         if const_expr(self.config.late):
             self.last_keys(s, c)

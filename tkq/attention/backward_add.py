@@ -45,7 +45,7 @@ class BackwardAdding(BackwardBase):
         for i in cutlass.range_constexpr(rows * cols):
             self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
-                self.release_ds(s, ring)
+                s.ds_pipe.release(ring)
             if const_expr(self.config.dq_add == "bulk"):
                 self.bulk_add_part(s, dq, address + i * part_bytes)
             else:
@@ -57,9 +57,6 @@ class BackwardAdding(BackwardBase):
             mma = tk.mma_AtB if half else tk.mm_AtB
             mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], **parts)
         tk.mma_wait(0)
-
-    def release_ds(self, s, ring):
-        s.ds_pipe.release(ring)
 
     def add_part(self, dq, address):
         """From registers."""

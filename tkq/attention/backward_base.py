@@ -81,8 +81,7 @@ class BackwardBase(BackwardTasks):
             dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc,
             next=counters if c.persistent else None, tasks=tasks, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
-            tiles=tiles, blocks=blocks, scale=numbers.scale,
-            section=section, tail=tail,
+            tiles=tiles, scale=numbers.scale, section=section, tail=tail,
             background=self.in_background(dq, counters, lead_of(section, tail, heads // kv_heads * tiles),
                                           numbers.processors),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))

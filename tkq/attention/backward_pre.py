@@ -26,8 +26,8 @@ class Rows(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """stats: (tile, 2 x rows of a tile). acc: (tile, floats), where dQ is added up. counters: of K/V heads, where a
-    last block is asked for."""
+    """stats: (tile, 2 x rows of a tile). acc: (tile, floats), where dQ is added up. counters: where blocks
+    take one task after the other."""
 
     stats: cute.Tensor
     acc: Optional[cute.Tensor] = None

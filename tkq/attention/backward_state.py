@@ -39,7 +39,6 @@ class Globals:
     kv_heads: Int32
     heads_per_kv: Int32
     tiles: Int32  # slots of a query head
-    blocks: Int32  # slots of a K/V head, of a block's keys
     section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
     tail: Int32  # see ``place``
     scale: Float32
