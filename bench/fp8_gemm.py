@@ -32,7 +32,7 @@ SAMPLE_ROWS = 128
 peers.PEERS.update(fp8_peers.PEERS)
 
 
-def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=None, options=None) -> Job:
+def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=None, options=None, roof=None) -> Job:
     m, n, k = shape
     options = options or {}
 
@@ -52,7 +52,7 @@ def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=Non
 
     work = 2 * m * n * k if unit == "TFLOP/s" else n * k + m * k + 2 * m * n
     name = f"fp8_gemm {kind}" + "".join(f" {v}" for v in (options.get("activation"),) if v)
-    question = harness.Question(section, name, f"{m}x{n}x{k}", unit, work, bound)
+    question = harness.Question(section, name, f"{m}x{n}x{k}", unit, work, bound, roof=roof)
     op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", tuple(fp8_peers.PEERS["fp8_gemm"]))
     return Job(question, ours, op, names, inputs, error, {"kind": kind})
 
@@ -74,7 +74,7 @@ def epilogue_jobs(shapes) -> Iterator[Job]:
         bias = torch.randn(shape[1], device="cuda", dtype=torch.bfloat16)
         for activation in (None, "relu", "silu", "gelu", "gelu_tanh"):
             options = {"bias": bias, "activation": activation}
-            yield product_job("epilogue", "row", shape, bound=Bound(("plain",), 0.97), options=options)
+            yield product_job("epilogue", "row", shape, roof=Bound(("plain",), 0.97), options=options)
 
 
 def calls() -> dict[str, Call]:

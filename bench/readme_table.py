@@ -18,8 +18,8 @@ RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
-# timed beside the peers to show what memory allows, or what fusing brings; no rivals
-ROOFS = ("copy", "add", "copy + add", "tkq apart")
+# timed beside the peers to show what memory allows, or what fusing brings or costs; no rivals
+ROOFS = ("copy", "add", "copy + add", "tkq apart", "plain")
 
 
 def section(*results: Path) -> str:
@@ -35,7 +35,8 @@ def page(folder: Path = RESULTS[0].parent) -> str:
 Made by `python -m bench.readme_table --write` from `bench/results/h100`; the foundation is in the README. A roof is
 what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the bytes that an
 operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual), one in a cross
-entropy's, three in a norm's or softmax's backward, two in a cross entropy's."""
+entropy's, three in a norm's or softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without what
+is fused into it."""
     others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
     runs = (f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path)}" for path in others)
     return "\n\n".join((head, *runs)) + "\n"
@@ -64,7 +65,7 @@ def _run(report: Report) -> str:
     )
     parts = [f"{head} {_timed_beside(report.cases)}" if report.cases else head]
     if report.cases:
-        roofs = any(case.roof for case in report.cases)
+        roofs = any(map(_of_roof, report.cases))
         columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of its roof",) if roofs else ()))
         parts.append(_table(columns, (_case_row(case) + ((_of_roof(case),) if roofs else ()) for case in report.cases)))
     if report.costs:
@@ -104,7 +105,8 @@ def _case_row(case: Case) -> tuple[str, ...]:
 
 
 def _of_roof(case: Case) -> str:
-    best = case.beside(case.roof) if case.roof else None
+    roof = case.roof or (case.bound if case.bound and set(case.bound.against) <= set(ROOFS) else None)
+    best = case.beside(roof) if roof else None
     return f"{best[1]:.3f} of {best[0]}" if best else ""
 
 

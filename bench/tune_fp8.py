@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from bench.tuning import Turns, add_turns, has_gpu, precompile, size
+from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
-FAST = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
+ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=4)
+FAST = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "128x256": Fp8Config(),
     "lag 0": Fp8Config(lag=0),
     "lead 1": Fp8Config(lead=1),
@@ -25,7 +26,6 @@ FAST = {  # "NAME all" has a block on each processor, instead of the even number
     "group 4": Fp8Config(group=4),
     "group 16": Fp8Config(group=16),
     "across": Fp8Config(across=True),
-    "cluster 4": Fp8Config(cluster=4),
     "alone": Fp8Config(cluster=1),
     "256x128 across": Fp8Config(m=256, n=128, across=True),
     "256x128 across lag 0": Fp8Config(m=256, n=128, across=True, lag=0),
@@ -42,6 +42,10 @@ FAST = {  # "NAME all" has a block on each processor, instead of the even number
     "tall spread lead 1 pdl": replace(TALL, spread=1, lead=1, pdl=True),
     "tall spread lead 0 pdl": replace(TALL, spread=1, lead=0, pdl=True),
     "128x256 spread pdl": Fp8Config(lag=0, spread=1, pdl=True),
+    "128x256 spread": Fp8Config(lag=0, spread=1),
+    "128x256 spread 2 pdl": Fp8Config(lag=0, spread=2, pdl=True),
+    "128x256 spread group 16 pdl": Fp8Config(lag=0, spread=1, group=16, pdl=True),
+    "128x256 spread lead 1 pdl": Fp8Config(lag=0, spread=1, lead=1, pdl=True),
     "tall lead 1 pdl": replace(TALL, lead=1, pdl=True),
     "tall lead 3 pdl": replace(TALL, lead=3, pdl=True),
     "tall group 4 pdl": replace(TALL, group=4, pdl=True),
@@ -79,6 +83,13 @@ PROMOTED = {
     "split 2 across pdl": Fp8Config(split=2, stages=4, across=True, panel_bytes=64, pdl=True),
     "split 4 ahead pdl": Fp8Config(split=4, stages=4, panel_bytes=64, ahead=True, pdl=True),
     "192 pdl": Fp8Config(n=192, stages=4, pdl=True),
+    "192 rolling 2 pdl": replace(ROLLING, rolling=2),
+    "192 rolling 4 pdl": ROLLING,
+    "192 rolling 8 pdl": replace(ROLLING, rolling=8),
+    "192 rolling 4 lead 0 pdl": replace(ROLLING, lead=0),
+    "192 rolling 4 alone pdl": replace(ROLLING, cluster=1),
+    "192 split 2 ahead pdl": Fp8Config(n=192, stages=4, split=2, ahead=True, panel_bytes=64, pdl=True),
+    "192 split 2 hold ahead pdl": Fp8Config(n=192, stages=4, split=2, hold=True, ahead=True, panel_bytes=64, pdl=True),
     "192 5 stages pdl": Fp8Config(n=192, stages=5, panel_bytes=64, pdl=True),
     "192 alone pdl": Fp8Config(n=192, stages=4, cluster=1, pdl=True),
     "192 lead 1 pdl": Fp8Config(n=192, stages=4, lead=1, pdl=True),
@@ -105,7 +116,7 @@ def variants(kind: str, small: bool) -> dict[str, Fp8Config]:
 def parts(name: str) -> tuple[str, str]:
     """("NAME", "ACTIVATION" or "") of a variant "NAME + ACTIVATION", which has a bias and that activation."""
     name, _, activation = name.partition(" + ")
-    return name.removesuffix(" all"), activation
+    return blocks_of(name)[0], activation
 
 
 def spec(kind: str, name: str = "") -> Fp8Spec:
@@ -123,8 +134,10 @@ def arguments(argv=None):
     p.add_argument("--kinds", default="tensor,row,block")
     p.add_argument("--sizes", help=f"MxNxK, or one number for all three; {SIZES} or, with --small, {EMPTY}")
     p.add_argument("--small", action="store_true", help="the variants for M up to 64")
-    p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME all": a block on each '
-                   "processor")
+    p.add_argument("--zeros", action="store_true", help="operands of zeros, which cost the tensor cores little power: "
+                   "what takes time then is not energy")
+    p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME on 132": so '
+                   "many blocks")
     add_turns(p)
     p.add_argument("--precompile", action="store_true", help="compile only; needs no GPU")
     p.add_argument("--list", action="store_true", help="check and print what would be compiled, no more")
@@ -171,6 +184,9 @@ def measure(turns, kind, shape, args) -> None:
     with torch.no_grad():
         count = timing.input_sets(k * (m + n), turns.gpu.l2_bytes(), turns.gpu.free_bytes())
         sets = [fp8_peers.operands(m, n, k, kind, i) for i in range(min(count, 8))]
+        if args.zeros:
+            for a, b, *_ in sets:
+                a.view(torch.uint8).zero_(), b.t().view(torch.uint8).zero_()
         mixed = [fp8_peers.both_orders(kind, given) for given in sets]
         calls = {"torch": (fp8_peers.torch_mm(kind), [(x[0], x[1], *x[4:]) for x in mixed])}
         calls |= {name: (call(kind, args.small, name), sets) for name in chosen(args, kind)}
@@ -180,7 +196,7 @@ def measure(turns, kind, shape, args) -> None:
             if not wanted:  # the first that works is right
                 wanted.append(got.float())
             want = activate(wanted[0], parts(name)[1])
-            return (got.float() - want).abs().max().item() / want.abs().max().item()
+            return (got.float() - want).abs().max().item() / max(want.abs().max().item(), 1e-30)
 
         turns.case({"kind": kind, "shape": shape}, calls, error, lambda ms: (
             f"{2e-9 * m * n * k / ms:6.0f} TFLOP/s {1e-6 * (k * (m + n) + 2 * m * n) / ms:5.0f} GB/s"))
@@ -190,16 +206,15 @@ def call(kind, small, name):
     import torch
 
     from tkq.gemm import fp8_ops
-    from tkq.runtime import arch
 
-    wanted, processors, asked, bias = config(kind, small, name), arch.processors("cuda"), spec(kind, name), []
+    wanted, asked, bias = config(kind, small, name), spec(kind, name), []
+    blocks = blocks_of(name.partition(" + ")[0])[1]
 
     def f(a, b, sa, sb):
         c = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
         if asked.bias and not bias:  # of zeros, so that torch's product shows a wrong one
             bias.append(torch.zeros(b.shape[1], dtype=torch.bfloat16, device=a.device))
-        fp8_ops.run(asked, a, b, sa, sb, c, wanted, processors if name.endswith(" all") else None,
-                    bias=bias[0] if bias else None)
+        fp8_ops.run(asked, a, b, sa, sb, c, wanted, blocks, bias=bias[0] if bias else None)
         return c
 
     return f

@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from bench.tuning import Turns, add_turns, has_gpu, precompile, size
+from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.narrow_plan import NarrowConfig
 from tkq.gemm.plan import Config, recipe
 from tkq.gemm.spec import GemmSpec
 
-VARIANTS = {  # "NAME all" has a block on each processor, instead of the even number that the plan takes
+VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "cluster": Config(),
     "cluster no hold": Config(hold=False),
     "cluster spread": Config(spread=1),
@@ -30,6 +30,7 @@ VARIANTS = {  # "NAME all" has a block on each processor, instead of the even nu
     "cluster later": Config(spread=2, late=True),
     "cluster latest": Config(spread=4, late=True),
     "cluster spread group 16": Config(spread=1, group=16),
+    "cluster spread group 32": Config(spread=1, group=32),
     "cluster spread group 4": Config(spread=1, group=4),
     "cluster group 4": Config(group=4),
     "cluster group 16": Config(group=16),
@@ -45,7 +46,7 @@ VARIANTS = {  # "NAME all" has a block on each processor, instead of the even nu
 # few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
 VARIANTS |= {f"narrow {rows} x{split}{deep}": (rows, split, deep)
              for rows in (64, 128) for split in (1, 2, 4, 8) for deep in ("", " deep")}
-DEFAULT = "cluster,cluster all,cluster no hold,cluster group 4,cluster group 16,alone,alone all,alone no hold"
+DEFAULT = "cluster,cluster on 132,cluster no hold,cluster group 4,cluster group 16,alone,alone on 132,alone no hold"
 SIZES = ("4096", "8192", "16384x4096x4096", "2048")
 LAYOUTS = {"rows": "n", "cols": "k"}  # b as it is, and as the transpose of a row-major matrix
 
@@ -68,7 +69,7 @@ def main() -> None:
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--variants", default=DEFAULT, help='comma-separated names, or "all": ' + ", ".join(VARIANTS)
-                   + '; "NAME all": a block on each processor')
+                   + '; "NAME on 132": so many blocks')
     p.add_argument("--sizes", default=",".join(SIZES), help="MxNxK, or one number for all three")
     p.add_argument("--layouts", default=",".join(LAYOUTS))
     add_turns(p)
@@ -103,7 +104,7 @@ def measure(turns, names, shape, layout) -> None:
 
         calls = {"torch": torch.matmul} | {name: call(name, shape) for name in names if suits(name, shape)}
         turns.case({"shape": shape, "layout": layout}, {name: (f, sets) for name, f in calls.items()}, error,
-                   lambda ms: f"{2e-9 * m * n * k / ms:6.1f} TFLOP/s")
+                   lambda ms: f"{2e-9 * m * n * k / ms:6.1f} TFLOP/s {2e-6 * (m * k + k * n + m * n) / ms:5.0f} GB/s")
 
 
 def inputs(shape, layout, gpu) -> list:
@@ -126,7 +127,7 @@ def inputs(shape, layout, gpu) -> list:
 def parts(name: str) -> tuple[str, str]:
     """("NAME", "ACTIVATION" or "bias" or "") of a variant."""
     name, _, epilogue = name.partition(" + ")
-    return name.removesuffix(" all"), epilogue
+    return blocks_of(name)[0], epilogue
 
 
 def config(name: str, shape) -> Config | NarrowConfig:
@@ -164,11 +165,8 @@ def call(name: str, shape):
     import torch
 
     from tkq.gemm.call import PLAIN, Extra, run
-    from tkq.runtime import arch
 
-    chosen, blocks = config(name, shape), None
-    if name.partition(" + ")[0].endswith(" all"):
-        blocks = arch.processors("cuda")
+    chosen, blocks = config(name, shape), blocks_of(name.partition(" + ")[0])[1]
     epilogue, extra = parts(name)[1], PLAIN
     if epilogue:  # a bias of zeros, so that torch's product shows a wrong one
         bias = torch.zeros(shape[1], dtype=torch.bfloat16, device="cuda")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from bench.tuning import Turns, add_turns, has_gpu, precompile, size
+from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.fp8_plan import Fp8Config
 from tkq.gemm.grouped_spec import GroupedSpec, fitted, recipe
 
@@ -22,6 +22,13 @@ VARIANTS = {
     "cluster lead 1": replace(WIDE, lead=1),
     "alone": replace(WIDE, cluster=1),
     "tall": TALL,
+    "cluster spread": replace(WIDE, lag=0, spread=1),
+    "cluster spread pdl": replace(WIDE, lag=0, spread=1, pdl=True),
+    "cluster spread lead 1 pdl": replace(WIDE, lag=0, spread=1, lead=1, pdl=True),
+    "tall spread pdl": replace(TALL, spread=1, pdl=True),
+    "cluster spread lead 0": replace(WIDE, lag=0, spread=1, lead=0),
+    "tall spread": replace(TALL, spread=1),
+    "across spread": replace(WIDE, across=True, lag=0, spread=1),
     "tall alone": replace(TALL, cluster=1),
     "across group 4": replace(WIDE, across=True, group=4),
 }
@@ -37,7 +44,7 @@ def main() -> None:
     add_turns(p)
     args = p.parse_args()
     names = [n.strip() for n in args.variants.split(",")]
-    if unknown := set(names) - set(VARIANTS):
+    if unknown := {blocks_of(n)[0] for n in names} - set(VARIANTS):
         raise SystemExit(f"--variants: unknown {sorted(unknown)}; allowed {list(VARIANTS)}")
     precompile([made(kind, name) for kind in args.kinds.split(",") for name in names])
     if args.precompile or not has_gpu():
@@ -50,7 +57,7 @@ def main() -> None:
 
 
 def made(kind, name):
-    return recipe(SPECS[kind], fitted(VARIANTS[name], SPECS[kind]))
+    return recipe(SPECS[kind], fitted(VARIANTS[blocks_of(name)[0]], SPECS[kind]))
 
 
 def measure(turns, kind, shape, skewed, names) -> None:
@@ -84,7 +91,8 @@ def call(kind, name):
     from tkq.runtime import arch, function
 
     kernel, processors = function(made(kind, name)), arch.processors("cuda")
-    blocks = processors // VARIANTS[name].cluster * VARIANTS[name].cluster
+    plain, blocks = blocks_of(name)
+    blocks = (blocks or processors) // VARIANTS[plain].cluster * VARIANTS[plain].cluster
 
     def f(a, b, offsets, sa=None, sb=None):
         c = torch.empty(a.shape[0], b.shape[2], dtype=torch.bfloat16, device=a.device)

@@ -59,6 +59,12 @@ def size(text: str) -> tuple[int, int, int]:
     return tuple(numbers * 3 if len(numbers) == 1 else numbers)
 
 
+def blocks_of(name: str) -> tuple[str, int | None]:
+    """("NAME", blocks) of a variant "NAME on 128", with so many blocks instead of the plan's; None without."""
+    plain, _, blocks = name.partition(" on ")
+    return plain, int(blocks) if blocks else None
+
+
 class Turns:
     """Each round lets every variant work once, in an order that changes; a round before them warms up.
 

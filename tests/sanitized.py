@@ -159,6 +159,17 @@ def fp8(device):
         (a, sa), (b, sb) = tkq.quantize_fp8(randn(0, 300, 272), granularity), tkq.quantize_fp8(randn(1, 264, 272), of_b)
         a, sa, b, sb = on(device, a, sa, b, sb)
         yield f"fp8_gemm {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
+    from tkq.gemm import fp8_ops, fp8_plan
+    from tkq.gemm.fp8_spec import Fp8Spec
+
+    (a, sa), (b, sb) = tkq.quantize_fp8(randn(0, 600, 272), "row"), tkq.quantize_fp8(randn(1, 520, 272), "row")
+    a, sa, b, sb = on(device, a, sa, b, sb)
+    if device == "cpu":
+        c = tkq.fp8_gemm(a, b.t(), sa, sb.t())
+    else:  # two blocks: each has tiles to write under the next
+        spec, c = Fp8Spec(scales="row"), torch.empty(600, 520, device=device, dtype=BF16)
+        fp8_ops.run(spec, a, b.t(), sa, sb.t(), c, fp8_plan.fitted(fp8_plan.FAST[0], spec), 2)
+    yield "fp8_gemm of several tiles a block", (c,)
 
 
 def grouped(device):
@@ -169,6 +180,14 @@ def grouped(device):
     ends = torch.tensor([100, 100, 101, 300], dtype=torch.int32)
     x, y, b, offsets = on(device, randn(0, 304, 136), randn(1, 304, 264), randn(2, 4, 136, 264), ends)
     yield "grouped_gemm", (tkq.grouped_gemm(x, b, offsets)[:300],)
+    if device == "cpu":
+        c = tkq.grouped_gemm(x, b, offsets)
+    else:
+        from tkq.gemm import grouped_ops, grouped_spec
+
+        spec, c = grouped_spec.GroupedSpec(b_major="n"), torch.zeros(304, 264, device=device, dtype=BF16)
+        grouped_ops.run(spec, x, b, c, offsets, config=grouped_spec.fitted(grouped_spec.FAST[0], spec), blocks=2)
+    yield "grouped_gemm of several tiles a block", (c[:300],)
     yield "grouped_gemm along K", (tkq.grouped_gemm(x.t(), y, offsets),)
     found = (*tkq.quantize_fp8(randn(0, 304, 128), "block", transpose=True)[2:],
              *tkq.quantize_fp8(randn(1, 304, 264), "block", transpose=True)[2:])

@@ -1,4 +1,6 @@
 """The float8 GEMM's plan: every tile once, shared memory within bounds, a choice for every shape."""
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,9 +56,12 @@ def test_panels_cover_a_part(config):
 
 def test_what_it_chooses():
     row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
-    assert plan(row, 8192, 8192, 8192, 132).name == "256x128_across2"
+    assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_spread1_pdl"
     assert plan(block, 4096, 4096, 4096, 132).name == "128x256_pdl_split2"
-    assert plan(block, 8192, 8192, 8192, 132).name == "128x192_cluster2_pdl"
+    for m, n, k in ((8192,) * 3, (16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
+        assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl"
+    for activation, spread in ((None, 1), ("relu", 1), ("gelu", 2)):
+        assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
     assert plan(row, 1, 8192, 8192, 132).m == plan(block, 64, 8192, 8192, 132).m == 64
     assert plan(row, 1, 16, 16, 132).cluster == 1
 

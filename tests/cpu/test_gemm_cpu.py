@@ -76,6 +76,7 @@ BAD_INPUT = (
     (lambda a, b: (a, b[:, 0]), ValueError, ("b", "1", "2")),
     (lambda a, b: (a, b[:8]), ValueError, ("(5, 16)", "(8, 7)", "(K, N)")),
     (lambda a, b: (a[:, :12], b[:12]), ValueError, ("K is 12", "multiples of 8")),
+    (lambda a, b: (a.t().contiguous().t()[:, :12], b[:12]), ValueError, ("K is 12", "multiples of 8")),
     (lambda a, b: (a.repeat(1, 2)[:, ::2], b), ValueError, ("a", "(32, 2)", ".contiguous()")),
     (lambda a, b: (a, b.repeat(1, 2)[:, ::2]), ValueError, ("b", "(14, 2)", ".contiguous()")),
     (lambda a, b: (a, b.to("meta")), ValueError, ("b", "meta")),
@@ -94,7 +95,7 @@ def test_bad_input_is_named(change, error, words):
 def test_what_a_launch_refuses_is_named(change, error, words):
     """Whatever the way to a launch stumbles over: the user is told the same."""
     with pytest.raises(error) as caught:
-        ops._cuda(*change(*operands()), *NO_EPILOGUE, None)
+        ops._launch(*change(*operands()), *NO_EPILOGUE, None, False)
     assert all(w in str(caught.value) for w in words), str(caught.value)
 
 

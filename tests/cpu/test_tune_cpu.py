@@ -94,7 +94,7 @@ def test_candidates_of_fp8_gemm(spec, size):
                                   GroupedSpec("m", "e4m3", "e4m3", "bf16", "block")))
 def test_candidates_of_grouped_gemm(spec):
     found = candidates.of_grouped_gemm(spec, 8192, 4096, 16, 132)
-    assert 2 < len(found) < 50 and len(set(found)) == len(found) and not any(x.pdl for x in found)
+    assert 2 < len(found) < 50 and len(set(found)) == len(found)
 
 
 # ---- what is kept ----------------------------------------------------------------------------------------
@@ -149,7 +149,8 @@ def fields(config, **changed):
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), split=0)),
     ("fp8_gemm", Fp8Spec(), fields(Fp8Config(lag=0), stages=4.0)),
     ("grouped_gemm", GroupedSpec(), fields(NarrowConfig())),
-    ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec("k", "e4m3", "e4m3", "fp32", "row"), fields(Fp8Config(n=128, pdl=True))),
+    ("grouped_gemm", GroupedSpec(out="fp32"), fields(Fp8Config(n=128, lag=0, spread=1))),
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
     assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found) is None

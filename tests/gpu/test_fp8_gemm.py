@@ -44,7 +44,7 @@ def test_sizes(kind):
         check_exact(kind, size)
 
 
-@pytest.mark.parametrize("config", (*FAST, *SMALL, replace(FAST[0], spread=1, pdl=True)), ids=lambda x: x.name)
+@pytest.mark.parametrize("config", (*FAST, *SMALL, replace(FAST[0], spread=0, pdl=False)), ids=lambda x: x.name)
 def test_every_tile(config):
     for size in SIZES:
         check_exact("row", (size[0], -(-size[1] // 8) * 8, size[2]), config)
@@ -59,7 +59,7 @@ def test_an_activation_under_the_next_tile(activation):
         args = operands(m, n, k, "row", device="cuda")
         bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
         own, under = (torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        fp8_ops.run(spec, *args, own, fitted(FAST[0], spec), 6, bias=bias)
+        fp8_ops.run(spec, *args, own, fitted(replace(FAST[0], spread=0), spec), 6, bias=bias)
         fp8_ops.run(spec, *args, under, fitted(replace(FAST[0], spread=2, pdl=True), spec), 6, bias=bias)
         if activation == "relu":
             assert torch.equal(own, under)

@@ -233,6 +233,7 @@ def test_under_compile():
     (lambda a, b: (a[:, :0], b), ValueError, ("(64, 0)", "(64, 64)", "(K, N)")),
     (lambda a, b: (a[:, :60], b[:60]), ValueError, ("K is 60", "multiples of 8")),
     (lambda a, b: (a[:, 1:61], b[1:61]), ValueError, ("K is 60", "multiples of 8")),
+    (lambda a, b: (a.t().contiguous().t()[:, :60], b[:60]), ValueError, ("K is 60", "multiples of 8")),
     (lambda a, b: (a[:, ::2], b[:32]), ValueError, ("a", "strides", ".contiguous()")),
     (lambda a, b: (a, b[:, ::2]), ValueError, ("b", "strides")),
 ))

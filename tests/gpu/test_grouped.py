@@ -68,6 +68,14 @@ def test_every_tile(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_tile_of_large_products(kind):
+    """Several tiles a block, written under the next ones; blocks without work."""
+    config = (PROMOTED if kind == "block" else FAST)[0]
+    check(kind, SIZES["skewed"], 1536, 528, config, behind=0, blocks=6)
+    check(kind, SIZES["equal"], 776, 272, config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_public_function(kind):
     for sizes in (SIZES["skewed"], SIZES["equal"]):
         check_public(kind, sizes)

@@ -185,8 +185,10 @@ def shape_of(a, b, activation) -> tuple:
     return (*lines, b.shape[-1] // 2 if activation in GATED else b.shape[-1])
 
 
-def check_call(a, b, out_dtype, extra=PLAIN) -> None:
-    """Everything that can be wrong with a call; names the argument, what came and what is allowed."""
+def check_call(a, b, out_dtype, extra=PLAIN, *, any_k=False) -> None:
+    """Everything that can be wrong with a call; names the argument, what came and what is allowed.
+
+    any_k: K is anything where it is contiguous in neither a nor b, as in the gradients of an odd number of rows."""
     for name, x in (("a", a), ("b", b)):
         check.dtype(name, x, DTYPES)
         check.rank(name, x, 2, 3)
@@ -202,7 +204,7 @@ def check_call(a, b, out_dtype, extra=PLAIN) -> None:
         if 1 not in x.stride()[-2:] and 1 not in x.shape[-2:] and x.numel():
             raise ValueError(f"gemm: {name} has strides {x.stride()}, allowed are those with a 1: "
                              "call .contiguous()")
-    if not inner_fits(a, b):
+    if a.shape[-1] % 8 and not (any_k and inner_fits(a, b)):
         raise ValueError(f"gemm: a is {tuple(a.shape)} and b {tuple(b.shape)}: K is {a.shape[-1]}, "
                          "allowed are multiples of 8: pad with zeros")
     _check_epilogue(a, b, out_dtype or a.dtype, extra)

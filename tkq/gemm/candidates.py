@@ -54,7 +54,7 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
     found = [planned, *(replace(tile, group=group) for tile in tiles for group in GROUPS)]
     best = tiles[0]
-    found += [replace(best, lag=1 - best.lag), replace(best, pdl=True)]
+    found += [replace(best, lag=1 - best.lag, spread=0), replace(best, pdl=not best.pdl), replace(best, spread=0)]
     found += [replace(best, lead=lead) for lead in (0, 1, 3) if best.consumers == 2]
     return _fitting(found, lambda x: fp8_plan.fitted(x, spec))
 

@@ -267,7 +267,7 @@ class Fp8Gemm:
             for i in cutlass.range_constexpr(n):
                 if const_expr(not x.ahead):
                     self.start(s, u, part[0], held, i, wg)
-                scales = self.scales_of(s, u, row, i, wg)
+                scales = self.scales_of(s, u.full, row, i, wg)
                 if const_expr(x.ahead and i + 1 < n):
                     self.start(s, u, part[(i + 1) % 2], held, i + 1, wg)
                     tk.mma_wait(1)
@@ -290,12 +290,12 @@ class Fp8Gemm:
             tile = held
         tk.mm_ABt(part, tile, s.b[u.full.stage * x.split + i % x.split])
 
-    def scales_of(self, s, u, row, i, wg):
-        """The rows' scales into ``row``; returns the columns': numbers, or where they lie."""
+    def scales_of(self, s, r, row, i, wg):
+        """The rows' scales of a stage into ``row``; returns the columns': numbers, or where they lie."""
         x = self.config
         if not self.spec.per_step:
             return None
-        here = s.scales[None, u.full.stage]
+        here = s.scales[None, r.stage]
         if i % x.split == 0:
             for h in range(2):
                 row.tensor[h] = here[64 * (wg * x.waves + i // x.split) + tk.first_row() + 8 * h]
@@ -391,8 +391,9 @@ def operands(spec: Fp8Spec):
 def build(spec: Fp8Spec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
     out_scale, 0 where there is none; how many blocks to launch."""
+    from .fp8_rolling import RollingFp8Gemm
     from .fp8_spread import SpreadFp8Gemm
 
     scales = (Int64(1), Int64(1), Int64(1))
-    kernel = SpreadFp8Gemm if config.spread else Fp8Gemm
+    kernel = SpreadFp8Gemm if config.spread else RollingFp8Gemm if config.rolling else Fp8Gemm
     return kernel(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

@@ -37,27 +37,32 @@ class SpreadFp8Gemm(Fp8Gemm):
 
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
-        order, u, h = self.order(g, s), self.state(s), self.held()
-        number = order.first()
+        order, last, u, h = self.order(g, s), self.order(g, s), self.state(s), self.held()
+        first = order.first()
+        number = first
         self.fall_behind(g, s, order, number, wg)
         while number < order.tasks:
-            t = self.tile(g, s, order, number)
-            self.multiply(s, u, self.mm, wg)
-            first = self.write_under(g, s, u, h, number, wg)
-            if const_expr(self.spec.scales == "row"):
-                self.load_row_scales(g, u, t, wg)
-                ep.load_spread(h.cols, self.column_scales(g, t), t.col * self.config.n)
-            if const_expr(self.spec.bias is not None):
-                ep.load_spread(h.bias, g.bias, t.col * self.config.n)
-            for _ in cutlass.range(first, g.steps, unroll=1):
-                self.next_step(s, u, wg)
-            tk.mma_wait(0)
-            self.release(s, u)
-            self.finish(g, u, h)
+            self.one_tile(g, s, u, h, self.tile(g, s, order, number), last, number, wg)
             number = order.following(number)
-        if number >= order.workers():  # there was a tile
-            self.write_held(g, s, h, number, wg)
+        if number > first:  # there was a tile
+            self.write_held(g, s, h, self.tile(g, s, last, number - last.workers()), wg)
         tk.store_wait()
+
+    @cute.jit
+    def one_tile(self, g, s: Constexpr, u: Constexpr, h: Constexpr, t, last, number, wg):
+        """last: the order for the tile before."""
+        self.multiply(s, u, self.mm, wg)
+        first = self.write_under(g, s, u, h, t, last, number, wg)
+        if const_expr(self.spec.scales == "row"):
+            self.load_row_scales(g, u, t, wg)
+            ep.load_spread(h.cols, self.column_scales(g, t), t.col * self.config.n)
+        if const_expr(self.spec.bias is not None):
+            ep.load_spread(h.bias, g.bias, t.col * self.config.n)
+        for _ in cutlass.range(first, self.steps(g, t), unroll=1):
+            self.next_step(s, u, wg)
+        tk.mma_wait(0)
+        self.release(s, u)
+        self.finish(g, u, h)
 
     def held(self) -> Held:
         x, spec = self.config, self.spec
@@ -72,29 +77,28 @@ class SpreadFp8Gemm(Fp8Gemm):
         self.multiply(s, u, self.mma, wg)
 
     @cute.jit
-    def write_under(self, g, s: Constexpr, u: Constexpr, h: Constexpr, number, wg):
+    def write_under(self, g, s: Constexpr, u: Constexpr, h: Constexpr, t, last, number, wg):
         """The tile before, a panel or a half of one under each of this one's first steps of K, as far as it has as
         many. Returns the next step."""
-        before = self.tile(g, s, self.order(g, s), number - self.order(g, s).workers())
+        steps, before = self.steps(g, t), self.tile(g, s, last, cutlass.max(number - last.workers(), 0))
         pieces = self.config.spread if const_expr(self.spec.activation is not None) else 1
         for i in cutlass.range_constexpr(len(h.panels)):
             result = self.result_of(h, i)
             for piece in cutlass.range_constexpr(pieces):
-                if number >= self.order(g, s).workers():
+                if number >= last.workers():
                     self.activate(result, h, i, piece, pieces)
                     if const_expr(piece == pieces - 1):
                         self.put(g, s, result, before, i, wg)
-                if pieces * i + piece + 1 < g.steps:
+                if pieces * i + piece + 1 < steps:
                     self.next_step(s, u, wg)
-        return cutlass.min(pieces * len(h.panels) + 1, g.steps)
+        return cutlass.min(pieces * len(h.panels) + 1, steps)
 
     @cute.jit
-    def write_held(self, g, s: Constexpr, h: Constexpr, number, wg):
-        last = self.tile(g, s, self.order(g, s), number - self.order(g, s).workers())
+    def write_held(self, g, s: Constexpr, h: Constexpr, t, wg):
         for i in cutlass.range_constexpr(len(h.panels)):
             result = self.result_of(h, i)
             self.activate(result, h, i, 0, 1)
-            self.put(g, s, result, last, i, wg)
+            self.put(g, s, result, t, i, wg)
 
     def result_of(self, h, i):
         """Where panel i will be as it is stored."""
@@ -119,11 +123,11 @@ class SpreadFp8Gemm(Fp8Gemm):
         each = self.config.n // self.panel
         for i, panel in enumerate(h.panels):
             part = tk.columns(u.acc[i // each], i % each * self.panel, self.panel)
-            if factor is None:
+            if h.cols is not None:
                 cols = tk.cv(self.panel)
                 ep.gather(cols, h.cols, i % each * self.panel)
                 tk.mul_outer(part, part, u.rows[i // each], cols)
-            else:
+            elif factor is not None:
                 tk.mul(part, part, factor)
             if h.bias is not None:
                 bias = tk.cv(self.panel)

@@ -61,11 +61,19 @@ class Order:
     cluster: Constexpr[int]
     cursor: cute.Tensor  # the group of the last tile: numbers only grow
 
+    def workers(self):
+        """The fewest clusters that need no more rounds than all: see ``plan.even_blocks``. At least one."""
+        clusters = cute.arch.grid_dim()[0] // self.cluster
+        rounds = cutlass.max(cute.ceil_div(self.tasks, clusters), 1)
+        return cutlass.max(cute.ceil_div(self.tasks, rounds), 1)
+
     def first(self):
-        return Int32(cute.arch.block_idx()[0] // self.cluster)
+        """For those that have no work: past the end."""
+        mine = Int32(cute.arch.block_idx()[0] // self.cluster)
+        return cutlass.select_(mine < self.workers(), mine, self.tasks)
 
     def following(self, number):
-        return number + cute.arch.grid_dim()[0] // self.cluster
+        return number + self.workers()
 
 
 class GroupedGemm(Fp8Gemm):
@@ -107,7 +115,7 @@ class GroupedGemm(Fp8Gemm):
             scale_b=self.group_scales(scale_b, groups, n, steps), m=m, n=n, k=k, groups=groups)
         self.kernel(g).launch(grid=[blocks // x.cluster * x.cluster, 1, 1],
                               block=[tk.WARPGROUP * (1 + x.consumers), 1, 1], cluster=[x.cluster, 1, 1], stream=stream,
-                              min_blocks_per_mp=1)
+                              min_blocks_per_mp=1, use_pdl=x.pdl)
 
     def rows(self, a):
         """a as TMA takes it: along K as (K, M), in pieces of K."""
@@ -145,6 +153,8 @@ class GroupedGemm(Fp8Gemm):
 
     def shared(self, g, al) -> Shared:
         s = super().shared(g, al)
+        if const_expr(self.config.pdl):  # offsets may be what the kernel before writes
+            cute.arch.griddepcontrol_wait()
         begins, counts = (al.vector(MOST_GROUPS + 1, dtype=Int32)[None, 0] for _ in range(2))
         self.count(g, begins, counts)
         tk.sync_block()
@@ -226,13 +236,21 @@ class GroupedGemm(Fp8Gemm):
         if const_expr(self.along_k):
             self.sum_products(g, s, u, t, wg)
         else:
-            if t.row * self.config.m + wg * (64 * self.config.waves) < t.size:
+            if self.has_rows(t, wg):
                 self.sum_products(g, s, u, t, wg)
             else:
-                for _ in cutlass.range(self.steps(g, t), unroll=1):
-                    s.pipe.wait(u.full)
-                    u.full.advance()
-                    self.release(s, u)
+                self.let_go(g, s, u, t)
+
+    def has_rows(self, t, wg):
+        """Is any row of this consumer's one of the tile's group?"""
+        return t.row * self.config.m + wg * (64 * self.config.waves) < t.size
+
+    @cute.jit
+    def let_go(self, g, s: Constexpr, u: Constexpr, t):
+        for _ in cutlass.range(self.steps(g, t), unroll=1):
+            s.pipe.wait(u.full)
+            u.full.advance()
+            self.release(s, u)
 
     # ---- device: in and out --------------------------------------------------------------------------
 
@@ -300,4 +318,7 @@ def build(spec: GroupedSpec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c, offsets; (address, stride of groups, of rows or columns, of steps) of each
     operand's scales; how many blocks to launch."""
     scales = (Int64(1),) * 4
-    return GroupedGemm(spec, config), (*operands(spec), scales, scales, Int32(1))
+    from .grouped_spread import SpreadGroupedGemm
+
+    kernel = SpreadGroupedGemm if config.spread else GroupedGemm
+    return kernel(spec, config), (*operands(spec), scales, scales, Int32(1))

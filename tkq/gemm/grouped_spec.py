@@ -4,7 +4,7 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
-from .fp8_plan import SHARED_BYTES, Fp8Config
+from .fp8_plan import SHARED_BYTES, Fp8Config, can_spread
 from .fp8_spec import BYTES, FP8
 
 HALF = ("bf16", "fp16")
@@ -63,13 +63,14 @@ class GroupedSpec:
 
 # Beside the table of groups, a fourth stage has room only where panels are half as wide.
 FAST = (
-    Fp8Config(across=True, group=16, panel_bytes=64),
-    Fp8Config(cluster=1, group=16, panel_bytes=64),
+    Fp8Config(group=16, panel_bytes=64, lag=0, spread=1, pdl=True),
+    Fp8Config(cluster=1, group=16, panel_bytes=64, lag=0, spread=1, pdl=True),
     Fp8Config(n=128, stages=6, cluster=1),
     Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, lead=0),
 )
 PROMOTED = (
-    Fp8Config(n=192, stages=4, panels=1, across=True, group=16),
+    Fp8Config(n=192, stages=4, panels=1, group=16, pdl=True),
+    Fp8Config(n=192, stages=4, panels=1, cluster=1, group=16, pdl=True),
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(m=64, n=128, stages=7, consumers=1, cluster=1, lead=0),
 )
@@ -78,14 +79,15 @@ PROMOTED = (
 def plan(spec: GroupedSpec, M: int, N: int, G: int, processors: int) -> Fp8Config:
     """The configuration for groups of M / G rows in the mean: what they will be is known on the device alone.
 
-    Tiles of 128 rows waste 64 of a group in the mean. Small ones where few tiles would leave processors idle."""
+    Tiles of 128 rows waste 64 of a group in the mean, and a cluster of two on top of each other more. Small ones where
+    few tiles would leave processors idle."""
     table = PROMOTED if spec.promote else FAST
     if spec.along == "m" and M <= 64 * G:
         return fitted(table[-1], spec)
-    rows = -(-M // 128) + G // 2 if spec.along == "m" else -(-M // 128) * G
+    group, tiles = (M // G, -(-M // 128) + G // 2) if spec.along == "m" else (M, -(-M // 128) * G)
     for config in table[:-2]:
-        wide = config.n * (config.cluster if config.across else 1)
-        if wide - config.n < N and rows * -(-N // wide) * config.cluster >= processors:
+        down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+        if 128 * (down - 1) < group and config.n * (right - 1) < N and tiles * -(-N // config.n) >= processors:
             return fitted(config, spec)
     return fitted(table[-2], spec)
 
@@ -99,7 +101,9 @@ def fitted(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
     """With as many stages as there is room for; as the dense kernel's rules have it."""
     while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
-    return replace(config, pdl=False).check(spec)  # offsets are read before the roles part
+    masked = spec.along == "k" and spec.a in FP8
+    spread = config.spread if can_spread(spec) and not masked else 0
+    return replace(config, spread=spread, pdl=config.pdl and not masked).check(spec)
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:
@@ -111,7 +115,8 @@ def expectation(spec: GroupedSpec, config: Fp8Config) -> Expectation:
     """As the dense kernel's."""
     parts = config.waves * config.split
     wanted = ["UTMALDG", "USETMAXREG", "UTMASTG"] + ["LDGSTS"] * spec.per_step
-    return Expectation(tensor=4 * parts * (1 if spec.promote else 2), waits_per_mma=0.5, instructions=tuple(wanted),
+    steps = 1 if spec.promote else 2 + config.spread * config.waves * config.n // config.panel(spec.out)
+    return Expectation(tensor=4 * parts * steps, waits_per_mma=0.5, instructions=tuple(wanted),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=shared_bytes(config, spec) + 2048)
 

@@ -27,10 +27,10 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
 
     Args:
         a: (M, K), bfloat16 or float16; or (B, M, K), a product for each of B.
-        b: (K, N) or (B, K, N), as a. M and N may be anything, also 0; K is a multiple of 8 (0 gives zeros), or anything
-            where it is contiguous in neither a nor b. Either may be row- or column-major, so ``x.t()`` costs nothing;
-            ``expand`` shares one matrix among a batch. Fast are operands whose base and other strides are multiples of
-            16 bytes, with N such that a row of the result is one too; others are correct.
+        b: (K, N) or (B, K, N), as a. M and N may be anything, also 0; K is a multiple of 8 (0 gives zeros). Either
+            may be row- or column-major, so ``x.t()`` costs nothing; ``expand`` shares one matrix among a batch. Fast
+            are operands whose base and other strides are multiples of 16 bytes, with N such that a row of the result is
+            one too; others are correct.
         bias: (N,), bfloat16, float16 or float32: a value for each column of b.
         activation: "relu", "silu", "gelu" (by erf), "gelu_tanh"; or gated, act(gate) * up, N / 2 columns: "swiglu"
             (silu), "geglu", "geglu_tanh", of the columns (gate | up), and "swiglu_interleaved" and so on of (gate 0,
@@ -60,9 +60,9 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     if out is not None:
         return _into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
     if way == "direct":
-        return (_cuda if a.is_cuda else _cpu)(a, b, bias, name, c, alpha, beta, out_dtype)
+        return (_launch if a.is_cuda else _on_cpu)(a, b, bias, name, c, alpha, beta, out_dtype, False)
     if way == "record" and not name:
-        return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype))
+        return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype, False))
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
     if name and _needs_gradient(a, b, bias, c):
@@ -76,26 +76,33 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
+    return _launch(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+
+
+def _launch(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
+    """any_k: as of ``check_call``; for a call of ours, not a user's."""
     try:
         out, key = quick(a, b, bias, activation, c, alpha, beta, out_dtype)
         if out is None:
             extra = extra_of(bias, activation, c, alpha, beta)
             out = new.contiguous(a.get_device(), shape_of(a, b, activation), out_dtype or a.dtype)
-            out = _product(a, b, out, extra, key)
+            out = _product(a, b, out, extra, any_k, key)
         return out
     except Exception:
         # The compiled function checks every dtype, shape, stride, address and device before it launches; the words for
         # a user are found only when something is wrong.
-        check_call(a, b, out_dtype, Extra(bias, activation, c, alpha, beta))
+        check_call(a, b, out_dtype, Extra(bias, activation, c, alpha, beta), any_k=any_k)
         raise
 
 
-def _product(a, b, out, extra, key=None):
+def _product(a, b, out, extra, any_k, key=None):
     k = a.shape[-1]
     if k % 8 or not k or not out.numel() or (extra.c is None) != (extra.beta == 0.0):
-        check_call(a, b, out.dtype, extra)  # what the compiled function does not know, or where nothing is launched
+        # what the compiled function does not know, or where nothing is launched
+        check_call(a, b, out.dtype, extra, any_k=any_k)
         if not (k and out.numel()):
             return out.copy_(_reference(a, b, extra, out.dtype)) if out.numel() else out
+        key = None  # of a K that a user's call may not have
     run(a, b, out, extra=extra, key=key)
     return out
 
@@ -110,7 +117,7 @@ def _into(out, a, b, out_dtype, extra, way):
     if way == "direct":
         check_apart(out, a, b, extra)
         if out.is_cuda:
-            return _product(a, b, out, extra)
+            return _product(a, b, out, extra, False)
     bias, name, c, alpha, beta = extra
     made = gemm(a, b, bias=bias, activation=name or None, c=c, alpha=alpha, beta=beta, out_dtype=out.dtype)
     return out.copy_(made)
@@ -118,8 +125,12 @@ def _into(out, a, b, out_dtype, extra, way):
 
 def _cpu(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
          out_dtype: Optional[torch.dtype]) -> Tensor:
+    return _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+
+
+def _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
     extra = Extra(bias, activation, c, alpha, beta)
-    check_call(a, b, out_dtype, extra)
+    check_call(a, b, out_dtype, extra, any_k=any_k)
     return _reference(a, b, extra, out_dtype)
 
 
@@ -162,10 +173,16 @@ def _gradients(ctx, dy, needs):
 
 
 def _multiply(x, y, alpha):
-    """alpha * x @ y for any inner size."""
+    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows; differentiable as gemm."""
     if not inner_fits(x, y):
         x, y = backward.padded(x, y)
-    return gemm(x, y, alpha=alpha)
+    check.refuse_tangent("gemm", a=x, b=y)
+    way = ops.route(x, y)
+    if way == "direct":
+        return (_launch if x.is_cuda else _on_cpu)(x, y, None, "", None, alpha, 0.0, None, True)
+    if way == "record":
+        return _Function.apply(x, y, None, None, (alpha, 0.0, None, True))
+    return _op(x, y, None, "", None, alpha, 0.0, None)
 
 
 _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
@@ -175,9 +192,9 @@ _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backw
 
 
 def _recorded(ctx, a, b, bias, c, numbers):
-    alpha, beta, out_dtype = numbers
+    alpha, beta, out_dtype, any_k = numbers
     _remember(ctx, a, b, bias, alpha, beta)
-    return (_cuda if a.is_cuda else _cpu)(a, b, bias, "", c, alpha, beta, out_dtype)
+    return (_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, any_k)
 
 
 def _recorded_backward(ctx, dy):
