@@ -69,7 +69,7 @@ def compiled(spec: NormSpec, device):
 def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
           out: Optional[Tensor] = None) -> Tensor:
     """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
-    y = out
+    y = None
     try:
         index, dtype, shape = x.get_device(), x.dtype, x.shape
         N = shape[-1]
@@ -78,14 +78,14 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
         rows = x if flat else _one_stride(x, weight, N)
         M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
-            if y is None:
-                y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
-            run(rows, weight, bias, y if flat else new.rows(y, M, N), eps)
-            return y
+            y = new.empty(index, (M, N), (N, 1), dtype) if out is None else new.rows(out, M, N)
+            run(rows, weight, bias, y, eps)
+            return out if out is not None else y if flat else new.shaped(y, shape)
     except Exception:  # nothing is known, or it was refused
-        pass
+        if out is None and y is not None:
+            out = new.shaped(y, x.shape)
     call = Call(kind, eps)
-    return (norm(call, x, weight, bias, None) if y is None else _carefully(call, x, weight, bias, None, y))[0]
+    return (norm(call, x, weight, bias, None) if out is None else _carefully(call, x, weight, bias, None, out))[0]
 
 
 def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
@@ -98,11 +98,11 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
         rows = x if flat else _one_stride(x, weight, N)
         M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:
-            y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
+            y = new.empty(index, (M, N), (N, 1), dtype)
             rstd = new.empty(index, (M,), (1,), torch.float32)
             mean = new.empty(index, (M,), (1,), torch.float32) if kind == "layernorm" else None
-            run(rows, weight, bias, y if flat else new.rows(y, M, N), None, None, rstd, mean, None, eps, None)
-            return y, rstd, mean
+            run(rows, weight, bias, y, None, None, rstd, mean, None, eps, None)
+            return y if flat else new.shaped(y, shape), rstd, mean
     except Exception:
         pass
     y, _, rstd, mean, _ = norm(Call(kind, eps, stats=True), x, weight, bias, None)

@@ -26,10 +26,14 @@ def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
     """The same, contiguous."""
     if len(shape) == 2:
         return empty(index, shape, (shape[1], 1), dtype)
+    return empty(index, shape, _strides(shape), dtype)
+
+
+def _strides(shape):
     strides, step = (), 1
     for n in reversed(shape):
         strides, step = (step, *strides), step * n
-    return empty(index, shape, strides, dtype)
+    return strides
 
 
 def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
@@ -41,6 +45,12 @@ def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
 def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
     """x's memory with other sizes and strides, for a launch: autograd does not learn that it is the same."""
     return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
+
+
+def shaped(x: Tensor, shape) -> Tensor:
+    """A contiguous tensor that nobody else has, of another shape: what is returned of rows that a launch has written.
+    """
+    return over(x, tuple(shape), _strides(shape))
 
 
 def rows(x: Tensor, m: int, n: int) -> Tensor:
