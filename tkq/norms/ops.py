@@ -77,8 +77,13 @@ def _plain(kind, x, weight, bias, eps):
 
 
 def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
-    checks.options(kind, weight, offset, prenorm, residual_dtype)
+    if offset != 0.0 or residual_dtype is not None:
+        checks.options(kind, weight, offset, prenorm, residual_dtype)
     way = ops.route(x, weight, bias, residual)
+    if way == "direct" and x.is_cuda:
+        total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
+        found = launch.norm((kind, eps, offset, out_dtype, total, False, None), x, weight, bias, residual)
+        return (found[0], x if total is None else found[1]) if prenorm else found[0]
     return _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
 
 

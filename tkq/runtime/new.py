@@ -38,8 +38,13 @@ def _strides(shape):
 
 def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
     """The same of x's shape. index: of x's device."""
+    return empty(index, *_as(x), dtype)
+
+
+def _as(x):
+    """x's shape, and the strides of a contiguous tensor of that shape, as plain tuples."""
     shape = tuple(x.shape)
-    return empty(index, shape, x.stride(), dtype) if x.is_contiguous() else contiguous(index, shape, dtype)
+    return shape, x.stride() if x.is_contiguous() else _strides(shape)
 
 
 def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
@@ -47,10 +52,9 @@ def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
     return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
 
 
-def shaped(x: Tensor, shape) -> Tensor:
-    """A contiguous tensor that nobody else has, of another shape: what is returned of rows that a launch has written.
-    """
-    return over(x, tuple(shape), _strides(shape))
+def shaped(rows: Tensor, x: Tensor) -> Tensor:
+    """Contiguous rows, which nobody else has, with x's shape: what is returned of what a launch has written."""
+    return over(rows, *_as(x))
 
 
 def rows(x: Tensor, m: int, n: int) -> Tensor:
