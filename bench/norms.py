@@ -173,7 +173,7 @@ def _heads_backward_job(b: int, s: int, h: int, d: int) -> Job:
     def ours(dy, x, weight, rstd):
         rows = (-1, h, d)
         dx, dweight, _, _ = heads_backward(
-            dy.view(rows), x.view(rows), weight, rstd, dresidual_out=None, weight_offset=0.0,
+            "rmsnorm", dy.view(rows), x.view(rows), weight, rstd, dresidual_out=None, weight_offset=0.0,
             needs=(True, True, False), dx_dtype=BF16, dresidual_dtype=None, dbias_dtype=None,
         )
         return dx.view(x.shape), dweight

@@ -35,8 +35,8 @@ def page(folder: Path = RESULTS[0].parent) -> str:
 Made by `python -m bench.readme_table --write` from `bench/results/h100`; the foundation is in the README. A roof is
 what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the bytes that an
 operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual), one in a cross
-entropy's, three in a norm's or softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without what
-is fused into it."""
+entropy's, three in a norm's or softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without
+what is fused into it."""
     others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
     runs = (f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path)}" for path in others)
     return "\n\n".join((head, *runs)) + "\n"

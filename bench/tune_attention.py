@@ -37,37 +37,31 @@ CHANGES = {
     "1wg": dict(consumers=1), "2wg": dict(consumers=2), "3wg": dict(consumers=3), "1stage": dict(stages=1),
     "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "static": dict(schedule="static"),
     "dynamic": dict(schedule="dynamic", cluster=1), "single": dict(schedule="single", bridge=False),
-    "pairs": dict(schedule="static", cluster=2), "bridge": dict(bridge=True, q_stages=2), "alone": dict(bridge=False),
-    "turns": dict(turns=True), "free": dict(turns=False), "q1": dict(q_stages=1, bridge=False),
+    "pairs": dict(schedule="static", cluster=2), "fetch": dict(schedule="dynamic"),
+    "bridge": dict(bridge=True, q_stages=2), "alone": dict(bridge=False), "turns": dict(turns=True),
+    "free": dict(turns=False), "q1": dict(q_stages=1, bridge=False),
     "panels2": dict(o_panels=2), "panels3": dict(o_panels=3), "panels4": dict(o_panels=4), "panels1": dict(o_panels=1),
     "over_q": dict(o_over_q=True, o_direct=False, o_panels=1, q_stages=1, bridge=False),
     "own_o": dict(o_over_q=False, o_direct=False),
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
-    "half": dict(half=True), **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "late": dict(late=True), "early": dict(late=False), "ring3": dict(one_ring=True, stages=3, bridge=False),
-    "ring4": dict(one_ring=True, stages=4, bridge=False),
-    **{f"multiply{n}": dict(multiply=n) for n in (3, 4, 5, 6, 8)},
-    **{f"stagger{n}": dict(stagger=n) for n in (2, 4, 8, 16, 64)},
+    **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
+    "late": dict(late=True), "early": dict(late=False),
 }
 
-WINDOW = ("plan", "alone", "free", "alone free", "half", "half free", "half alone", "half alone free",
-          "kv64 bridge free")
+WINDOW = ("plan", "bridge", "free", "bridge free", "late", "pairs fetch", "pairs fetch free", "kv96")
 VARIANTS = {
-    64: ("plan", "2wg alone half", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
+    64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
-         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8", "late",
-         "multiply4", "multiply6", "multiply8"),
+         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8", "late"),
     96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 bridge", "pairs alone"),
-    128: ("plan", "half", "half alone", "half alone free", "alone turns", "alone free", "bridge turns", "bridge free",
-          "kv176 q1 panels2 free pairs",
+    128: ("plan", "alone turns", "alone free", "bridge turns", "bridge free",
+          "kv176 q1 panels2 free pairs", "kv176 q1 panels2 free pairs fetch", "pairs fetch alone free",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
     192: ("plan", "late", "own_o panels2", "turns", "kv112", "kv96 own_o panels2", "kv96 over_q",
-          "kv80 own_o bridge panels2", "pairs", "static", "mb20", "mb32", "mb40", "stagger8"),
-    256: ("plan", "late", "ring3 kv96", "ring3 kv96 late", "ring3 kv96 late direct", "ring3 kv96 late own_o panels4",
-          "late turns", "late direct", "direct", "direct pairs", "turns", "late pairs", "stagger8", "stagger64",
-          "late stagger8", "kv64 own_o panels4", "kv64 own_o panels4 turns", "pairs", "static", "mb16", "mb24", "mb48",
-          "mb64"),
+          "kv80 own_o bridge panels2", "pairs", "static", "mb20", "mb32", "mb40"),
+    256: ("plan", "early", "turns", "own_o panels4", "over_q", "early over_q", "pairs", "early pairs",
+          "kv64 own_o panels4", "kv64 own_o panels4 turns", "static", "mb16", "mb24", "mb48", "mb64"),
 }
 
 
@@ -90,10 +84,8 @@ def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, Attention
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
         config = config_of(name, planned)
-        if not kernel.longest_first:  # sections, and what is staggered, do not matter to the others
+        if not kernel.longest_first:  # sections do not matter to the others
             config = replace(config, section_mb=planned.section_mb)
-        if kernel.sides:
-            config = replace(config, stagger=1)
         try:
             config.check(kernel.head_dim, kernel.head_dim_v)
         except ValueError as problem:

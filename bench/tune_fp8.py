@@ -15,7 +15,7 @@ from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
-ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=4)
+ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=8)
 FAST = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "128x256": Fp8Config(),
     "lag 0": Fp8Config(lag=0),
@@ -44,6 +44,7 @@ FAST = {  # "NAME on 132": as many blocks, instead of the even number that the p
     "128x256 spread pdl": Fp8Config(lag=0, spread=1, pdl=True),
     "128x256 spread": Fp8Config(lag=0, spread=1),
     "128x256 spread 2 pdl": Fp8Config(lag=0, spread=2, pdl=True),
+    "128x256 spread 4 pdl": Fp8Config(lag=0, spread=4, pdl=True),
     "128x256 spread group 16 pdl": Fp8Config(lag=0, spread=1, group=16, pdl=True),
     "128x256 spread lead 1 pdl": Fp8Config(lag=0, spread=1, lead=1, pdl=True),
     "tall lead 1 pdl": replace(TALL, lead=1, pdl=True),
@@ -66,9 +67,6 @@ PROMOTED = {
     "128x192 across": Fp8Config(n=192, stages=5, panels=1, across=True),
     "128x192 4 stages": Fp8Config(n=192, stages=4),
     "128x256 split 2": Fp8Config(split=2, stages=4, panels=1),
-    "128x256 split 2 hold": Fp8Config(split=2, stages=4, panels=1, hold=True),
-    "128x256 split 4 hold ahead": Fp8Config(split=4, stages=4, panels=1, hold=True, ahead=True),
-    "128x256 split 4 ahead": Fp8Config(split=4, stages=4, panels=1, ahead=True),
     "128x160": Fp8Config(n=160, stages=5),
     "128x128": Fp8Config(n=128, stages=5),
     "tall": Fp8Config(m=256, n=128, stages=4, across=True, panel_bytes=64),
@@ -81,15 +79,14 @@ PROMOTED = {
     "split 2 lead 1 pdl": Fp8Config(split=2, stages=4, panel_bytes=64, lead=1, pdl=True),
     "split 2 alone pdl": Fp8Config(split=2, stages=4, cluster=1, panel_bytes=64, pdl=True),
     "split 2 across pdl": Fp8Config(split=2, stages=4, across=True, panel_bytes=64, pdl=True),
-    "split 4 ahead pdl": Fp8Config(split=4, stages=4, panel_bytes=64, ahead=True, pdl=True),
     "192 pdl": Fp8Config(n=192, stages=4, pdl=True),
     "192 rolling 2 pdl": replace(ROLLING, rolling=2),
-    "192 rolling 4 pdl": ROLLING,
-    "192 rolling 8 pdl": replace(ROLLING, rolling=8),
-    "192 rolling 4 lead 0 pdl": replace(ROLLING, lead=0),
-    "192 rolling 4 alone pdl": replace(ROLLING, cluster=1),
-    "192 split 2 ahead pdl": Fp8Config(n=192, stages=4, split=2, ahead=True, panel_bytes=64, pdl=True),
-    "192 split 2 hold ahead pdl": Fp8Config(n=192, stages=4, split=2, hold=True, ahead=True, panel_bytes=64, pdl=True),
+    "192 rolling 4 pdl": replace(ROLLING, rolling=4),
+    "192 rolling 8 pdl": ROLLING,
+    "192 rolling 16 pdl": replace(ROLLING, rolling=16),
+    "192 rolling 8 lead 1 pdl": replace(ROLLING, lead=1),
+    "192 rolling 8 lead 3 pdl": replace(ROLLING, lead=3),
+    "192 rolling 4 lead 0 pdl": replace(ROLLING, rolling=4, lead=0),
     "192 5 stages pdl": Fp8Config(n=192, stages=5, panel_bytes=64, pdl=True),
     "192 alone pdl": Fp8Config(n=192, stages=4, cluster=1, pdl=True),
     "192 lead 1 pdl": Fp8Config(n=192, stages=4, lead=1, pdl=True),

@@ -18,8 +18,8 @@ def tiny(monkeypatch):
     monkeypatch.setattr(norms, "HEADS", ((2, 8, 3, 16), (1, 40, 5, 64)))
     monkeypatch.setattr(norms, "_randn", randn)
     monkeypatch.setattr(norms_peers, "_compiled", lambda f: f)
-    monkeypatch.setattr(norms, "heads_backward", lambda dy, x, w, rstd, **options: reference_norms.norm_backward(
-        "rmsnorm", dy, x, w, rstd, **options))
+    monkeypatch.setattr(norms, "heads_backward", lambda kind, dy, x, w, rstd, **options: reference_norms.norm_backward(
+        kind, dy, x, w, rstd, **options))
 
 
 def jobs(shapes):

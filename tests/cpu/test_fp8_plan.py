@@ -59,8 +59,8 @@ def test_what_it_chooses():
     assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_spread1_pdl"
     assert plan(block, 4096, 4096, 4096, 132).name == "128x256_pdl_split2"
     for m, n, k in ((8192,) * 3, (16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
-        assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl"
-    for activation, spread in ((None, 1), ("relu", 1), ("gelu", 2)):
+        assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8"
+    for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
         assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
     assert plan(row, 1, 8192, 8192, 132).m == plan(block, 64, 8192, 8192, 132).m == 64
     assert plan(row, 1, 16, 16, 132).cluster == 1
@@ -75,7 +75,7 @@ def test_the_model_grows_with_the_problem():
 @pytest.mark.parametrize("change, field", (
     (dict(m=96), "m"), (dict(n=24), "n"), (dict(stages=1), "stages"), (dict(cluster=3), "cluster"),
     (dict(consumers=3), "consumers"), (dict(lead=4), "lead"), (dict(lag=2), "lag"), (dict(split=2), "split"),
-    (dict(hold=True), "hold"), (dict(panels=0), "panels"), (dict(panel_bytes=16), "panel_bytes")))
+    (dict(rolling=2), "rolling"), (dict(panels=0), "panels"), (dict(panel_bytes=16), "panel_bytes")))
 def test_what_does_not_fit_is_named(change, field):
     with pytest.raises(ValueError, match=f"fp8_gemm: {field} does not fit"):
         Fp8Config(**change).check(Fp8Spec())

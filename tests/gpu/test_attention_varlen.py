@@ -78,6 +78,22 @@ def test_mixed_lengths(dim, dtype, options):
     compare(*make([(700, 700)], 3, 3, dim, dtype), "one sequence", **options)
 
 
+def test_pairs_of_blocks_that_fetch_tasks():
+    """Without a mask and with long sequences two blocks share a task: the first one tells the second which."""
+    long = dict(max_q=8192, max_k=8192)
+    for lengths in (MIXED, [(2500, 2500), (1, 3000), (700, 0), (257, 255), (3000, 1)], [(1, 1)], [(40, 90)] * 200):
+        compare(*make(lengths, 4, 2, 128), f"{len(lengths)} sequences", **long)
+    q, k, v, *cu = make([(1300, 1300), (600, 2000), *MIXED], 20, 20, 128, spare=200)
+    first, _ = compare(q, k, v, *cu, "rows behind the last sequence", **long)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    for i in range(50):
+        with torch.cuda.stream(streams[i % 2]):
+            o = tkq.flash_attn_varlen(q, k, v, *cu, 8192, 8192)
+        torch.cuda.synchronize()
+        assert torch.equal(o, first), f"repeat {i}"
+
+
 def test_everything_at_once():
     sinks = torch.randn(8, device="cuda")
     x = make(MIXED, 8, 2, 192, spare=77, dim_v=128)

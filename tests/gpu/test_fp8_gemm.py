@@ -60,7 +60,7 @@ def test_an_activation_under_the_next_tile(activation):
         bias = torch.randn(n, device="cuda", dtype=torch.bfloat16)
         own, under = (torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(2))
         fp8_ops.run(spec, *args, own, fitted(replace(FAST[0], spread=0), spec), 6, bias=bias)
-        fp8_ops.run(spec, *args, under, fitted(replace(FAST[0], spread=2, pdl=True), spec), 6, bias=bias)
+        fp8_ops.run(spec, *args, under, fitted(replace(FAST[0], spread=4, pdl=True), spec), 6, bias=bias)
         if activation == "relu":
             assert torch.equal(own, under)
         else:

@@ -162,9 +162,9 @@ BLOCKS = {
     "schedule_counter": (
         lambda x: tk.Schedule(3, "dynamic"),
         ValueError, "Schedule: counter is None"),
-    "schedule_cluster": (
-        lambda x: tk.Schedule(3, "dynamic", 2, x),
-        NotImplementedError, "Schedule: cluster is 2"),
+    "schedule_tell": (
+        lambda x: tk.Schedule(3, "dynamic", 2, x).following(1, 0),
+        ValueError, "following: tell is None"),
     "schedule_fetched": (
         lambda x: tk.Schedule(3, "dynamic", 1, x).following(1),
         ValueError, "following: fetched is None"),

@@ -14,7 +14,6 @@ ELEMENTWISE = {
     "mul": lambda d, a, b: tk.mul(d, a, b),
     "mul_in_place": lambda d, a, b: (tk.copy(d, a), tk.mul(d, d, d)),
     "exp2": lambda d, a, b: tk.exp2(d, a),
-    "exp2_mixed": lambda d, a, b: tk.exp2_mixed(d, a, 2),
     "log2": lambda d, a, b: tk.log2(d, b),
     "tanh": lambda d, a, b: tk.tanh(d, a),
     "apply": lambda d, a, b: tk.apply(d, cute.arch.fmax, a, b),
@@ -81,7 +80,7 @@ def _vectors(cols, v, w):
 
 def elementwise(dtype):
     """The operations that dtype allows."""
-    return {k: f for k, f in ELEMENTWISE.items() if dtype == "fp32" or k not in ("exp2", "exp2_mixed", "log2", "tanh")}
+    return {k: f for k, f in ELEMENTWISE.items() if dtype == "fp32" or k not in ("exp2", "log2", "tanh")}
 
 
 def build_elementwise(cols, dtype):

@@ -1,6 +1,4 @@
 """A consumer warpgroup of the attention kernel: 64 rows of Q and all that becomes of them."""
-from dataclasses import replace
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
@@ -14,10 +12,6 @@ class Consumer:
     def __init__(self, spec, config):
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
-        # Blocks with two masks, halves of both ends and a bridge are more than the registers hold.
-        near = spec.left and not spec.far
-        self.halves = config.half and (spec.causal or spec.right) and not (config.bridge and near)
-        self.last_halves = config.half and spec.left
 
     @cute.jit
     def run(self, g, s, wg):
@@ -77,102 +71,47 @@ class Consumer:
     def begin(self, g, s, c):
         """A task's first S = Q @ K.T, and its softmax."""
         s.k_pipe.wait(c.k)
-        if const_expr(self.halves):
-            if self.softmax.half_seen(g, c):
-                self.begin_with(g, s, c, self.half_of(c))
-            else:
-                self.begin_with(g, s, c, c)
-        else:
-            self.begin_with(g, s, c, c)
-
-    def begin_with(self, g, s, c, part):
-        """part: c, or the half of it that is computed."""
-        tk.mm_ABt(part.att, s.q[self.q_at(c)], s.k[c.k.stage])
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
-        self.softmax.first(g, part)
-        self.take_part(c, part)
-
-    def half_of(self, c, number=0):
-        """c with one half of a block's columns, the first or the second: where P has them; S always begins with its own
-        first register (the second half of S, in registers of its own, makes the assembler serialise all products)."""
-        half = self.config.kv // 2
-        return replace(c, att=tk.columns(c.att, 0, half), att_mma=tk.columns(c.att_mma, number * half, half))
-
-    def take_part(self, c, part, number=0):
-        """Exponentials to an operand of P @ V; what was not computed is 0. number: which half part is, if it is one."""
-        tk.copy(part.att_mma, part.att)
-        if part is not c:
-            tk.zero(self.half_of(c, 1 - number).att_mma)
+        self.softmax.first(g, c)
+        tk.copy(c.att_mma, c.att)
 
     @cute.jit
     def steps(self, g, s, c):
         """Each further S and softmax, over the P @ V of the block before."""
-        blocks, done, masked = c.task["blocks"], Int32(1), Int32(1)
-        if const_expr(self.halves):
-            if self.softmax.half_seen(g, c) and blocks > 1:
-                self.step(g, s, c, 1, RIGHT | LEFT, (0, self.config.kv // 2))
-                done = Int32(2)
+        blocks, masked = c.task["blocks"], Int32(1)
         if const_expr(self.spec.causal or self.spec.right):
             masked = c.task["masked"]
-            for i in cutlass.range(done, masked, unroll=1):
+            for i in cutlass.range(1, masked, unroll=1):
                 self.step(g, s, c, i, RIGHT | LEFT)
-        if const_expr(self.halves):
-            masked = cutlass.max(masked, done)
         whole = blocks
         if const_expr(self.spec.left):
             whole = blocks - c.task["masked_left"]
         for i in cutlass.range(masked, whole, unroll=1):
             self.step(g, s, c, i, 0)
         if const_expr(self.spec.left):
-            if const_expr(self.halves):
-                whole = cutlass.max(whole, done)
-            self.last_steps(g, s, c, whole)
+            for i in cutlass.range(whole, blocks, unroll=1):
+                self.step(g, s, c, i, LEFT)
 
     @cute.jit
-    def last_steps(self, g, s, c, whole):
-        """From block ``whole`` of the visit on: those with a mask on the left."""
-        blocks, end = c.task["blocks"], c.task["blocks"]
-        if const_expr(self.last_halves):
-            if whole < blocks:
-                if self.softmax.half_unseen(g, c, blocks - 1):
-                    end = blocks - 1
-        for i in cutlass.range(whole, end, unroll=1):
-            self.step(g, s, c, i, LEFT)
-        if const_expr(self.last_halves):
-            if end < blocks:
-                self.step_of_half(g, s, c, end)
-
-    @cute.jit
-    def step(self, g, s, c, i, sides: Constexpr[int], keys: Constexpr = None):
-        """The i-th block of the visit. keys: those of the block before that P is not 0 for; None: all."""
-        self.issue(s, c, c.att, keys)
+    def step(self, g, s, c, i, sides: Constexpr[int]):
+        """The i-th block of the visit."""
+        self.issue(s, c)
         self.softmax.step(g, c, i, sides)
         tk.mma_wait(0)
-        self.release_v(s, c)
+        self.release(s.v_pipe, c.v)
         tk.copy(c.att_mma, c.att)
         self.correct(c, late=False)
 
-    def step_of_half(self, g, s, c, i):
-        """``step`` of a block with a mask on the left, of its second half alone."""
-        part = self.half_of(c, 1)
-        self.issue(s, c, part.att, number=1)
-        self.softmax.step(g, part, i, LEFT, self.config.kv // 2)
-        tk.mma_wait(0)
-        self.release_v(s, c)
-        self.take_part(c, part, 1)
-        self.correct(c, late=False)
-
-    def issue(self, s, c, att, keys=None, number=0):
-        """The next S = Q @ K.T into att, and O += P @ V of the block before; wait for S. number: which half of K's
-        rows, where att has half as many columns."""
+    def issue(self, s, c):
+        """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
         c.turns.take()
-        tk.mm_ABt(att, s.q[self.q_at(c)], s.k[c.k.stage], b_part=number)
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         self.correct(c, late=True)
-        self.find_v(c, 1)
         s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys)
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         c.turns.give()
         tk.mma_wait(1)
         self.release(s.k_pipe, c.k)
@@ -180,48 +119,27 @@ class Consumer:
     @cute.jit
     def bridge(self, g, s, c):
         """The next task's first S and softmax, over this task's last P @ V."""
-        if const_expr(self.halves):
-            if self.softmax.half_seen(g, c):
-                self.bridge_with(g, s, c, self.half_of(c))
-            else:
-                self.bridge_with(g, s, c, c)
-        else:
-            self.bridge_with(g, s, c, c)
-
-    def bridge_with(self, g, s, c, part):
-        """part: as ``begin_with``."""
-        self.issue(s, c, part.att)
+        self.issue(s, c)
         self.keep_statistics(c)
-        self.softmax.first(g, part)
+        self.softmax.first(g, c)
         tk.mma_wait(0)
-        self.release_v(s, c)
-        self.take_part(c, part)
+        self.release(s.v_pipe, c.v)
+        tk.copy(c.att_mma, c.att)
 
     @cute.jit
     def end(self, s, c):
         """The last P @ V."""
         self.correct(c, late=True)
-        self.find_v(c, 0)
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         self.keep_statistics(c)
         tk.mma_wait()
-        self.release_v(s, c)
+        self.release(s.v_pipe, c.v)
 
     def correct(self, c, late):
         """O so far, after the maximum has moved: at one of two places, which ``late`` names."""
         if self.config.late == late:
             tk.mul_row(c.o, c.o, c.correct)
-
-    def find_v(self, c, behind):
-        """Where K and V share a ring: V's next tile is ``behind`` tiles behind K's next one."""
-        if self.config.one_ring:
-            c.v.move_to(c.k, behind)
-
-    def release_v(self, s, c):
-        self.release(s.v_pipe, c.v)
-        if self.config.one_ring:
-            c.k.move_to(c.v)
 
     def release(self, pipe, ring):
         pipe.release(ring)

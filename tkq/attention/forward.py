@@ -35,7 +35,8 @@ class AttentionForward:
 
     Consumers take turns to issue their products (``turns``), so that one's softmax runs under another's. The producer
     alone knows the schedule: what a task is travels beside its Q tile, under the same semaphore, and a task of no
-    blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V tile.
+    blocks says that all is done. Cluster of 2: two blocks, one above the other, share each K and V tile; where tasks
+    are fetched, the first one's producer tells the other's (``told``).
 
     ``pack`` query heads of one K/V head share a tile: its row r is query r // pack of head r % pack.
     """
@@ -54,7 +55,7 @@ class AttentionForward:
         # (batch, row, head, col) to (row, col, head, batch)
         order = [0, 2, 1] if const_expr(spec.varlen) else [1, 3, 2, 0]
         q, k, v, o = [cute.make_tensor(x.iterator, cute.select(x.layout, order)) for x in operands[:4]]
-        tasks, number = self.tasks(q, k, sequences)
+        tasks, number = self.tasks(q, k, sequences, numbers)
         capped = const_expr(spec.softcap)
         g = Globals(
             q=tk.gl.load(tk.packed(q, spec.pack), self.tiles.q), k=tk.gl.load(k, self.tiles.k, c.cluster),
@@ -87,7 +88,7 @@ class AttentionForward:
         return cute.make_tensor(lse.iterator, cute.make_layout(
             (*batch, heads // pack, (pack, rows)), stride=(*outer, head * pack, (head, row))))
 
-    def tasks(self, q, k, sequences):
+    def tasks(self, q, k, sequences, numbers):
         """(what knows the tasks, how many there are; of sequences of any length, how many there may be)"""
         spec, c = self.spec, self.config
         heads, heads_per_kv = q.shape[2] // spec.pack, q.shape[2] // k.shape[2] // spec.pack
@@ -98,11 +99,14 @@ class AttentionForward:
             return Varlen(*sequences, q.shape[0], k.shape[0], heads, heads_per_kv, queries, c.kv, key_bytes,
                           c.section_mb << 20, spec.longest_first), tiles * heads
         tiles, all_heads = ceil_div(q.shape[0], queries), heads * q.shape[3]
-        section = heads_in_section(cutlass.min(k.shape[0], Int32(1 << 20)) * key_bytes, c.section_mb << 20,
-                                   heads_per_kv, all_heads)
+        window, keys = const_expr(spec.left and (spec.causal or spec.right)), cutlass.min(k.shape[0], Int32(1 << 20))
+        if window:  # what a tile of rows and its neighbour see; a head's first tiles see fewer keys than the others
+            right = cutlass.min(numbers.right, keys) if const_expr(spec.right) else 0
+            keys = cutlass.min(keys, cutlass.min(numbers.left, keys) + right + 2 * queries)
+        section = heads_in_section(keys * key_bytes, c.section_mb << 20, heads_per_kv, all_heads)
         section = even_section(section, heads_per_kv, all_heads)
         return Dense(q.shape[0], k.shape[0], heads, heads_per_kv, tiles, all_heads, section,
-                     spec.longest_first), tiles * all_heads
+                     spec.longest_first or window), tiles * all_heads
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -112,12 +116,13 @@ class AttentionForward:
         q = al.tile(tiles.q, n)
         o = q if c.o_over_q or c.o_direct else al.tile(tiles.o, c.consumers)
         k = al.tile(tiles.k, c.stages)
-        v = k if c.one_ring else al.tile(tiles.v, c.stages)
+        v = al.tile(tiles.v, c.stages)
         task = al.vector(len(field_names(self.spec)), n, Int32)
         q_full, q_empty = al.semaphores(n), al.semaphores(n)
         k_pipe = al.pipe(c.stages, tiles.k.bytes, *releases)
-        v_pipe = k_pipe if c.one_ring else al.pipe(c.stages, tiles.v.bytes, *releases)
-        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe)
+        v_pipe = al.pipe(c.stages, tiles.v.bytes, *releases)
+        told = (al.vector(1, 1, Int32), al.semaphores(2)) if c.cluster > 1 and c.schedule == "dynamic" else None
+        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe, told)
 
     @cute.kernel
     def kernel(self, g: Globals):
@@ -126,11 +131,13 @@ class AttentionForward:
 
         def initialise():
             s.k_pipe.init()
-            if const_expr(not c.one_ring):
-                s.v_pipe.init()
+            s.v_pipe.init()
             for i in cutlass.range_constexpr(n):
                 tk.init(s.q_full[i], 1)
                 tk.init(s.q_empty[i], 4)
+            if const_expr(s.told is not None):
+                for i in cutlass.range_constexpr(2):
+                    tk.init(s.told[1][i], 1)
 
         tk.init_block(initialise, c.cluster)
         tk.specialise(lambda: self.producer.run(g, s), lambda wg: self.consumer.run(g, s, wg), c.consumers, c.registers)

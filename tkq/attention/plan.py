@@ -20,10 +20,6 @@ class AttentionConfig:
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
     together, in MB of L2. cluster: blocks that share K and V. late: O is corrected under the next S, not before it.
-    one_ring: tiles of K and of V follow one another through one ring of ``stages``, which may be odd. stagger: at how
-    many places of K and V the tiles of a head begin, where every row sees every key. half: a consumer whose rows see no
-    key of the second half of a task's first block, or of the first half of its last block, leaves that half out.
-    multiply: each so many-th exponential is made by multiplications, where nothing is masked; 0: none.
     registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
@@ -38,11 +34,7 @@ class AttentionConfig:
     turns: bool = True
     o_over_q: bool = False
     o_direct: bool = False
-    half: bool = False
     late: bool = False
-    one_ring: bool = False
-    stagger: int = 1
-    multiply: int = 0
     registers: tuple = ()
 
     @property
@@ -59,8 +51,7 @@ class AttentionConfig:
         """Of a block."""
         q, o = (2 * self.rows * cols for cols in (head_dim, head_dim_v))
         out = 0 if self.o_over_q or self.o_direct else o // self.o_panels
-        columns = head_dim if self.one_ring else head_dim + head_dim_v
-        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * columns + self.q_stages * q + out
+        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * (head_dim + head_dim_v) + self.q_stages * q + out
 
     def accumulators(self, head_dim_v: int) -> int:
         """Registers of a consumer's thread that hold S, P (16 bits) and O."""
@@ -84,12 +75,8 @@ class AttentionConfig:
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):
             raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
-        if self.one_ring and (self.stages < 2 or self.bridge or head_dim != head_dim_v):
-            raise ValueError(f"{self}: one_ring needs 2 stages, tiles of K and V of one size, and no bridge")
-        if self.half and self.kv % 32:
-            raise ValueError(f"{self}: half needs kv a multiple of 32")
-        if self.cluster > 1 and self.schedule == "dynamic":
-            raise ValueError(f"{self}: the blocks of a cluster share a task, which only single and static hand out")
+        if self.cluster > 2 and self.schedule == "dynamic":
+            raise ValueError(f"{self}: one block of a cluster tells the other the next task, a third is not told")
         return self
 
 
@@ -128,9 +115,13 @@ def _measured(spec, length):
         # three consumers leave the producer of varlen too few registers
         return _D64_SHORT if spec.varlen or spec.left or (spec.causal and length == "short") else _D64
     if dims == (128, 128):
+        if spec.left:
+            return _D128_WINDOW
         if long and spec.longest_first:
             return _D128_LONG_CAUSAL
-        return _D128_LONG_FULL if long and not spec.varlen else _D128
+        if long:
+            return _D128_LONG_VARLEN if spec.varlen else _D128_LONG_FULL
+        return _D128
     return _WIDE.get(dims)
 
 
@@ -141,11 +132,15 @@ def _measured(spec, length):
 # head_dim 128, long, at 16384 keys beside FA4 in runs of three: causal 1.073 without bridge and turns, 1.054 without
 #   turns, 1.038 with both; full 1.031 for the pairs of blocks below, 1.014 with turns, 1.003 for the configuration of
 #   short ones. That long begins at 8192 is a guess between 4096 and 16384.
+#   Packed sequences of 1 to 8192 keys, full: 1.052 for pairs of blocks that fetch tasks. A window: 1.009 to 1.027
+#   without the bridge, where the short tasks come last.
 # head_dim 64: three consumers, a third stage, no bridge; two consumers win where causal tasks are few blocks long.
 _D128 = AttentionConfig()
 _D128_LONG_CAUSAL = AttentionConfig(bridge=False, turns=False)
 _D128_LONG_FULL = AttentionConfig(
     kv=176, schedule="static", cluster=2, bridge=False, q_stages=1, o_panels=2, turns=False)
+_D128_LONG_VARLEN = replace(_D128_LONG_FULL, schedule="dynamic")
+_D128_WINDOW = AttentionConfig(bridge=False)
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
 _D64_SHORT = AttentionConfig()
 

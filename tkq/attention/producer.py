@@ -1,7 +1,7 @@
 """The producer warp of the attention kernel: which task next, and its tiles of Q, K and V."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Float32, Int32
 
 import tkq.tile as tk
 from tkq.attention.ranges import key_range
@@ -11,22 +11,20 @@ from tkq.attention.tasks import Task
 
 class Producer:
     def __init__(self, spec, config):
-        self.spec, self.config, self.tiles, self.fields = spec, config, Tiles.of(spec, config), field_names(spec)
-        self.staggered = config.stagger > 1 and not spec.sides
+        self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
+        self.fields = field_names(spec)
 
     @cute.jit
     def run(self, g, s):
         tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
-        k_ring = s.k_pipe.ring()
-        v_ring = k_ring if self.config.one_ring else s.v_pipe.ring()
-        q_ring = tk.ring(self.config.q_stages)
+        k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
+        told = tk.ring(1)
         tasks, schedule = g.tasks.begin(g.schedule)
         number = schedule.first()
         while number < schedule.tasks:
             t = tasks.find(number)
             seen = self.seen(g, t)
             end, head = seen.first + seen.blocks, t.head // g.tasks.heads_per_kv
-            shift = t.tile % self.config.stagger * (end - 1) // self.config.stagger if const_expr(self.staggered) else 0
             # Scores of keys behind the sequence are masked, whatever they are; values there are not: 0 * NaN is NaN.
             k, k_of = unclipped(self.spec, g.k, t.batch_k, t.rows_k)
             v, v_of = clipped(self.spec, g.v, t.batch_k, t.rows_k)
@@ -34,14 +32,36 @@ class Producer:
             self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1)
             self.load_q(g, s, q_ring, t, seen)
             for j in cutlass.range(1, seen.blocks, unroll=1):
-                self.load(s.k, k, s.k_pipe, k_ring, k_of, self.block(end, j, shift))
-                self.load(s.v, v, s.v_pipe, v_ring, v_of, self.block(end, j - 1, shift))
+                self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1 - j)
+                self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)
             # Not earlier: fetching 1 or 3 blocks ahead gained nothing, and working the next task out before V's last
             # load lost 2 to 3 % of causal problems.
             fetched = schedule.fetch()
-            self.load(s.v, v, s.v_pipe, v_ring, v_of, self.last_block(seen, end, shift))
-            number = schedule.following(number, fetched)
-        for w in cutlass.range_constexpr(self.config.consumers):  # no more tasks
+            self.load(s.v, v, s.v_pipe, v_ring, v_of, seen.first)
+            number = schedule.following(number, fetched, lambda found: self.tell(s, found, told))
+        self.close(s, q_ring)
+
+    @cute.jit
+    def tell(self, s, number, told):
+        """From the first block's number to both blocks'."""
+        place, (there, read) = s.told[0], (s.told[1][0], s.told[1][1])
+        if tk.cluster_rank() == 0:
+            tk.wait(read, told.phase ^ 1)
+            with cute.arch.elect_one():
+                tk.store_remote(place.iterator, (number.bitcast(Float32),), there, Int32(1))
+        else:
+            tk.expect_bytes(there, 4)
+            tk.wait(there, told.phase)
+            number = cute.arch.make_warp_uniform(place[0, 0])
+            cute.arch.sync_warp()
+            tk.arrive_at(read, Int32(0))
+        told.advance()
+        return number
+
+    @cute.jit
+    def close(self, s, q_ring):
+        """No more tasks."""
+        for w in cutlass.range_constexpr(self.config.consumers):
             i = self.acquire_q(s, q_ring, w)
             with cute.arch.elect_one():
                 s.task[self.fields.index("blocks"), i] = Int32(0)
@@ -52,21 +72,6 @@ class Producer:
         rows_k = cutlass.max(t.rows_k, 1) if self.spec.varlen else t.rows_k  # where there is no key, one block of none
         e = extent(self.spec, self.config, g, t.rows_q, rows_k)
         return key_range(e, t.tile * e.tile_rows)
-
-    @cute.jit
-    def block(self, end, j, shift):
-        """The j-th key block of a visit: from the last to the first; staggered, the last and then, of the others, which
-        need no mask, from one further down round to where it began."""
-        block = end - 1 - j
-        if const_expr(self.staggered):
-            if j > 0:
-                block = block - shift
-                if block < 0:
-                    block = block + end - 1
-        return block
-
-    def last_block(self, seen, end, shift):
-        return self.block(end, seen.blocks - 1, shift) if self.staggered else seen.first
 
     def load(self, dst, src, pipe, ring, of, block):
         sem = pipe.acquire(ring)

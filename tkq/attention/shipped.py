@@ -39,6 +39,7 @@ def _choices():
         yield AttentionSpec("bf16", 128, left=True, far=True, **dict.fromkeys(mask, True)), "medium", False
     for dim, causal in itertools.product((64, 128, 256), (False, True)):
         yield AttentionSpec("bf16", dim, causal, varlen=True), "medium", dim == 128 and causal
+    yield AttentionSpec("bf16", 128, varlen=True), "long", False
     yield AttentionSpec("bf16", 128, softcap=True), "medium", False
     yield AttentionSpec("bf16", 128, True, sinks="bf16"), "medium", False
     for pack in (2, 8):

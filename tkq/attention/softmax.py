@@ -23,14 +23,13 @@ class Softmax:
         tk.neg_infty(c.max)
         self.step(g, c, 0, RIGHT | LEFT)
 
-    def step(self, g, c, i, sides, column=0):
-        """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. column: of the
-        block, where att begins."""
+    def step(self, g, c, i, sides):
+        """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask."""
         if self.spec.softcap:  # softcap * tanh(scale * att / softcap); the first factor is in g.scale
             tk.mul(c.att, c.att, g.cap)
             tk.tanh(c.att, c.att)
         if sides:
-            self.mask(g, c, i, sides, column)
+            self.mask(g, c, i, sides)
         # Rows that have seen no key yet are only in blocks with a mask on the right.
         self.exponentials(g, c, guarded=bool(sides & RIGHT) and self.spec.sides, masked=bool(sides))
 
@@ -44,8 +43,8 @@ class Softmax:
         return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
 
     @cute.jit
-    def mask(self, g, c, i, sides: Constexpr[int], column: Constexpr[int]):
-        """The scores of keys that a row does not see become -inf. column: 0 but for LEFT alone."""
+    def mask(self, g, c, i, sides: Constexpr[int]):
+        """The scores of keys that a row does not see become -inf."""
         spec, pack = self.spec, self.spec.pack
         first, end, most = self.limits(g, c, i)
         if const_expr(sides & RIGHT):
@@ -56,7 +55,7 @@ class Softmax:
             else:
                 tk.right_fill(c.att, most, -Float32.inf)
         if const_expr(spec.left and sides == LEFT):
-            tk.left_fill(c.att, first - column, -Float32.inf, diagonal=pack)
+            tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
         elif const_expr(spec.left and sides & LEFT and not spec.far):
             if first + 63 // pack > 0:  # few tasks are so short that a block needs both
                 tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
@@ -77,22 +76,9 @@ class Softmax:
         tk.mul(c.max_scaled, c.max_scaled, g.scale)
         tk.mul(c.att, c.att, g.scale)  # one FFMA with the next line
         tk.sub_row(c.att, c.att, c.max_scaled)
-        if masked or not self.config.multiply:
-            tk.exp2(c.att, c.att)
-        else:
-            tk.exp2_mixed(c.att, c.att, self.config.multiply)
+        tk.exp2(c.att, c.att)
         tk.mul(c.norm, c.norm, c.correct)
         tk.row_sum_partial(c.norm, c.att, c.norm)
-
-    def half_seen(self, g, c):
-        """Do this warpgroup's rows see no key of the second half of the visit's first block?"""
-        _, end, _ = self.limits(g, c, 0)
-        return end + 63 // self.spec.pack <= self.config.kv // 2
-
-    def half_unseen(self, g, c, i):
-        """Do this warpgroup's rows see no key of the first half of the visit's i-th block?"""
-        first, _, _ = self.limits(g, c, i)
-        return first >= self.config.kv // 2
 
     # ---- of a whole row ------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from typing import Optional
 DTYPES = ("bf16", "fp16")
 HEAD_DIMS = tuple(range(8, 257, 8))
 WIDTHS = (64, 96, 128, 192, 256)  # of tiles. A head_dim between two of them takes the wider; TMA fills it up with zeros
-FAR = 640  # keys: the most that a task's rows and a block's keys can be together
+FAR = 512  # keys: the most that a task's rows and a block's keys can be together
 PACKS = (1, 2, 4, 8, 16, 32, 64)
 
 

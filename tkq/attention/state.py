@@ -91,6 +91,7 @@ class Shared:
     q_empty: tk.Semaphore
     k_pipe: tk.Pipe
     v_pipe: tk.Pipe
+    told: Optional[tuple]  # of dynamic pairs of blocks: (the next task's number, semaphores: it is there, it was read)
 
 
 @dataclass(frozen=True)

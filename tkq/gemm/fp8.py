@@ -257,38 +257,25 @@ class Fp8Gemm:
         x = self.config
         for acc in u.acc:
             tk.zero(acc)
-        part = [tk.rt_fl(x.part) for _ in range(1 + x.ahead)]
-        held, row = tk.rt(STEP, self.a_dtype) if x.hold else None, tk.rv()
+        part, row = tk.rt_fl(x.part), tk.rv()
         n = x.waves * x.split
         for _ in cutlass.range(self.steps(g, t), unroll=1):
             self.ready(s, u, wg)
-            if const_expr(x.ahead):
-                self.start(s, u, part[0], held, 0, wg)
             for i in cutlass.range_constexpr(n):
-                if const_expr(not x.ahead):
-                    self.start(s, u, part[0], held, i, wg)
+                self.start(s, u, part, i, wg)
                 scales = self.scales_of(s, u.full, row, i, wg)
-                if const_expr(x.ahead and i + 1 < n):
-                    self.start(s, u, part[(i + 1) % 2], held, i + 1, wg)
-                    tk.mma_wait(1)
-                else:
-                    tk.mma_wait(0)
+                tk.mma_wait(0)
                 if const_expr(i == n - 1 and self.spec.scales != "line"):
                     s.pipe.release(u.full)
-                self.promote(u.acc[i], part[i % len(part)], row, scales)
+                self.promote(u.acc[i], part, row, scales)
             if const_expr(self.spec.scales == "line"):  # its scales are read until the end
                 s.pipe.release(u.full)
             u.full.advance()
 
-    def start(self, s, u, part, held, i, wg):
+    def start(self, s, u, part, i, wg):
         """Issue the product of wave i // split and part i % split of this step."""
-        x = self.config
-        tile = self.rows_of(s, u.full, i // x.split, wg)
-        if x.hold:
-            if i % x.split == 0:
-                tk.load(held, tile)
-            tile = held
-        tk.mm_ABt(part, tile, s.b[u.full.stage * x.split + i % x.split])
+        split = self.config.split
+        tk.mm_ABt(part, self.rows_of(s, u.full, i // split, wg), s.b[u.full.stage * split + i % split])
 
     def scales_of(self, s, r, row, i, wg):
         """The rows' scales of a stage into ``row``; returns the columns': numbers, or where they lie."""

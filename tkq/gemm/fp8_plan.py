@@ -13,6 +13,7 @@ MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
+ROLLING = 0.96  # of that
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
 
 
@@ -27,10 +28,9 @@ class Fp8Config:
     lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
-    if it is 2 and there is an activation, a half of one.
-    Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; hold: A goes
-    through registers, once for all parts; ahead: a part starts before the last one is promoted; rolling: so many
-    steps long one of two halves of a step is always multiplied while the other is promoted.
+    if it is 2 or 4 and there is an activation, a half or a quarter of one.
+    Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: of a step's
+    two halves one is multiplied while the other is promoted, so many steps long, for scales by blocks.
     """
 
     m: int = 128
@@ -47,8 +47,6 @@ class Fp8Config:
     lag: int = 1
     spread: int = 0
     split: int = 1
-    hold: bool = False
-    ahead: bool = False
     rolling: int = 0
 
     @property
@@ -56,7 +54,7 @@ class Fp8Config:
         words = [f"{self.m}x{self.n}"]
         words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
         words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
-        words += [f"split{self.split}"] * (self.split > 1) + ["hold"] * self.hold + ["ahead"] * self.ahead
+        words += [f"split{self.split}"] * (self.split > 1)
         words += [f"rolling{self.rolling}"] * (self.rolling > 0)
         return "_".join(words)
 
@@ -108,12 +106,10 @@ class Fp8Config:
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
-            "spread": not self.spread or (self.spread < 3 and self.lag == 0 and can_spread(spec) and self.n % 64 == 0),
+            "spread": self.spread in (0, 1, 2, 4) and (not self.spread or (self.lag == 0 and can_spread(spec)
+                                                                           and self.n % 64 == 0)),
             "split": self.split == 1 or spec.promote,
-            "hold": not self.hold or (spec.promote and self.waves == 1),
-            "ahead": not self.ahead or (spec.promote and (self.waves == 1 or not self.hold)),
-            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split == 2
-                                            and not (self.hold or self.ahead)),
+            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split == 2),
         }
         for name, kept in rules.items():
             if not kept:
@@ -133,7 +129,7 @@ FAST = (
 )
 PROMOTED = (
     Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
-    Fp8Config(n=192, pdl=True),
+    Fp8Config(n=192, split=2, panel_bytes=64, pdl=True, rolling=8),
     Fp8Config(m=256, n=128, stages=3, cluster=1),
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
@@ -165,7 +161,8 @@ def cycles(config: Fp8Config, M: int, N: int, K: int, processors: int, promote: 
     m, n, waves = config.m, config.n, config.waves * config.consumers
     read = m * STEP + waves * n * STEP  # each 64 rows of A meet all of B
     from_l2 = (m / (config.cluster if config.across else 1) + n / (1 if config.across else config.cluster)) * STEP
-    products = SLOWER[promote] * m * n * STEP / MACS * (CLUSTER if config.cluster > 1 else 1)
+    slower = SLOWER[promote] * (ROLLING if config.rolling else 1) * (CLUSTER if config.cluster > 1 else 1)
+    products = slower * m * n * STEP / MACS
     step = max(products, (read + (m + n) * STEP) / SHARED, from_l2 / L2)
     return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
 
@@ -181,8 +178,8 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
 
 
 def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
-    """Of an activation that takes longer than a step, a half of a panel's under each."""
-    return replace(config, spread=2) if config.spread and spec.activation not in (None, "relu") else config
+    """Of an activation that takes longer than a step, a quarter of a panel's under each."""
+    return replace(config, spread=4) if config.spread and spec.activation not in (None, "relu") else config
 
 
 def of_use(config: Fp8Config, M: int, N: int) -> bool:
@@ -195,6 +192,8 @@ def fitted(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
     """The configuration with as many stages as this spec's output and scales leave room for."""
     if spec.store == "tma" and not config.panel(spec.out):
         config = replace(config, n=max(config.n, 32))
+    if config.rolling and spec.scales != "block":
+        config = replace(config, rolling=0, split=1, panel_bytes=128)
     if spec.out == "e4m3" and spec.bias:  # and scales, for the 128 columns of a panel, are too many registers
         config = replace(config, panel_bytes=min(config.panel_bytes, 64))
     while config.stages > 2 and config.shared_bytes(spec) > SHARED_BYTES:
@@ -215,7 +214,7 @@ def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     steps = 1 if spec.promote else 2  # the first step of a tile is its own
     if config.spread:
         steps += config.waves * config.n // config.panel(spec.out) * (config.spread if spec.activation else 1)
-    products = 4 * parts * steps
+    products = 4 * parts * (steps + config.rolling)
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
     return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted),

@@ -31,20 +31,20 @@ class RollingFp8Gemm(Fp8Gemm):
     def roll(self, s, u, part, rows, wg, steps):
         """So many steps of K."""
         self.ready(s, u, wg)
-        self.start(s, u, part[0], None, 0, wg)
+        self.start(s, u, part[0], 0, wg)
         for i in range(steps):
             scales = self.second(s, u, part, rows, wg)
             u.full.advance()
             if i + 1 < steps:
                 self.ready(s, u, wg)
-                self.start(s, u, part[0], None, 0, wg)
+                self.start(s, u, part[0], 0, wg)
             tk.mma_wait(1 if i + 1 < steps else 0)
             self.release(s, u)
             self.promote(u.acc[1], part[1], rows[1], scales)
 
     def second(self, s, u, part, rows, wg):
         """Issue the second half and promote the first; the second one's columns' scales."""
-        self.start(s, u, part[1], None, 1, wg)
+        self.start(s, u, part[1], 1, wg)
         scales = [self.scales_of(s, u.full, row, i, wg) for i, row in enumerate(rows)]
         if self.config.waves == 1:
             for h in range(2):

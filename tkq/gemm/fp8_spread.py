@@ -83,12 +83,11 @@ class SpreadFp8Gemm(Fp8Gemm):
         steps, before = self.steps(g, t), self.tile(g, s, last, cutlass.max(number - last.workers(), 0))
         pieces = self.config.spread if const_expr(self.spec.activation is not None) else 1
         for i in cutlass.range_constexpr(len(h.panels)):
-            result = self.result_of(h, i)
             for piece in cutlass.range_constexpr(pieces):
                 if number >= last.workers():
-                    self.activate(result, h, i, piece, pieces)
+                    self.activate(h, i, piece, pieces)
                     if const_expr(piece == pieces - 1):
-                        self.put(g, s, result, before, i, wg)
+                        self.put(g, s, h.panels[i], before, i, wg)
                 if pieces * i + piece + 1 < steps:
                     self.next_step(s, u, wg)
         return cutlass.min(pieces * len(h.panels) + 1, steps)
@@ -96,20 +95,15 @@ class SpreadFp8Gemm(Fp8Gemm):
     @cute.jit
     def write_held(self, g, s: Constexpr, h: Constexpr, t, wg):
         for i in cutlass.range_constexpr(len(h.panels)):
-            result = self.result_of(h, i)
-            self.activate(result, h, i, 0, 1)
-            self.put(g, s, result, t, i, wg)
+            self.activate(h, i, 0, 1)
+            self.put(g, s, h.panels[i], t, i, wg)
 
-    def result_of(self, h, i):
-        """Where panel i will be as it is stored."""
-        return h.panels[i] if self.spec.activation is None else tk.rt(self.panel, self.out)
-
-    def activate(self, result, h, i, piece, pieces):
-        """A piece of panel i, where there is an activation."""
+    def activate(self, h, i, piece, pieces):
+        """A piece of panel i, where there is an activation, in its place: in registers of its own it would spill."""
         if self.spec.activation is not None:
             width = self.panel // pieces
-            to, of = (tk.columns(x, piece * width, width) for x in (result, h.panels[i]))
-            tk.apply_narrow(to, ep.activation(self.spec.activation, self.out), of)
+            part = tk.columns(h.panels[i], piece * width, width)
+            tk.apply_narrow(part, ep.activation(self.spec.activation, self.out), part)
 
     def put(self, g, s, result, t, i, wg):
         x = self.config

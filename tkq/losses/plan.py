@@ -56,23 +56,27 @@ _WALK, _LONG_WALK = WalkConfig(512, 512, vectors=2, stages=4), WalkConfig(1024, 
 _BACKWARD = (
     (128, 8, 128),
     (256, 16, 128),
-    (1536, 32, 128),
-    (3072, 64, 128),
-    (6144, 128, 128),
-    (12288, 256, 256),
+    (768, 32, 128),
+    (1536, 64, 128),
+    (3072, 128, 128),
+    (6144, 256, 256),
+    (12288, 512, 512),
 )
-_BACKWARD_BYTES = 8192  # of a row in one block, where it is longer: 256 threads of two accesses
+# of a row in one block, where it is longer: up to _BACKWARD_SINGLE bytes 512 threads of one access, 256 of two beyond
+_BACKWARD_BYTES, _BACKWARD_SINGLE = 8192, 24576
 
 
 def backward(spec: CrossEntropySpec) -> RowConfig:
-    """So many blocks to a row that each thread has two accesses; narrow ones: eight."""
+    """So many blocks to a row that each thread has one access, or two of a long row; narrow ones: four times as many.
+    """
     row = spec.N * spec.width // 8
     if spec.vector * spec.width < row_plan.ACCESS_BITS:
         row = row * row_plan.ACCESS_BITS // (4 * spec.vector * spec.width)
     for limit, row_threads, threads in _BACKWARD:
         if row <= limit:
             return RowConfig(row_threads, threads)
-    return RowConfig(256, 256, -(-row // _BACKWARD_BYTES))
+    threads = 512 if row <= _BACKWARD_SINGLE else 256
+    return RowConfig(threads, threads, -(-row // _BACKWARD_BYTES))
 
 
 def check(spec: CrossEntropySpec, config: RowConfig) -> None:

@@ -13,9 +13,9 @@ FROM_BYTES = 131072  # of a row
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 8, 3, 2), (8, 16, 3, 1), (8, 8, 6, 1), (8, 16, 6, 1), (4, 16, 6, 1),
                (4, 8, 6, 1), (8, 4, 6, 2))
 _HINTS = (dict(), dict(evict_first=True, streaming=True))
-# (rows of up to so many bytes, geometry, hints). Of a copy's bytes a second on an H100, weight and bias in float32,
-# at 65536, 131072, 262144 columns: 0.934, 0.966, 0.966 (`plan._HEAVY`: 0.913, 0.851, 0.724).
-_PLANNED = ((196608, (8, 8, 6, 1), _HINTS[1]), (2097152, (16, 8, 6, 1), _HINTS[0]))
+# (rows of up to so many bytes, geometry). Of a copy's bytes a second on an H100, weight and bias in float32, at 65536,
+# 131072, 262144 columns: 0.936, 0.966, 0.966 (`plan._HEAVY`: 0.913, 0.851, 0.724).
+_PLANNED = ((196608, (8, 4, 6, 2)), (2097152, (16, 8, 6, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
 
 
@@ -43,18 +43,18 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     if least is None or spec.N * spec.width // 8 < least:
         return None
     row = spec.N * spec.width // 8
-    return next((_plan(spec, geometry, hints) for limit, geometry, hints in _PLANNED if row <= limit), None)
+    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if row <= limit), None)
 
 
 def variants(spec: NormSpec) -> list[RowPlan]:
     """Those worth timing."""
     if not serves(spec):
         return []
-    found = [_plan(spec, geometry, hints) for geometry in _GEOMETRIES for hints in _HINTS]
+    found = [_plan(spec, geometry, **hints) for geometry in _GEOMETRIES for hints in _HINTS]
     return list(dict.fromkeys(p for p in found if p))
 
 
-def _plan(spec, geometry, hints) -> Optional[RowPlan]:
+def _plan(spec, geometry, **hints) -> Optional[RowPlan]:
     """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
     cluster, warps, stages, resident = geometry
     try:

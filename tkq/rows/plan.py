@@ -17,7 +17,7 @@ MOST_REGISTERS = 240  # of a consumer thread
 WORKING_REGISTERS = 88  # of a consumer thread, for everything but column sums and vectors
 SEVERAL_SUMS_REGISTERS = 128  # beside two column sums and more, for whole vectors of everything else
 MOST_STAGES = 8
-MANY_TILES = 24
+MANY_TILES = 12
 QUAD = 4  # columns of a 16-byte access to fp32: column sums are finished in these
 NOMINAL_BLOCKS = 132  # of an H100; the plan is right, if not as quick, for any other number
 FINISHES = ("grid", "tail")
@@ -75,7 +75,6 @@ class RowPlan:
         blocks then come as this one's go.
     evict_first: loads leave L2 first. streaming: so do stores.
     resident: blocks on a multiprocessor, which share its registers and its memory: one works where another waits.
-    many: tiles for each cluster from which on there are more than a multiprocessor needs to have one.
     """
 
     N: int
@@ -93,7 +92,6 @@ class RowPlan:
     evict_first: bool = False
     streaming: bool = False
     resident: int = 1
-    many: int = MANY_TILES
 
     @property
     def direct(self) -> bool:
@@ -174,7 +172,7 @@ class RowPlan:
         """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
         own row of column sums, only where they have many."""
         tiles = -(-rows // self.groups)
-        if tiles < self.many * most:
+        if tiles < MANY_TILES * most:
             most = max(1, min(most, most * self.cluster // self.resident))
         return min(most, tiles)
 
@@ -271,7 +269,7 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
 # how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
 # 65536 columns.
 _TWO_LOADS = {
-    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 2, 8, 8, dict(stages=4, resident=2)),
+    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
         (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
         (131072, 16, 32, 8, {})),
     2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)),

@@ -7,13 +7,10 @@ LEAST_WORKING_REGISTERS = 48  # with which a variant is still tried
 # a ring of few stages; "halves" and "quarters" of a row leave less undone when the last rows are dealt out.
 _COMBINED = {
     "whole rows": dict(cluster=1, per_thread=16, warps=8, stages=4),
-    "whole rows 6 stages": dict(cluster=1, per_thread=16, warps=8, stages=6),
     "whole rows of 16 warps": dict(cluster=1, per_thread=8, warps=16, stages=6),
-    "room for the next": dict(cluster=1, per_thread=32, warps=4, stages=5, resident=2, many=1 << 30),
     "whole rows streaming": dict(cluster=1, per_thread=16, warps=8, stages=4, streaming=True),
     "two blocks of 4": dict(per_thread=32, warps=4, stages=3, resident=2),
     "two blocks of 8": dict(per_thread=16, warps=8, stages=3, resident=2),
-    "two blocks of 8 many=12": dict(per_thread=16, warps=8, stages=3, resident=2, many=12),
     "halves two blocks": dict(cluster=2, per_thread=8, warps=8, stages=4, resident=2),
     "halves two blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=4, resident=2),
     "halves three blocks of 4": dict(cluster=2, per_thread=16, warps=4, stages=3, resident=3),
@@ -30,7 +27,7 @@ _COMBINED = {
 
 def variants(shape: RowShape) -> dict:
     """Plans worth timing beside the planned one, by name."""
-    flags = (dict(many=12), dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=False),
+    flags = (dict(early=False), dict(evict_first=True), dict(streaming=True), dict(pdl=False),
              dict(finish="tail"), dict(cooperative=False), dict(stages=3), dict(stages=4), dict(warps=4),
              dict(warps=16), dict(vectors="packed"), dict(vectors="late"))
     geometries = [dict(cluster=c, per_thread=n) for c in (1, 2, 4, 8, 16) for n in (16, 32, 64)]

@@ -41,7 +41,6 @@ from .maps import (
                     copy,
                     div_row,
                     exp2,
-    exp2_mixed,
                     finite_or_zero,
                     fma_outer,
                     log2,

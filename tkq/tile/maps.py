@@ -74,37 +74,6 @@ def exp2(dst, a):
     _map("exp2", dst, lambda x: cute.math.exp2(x, fastmath=True), a, allowed=(Float32,))
 
 
-def exp2_mixed(dst, a, every):
-    """dst = 2 ** a, fp32, a below 127: every ``every``-th element by multiplications, within 3e-6 and never below
-    2 ** -126, the others as ``exp2``. MUFU makes 4 results a cycle where 32 products are made."""
-    _same("exp2_mixed", dst, a, allowed=(Float32,))
-    for i in range(_size(dst)):
-        x = a.tensor[i]
-        dst.tensor[i] = _power_of_2(x) if i % every == every - 1 else cute.math.exp2(x, fastmath=True)
-
-
-# 2 ** f = 1 + f * (_POWER[0] + f * (_POWER[1] + ..)) for f between -0.5 and 0.5: the relative error is at most 3e-6.
-_POWER = (0.6931241750717163, 0.24024099111557007, 0.055906426161527634, 0.009582852944731712)
-_ROUND = 1.5 * 2.0**23  # adding it rounds to an integer, which stands in the last bits
-
-
-def _power_of_2(x):
-    x = _max_or_nan(x, Float32(-126.0))
-    shifted = x + Float32(_ROUND)
-    f = x - (shifted - Float32(_ROUND))
-    p = Float32(_POWER[-1])
-    for c in (*reversed(_POWER[:-1]), 1.0):
-        p = p * f + Float32(c)
-    return p * Int32((shifted.bitcast(Int32) << 23) + 0x3F800000).bitcast(Float32)
-
-
-@dsl_user_op
-def _max_or_nan(x, y, *, loc=None, ip=None):
-    return Float32(llvm.inline_asm(
-        T.f32(), [Float32(x).ir_value(loc=loc, ip=ip), Float32(y).ir_value(loc=loc, ip=ip)], "max.NaN.f32 $0, $1, $2;",
-        "=f,f,f", has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
-
-
 def log2(dst, a):
     """dst = log2(a), fp32, by MUFU.LG2: within 2 ** -22 for a in (0.5, 2), 2 ulp elsewhere."""
     _map("log2", dst, lambda x: cute.math.log2(x, fastmath=True), a, allowed=(Float32,))

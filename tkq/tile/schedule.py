@@ -17,6 +17,7 @@ from cutlass import Constexpr, Int32, Uint32, const_expr
 
 from .block import lane_id
 from .bulk import count_up
+from .sync import cluster_rank
 
 KINDS = ("single", "static", "dynamic")
 
@@ -26,7 +27,7 @@ class Schedule:
     """Numbers 0 .. tasks - 1, dealt out to the blocks (or clusters) of the grid.
 
     counter: dynamic's, one int32 that is 0; it is back at 0 when the last task has been fetched, so nobody resets it.
-    It belongs to one launch at a time: one counter a device and stream. dynamic knows no clusters."""
+    It belongs to one launch at a time: one counter a device and stream. Of a cluster, its first block fetches."""
 
     tasks: Int32
     kind: Constexpr[str] = "static"
@@ -40,8 +41,6 @@ class Schedule:
             raise ValueError(f"Schedule: cluster is {self.cluster}, allowed is 1 or more")
         if self.kind == "dynamic" and self.counter is None:
             raise ValueError("Schedule: counter is None, dynamic needs one")
-        if self.kind == "dynamic" and self.cluster != 1:
-            raise NotImplementedError(f"Schedule: cluster is {self.cluster}, dynamic allows 1")
 
     def workers(self):
         """How many blocks, or clusters of blocks, share the tasks."""
@@ -56,17 +55,24 @@ class Schedule:
         """Ask for the next task, early: dynamic's atomic flies while the producer loads. The producer warp."""
         number = Int32(0)
         if const_expr(self.kind == "dynamic"):
-            if lane_id() == 0:
+            asks = lane_id() == 0
+            if const_expr(self.cluster > 1):
+                asks = lane_id() + cluster_rank() == 0
+            if asks:
                 # Each of n blocks starts with one task and fetches one too many: as many fetches as tasks in all.
                 number = Int32(count_up(self.counter.iterator.toint(), Uint32(self.tasks - 1))) + self.workers()
         return number
 
-    def following(self, number, fetched=None):
-        """The task after ``number``; from ``tasks`` on: none. fetched: what ``fetch`` gave. A whole warp."""
+    def following(self, number, fetched=None, tell=None):
+        """The task after ``number``; from ``tasks`` on: none. fetched: what ``fetch`` gave. tell: of dynamic clusters,
+        from the number that the first block has to the one that all have. A whole warp."""
         if self.kind == "dynamic":
             if fetched is None:
                 raise ValueError("following: fetched is None, dynamic needs what fetch gave")
-            return cute.arch.shuffle_sync(fetched, 0)
+            if self.cluster > 1 and tell is None:
+                raise ValueError(f"following: tell is None, dynamic needs it in clusters of {self.cluster}")
+            number = cute.arch.shuffle_sync(fetched, 0)
+            return number if self.cluster == 1 else tell(number)
         if self.kind == "static":
             return number + self.workers()
         return self.tasks + 0

@@ -172,10 +172,6 @@ class Ring:
         """To the next stage."""
         self.count[0] = self.count[0] + Uint32(1)
 
-    def move_to(self, other, behind=0):
-        """To where another position of the same ring is, or ``behind`` stages behind that."""
-        self.count[0] = other.count[0] + Uint32(behind)
-
 
 def ring(stages, start=0) -> Ring:
     """A position at ``start`` in a ring of ``stages`` stages."""
