@@ -72,7 +72,7 @@ def _plain(kind, x, weight, bias, eps):
     if way == "direct" and x.is_cuda:
         return launch.plain(kind, x, weight, bias, eps)
     if way == "record" and x.is_cuda:
-        return _RecordedPlain.apply(x, weight, bias, kind, eps)
+        return _RecordedPlain.apply(x, weight, bias, (kind, eps))
     return _routed(way, kind, x, weight, bias, eps, None, False, 0.0, None, None)
 
 
@@ -132,7 +132,8 @@ def _recorded(ctx, x, weight, bias, residual, call, prenorm):
     return y, total
 
 
-def _recorded_plain(ctx, x, weight, bias, kind, eps):
+def _recorded_plain(ctx, x, weight, bias, how):
+    kind, eps = how
     y, rstd, mean = launch.plain_with_statistics(kind, x, weight, bias, eps)
     ctx.save_for_backward(x, weight, rstd, mean)
     ctx.facts = (kind, 0.0, x.dtype, bias is not None and bias.dtype, None)
@@ -140,7 +141,7 @@ def _recorded_plain(ctx, x, weight, bias, kind, eps):
 
 
 def _recorded_backward(ctx, dy, dtotal=None):
-    """Of both. In `_recorded_plain` the kind stands where the residual does: it never needs a gradient."""
+    """Of both. In `_recorded_plain` `how` stands where the residual does: it never needs a gradient."""
     needs = ctx.needs_input_grad
     return (*gradients.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
 

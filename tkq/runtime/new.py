@@ -26,14 +26,15 @@ def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
     """The same, contiguous."""
     if len(shape) == 2:
         return empty(index, shape, (shape[1], 1), dtype)
-    return empty(index, shape, _strides(shape), dtype)
+    return empty(index, shape, strides(shape), dtype)
 
 
-def _strides(shape):
-    strides, step = (), 1
+def strides(shape: tuple) -> tuple:
+    """Of a contiguous tensor."""
+    found, step = (), 1
     for n in reversed(shape):
-        strides, step = (step, *strides), step * n
-    return strides
+        found, step = (step, *found), step * n
+    return found
 
 
 def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
@@ -44,7 +45,7 @@ def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
 def _as(x):
     """x's shape, and the strides of a contiguous tensor of that shape, as plain tuples."""
     shape = tuple(x.shape)
-    return shape, x.stride() if x.is_contiguous() else _strides(shape)
+    return shape, x.stride() if x.is_contiguous() else strides(shape)
 
 
 def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
