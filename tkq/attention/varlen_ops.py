@@ -25,6 +25,7 @@ from tkq.attention.spec import FAR, AttentionSpec
 from tkq.runtime import check, counters, dtypes, new, ops
 
 _launchers: dict = {}  # as ops._launchers
+_known = ops.Known()  # as ops._known, where all rows are in use
 
 
 def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
@@ -94,9 +95,18 @@ def _check(q, k, v, sinks, lengths, options):
 def forward(q, k, v, sinks, lengths, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
+        index = q.get_device()
+        cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
+        key = (index, q.dtype, q.shape, v.shape, cu_q.shape, used_k is None or used_k.shape, max_q, max_k,
+               sinks is None or sinks.dtype, options, return_lse)
+        known = _known.get(key) if used_q is None else None
+        if known is not None:
+            kernel, numbers, of_o, of_lse = known
+            o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+            kernel((q, k, v, o, lse, sinks), (cu_q, cu_k, None, used_k), counters.counter(index), numbers)
+            return o, lse
         total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape
-        cu_q, cu_k, used_q, used_k, _, _ = lengths
         number = cu_q.shape[0] - 1
         if not (total and heads and keys) or number <= 0:
             _check(q, k, v, sinks, lengths, options)
@@ -105,15 +115,17 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
         if (heads % kv_heads or (used_q is not None and used_q.shape[0] != number)
                 or (used_k is not None and used_k.shape[0] != number)):
             raise ValueError  # _check has the words
-        index, lse = q.get_device(), None
+        of_o = (total, heads, head_dim_v), (heads * head_dim_v, head_dim_v, 1), q.dtype
+        of_lse = (heads, total), (total, 1), torch.float32
         if used_q is None:
-            o = new.empty(index, (total, heads, head_dim_v), (heads * head_dim_v, head_dim_v, 1), q.dtype)
-            if return_lse:
-                lse = new.empty(index, (heads, total), (total, 1), torch.float32)
+            o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
         else:  # rows that are not in use are nobody's task
             o = q.new_zeros(total, heads, head_dim_v)
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
-        _launch((q, k, v, o, lse, sinks), (heads, head_dim, kv_heads, head_dim_v), lengths, options, index)
+        sizes = heads, head_dim, kv_heads, head_dim_v
+        kernel, numbers = _launch((q, k, v, o, lse, sinks), sizes, lengths, options, index)
+        if used_q is None:
+            _known.add(key, (kernel, numbers, of_o, of_lse))
     except Exception:  # the words for a user are found only when something is wrong
         _check(q, k, v, sinks, lengths, options)
         check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
@@ -158,7 +170,9 @@ def _launch(operands, sizes, lengths, options, index, config=None):
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
-    kernel(operands, (cu_q, cu_k, used_q, used_k), counters.counter(index), (scale, softcap, left, right, processors))
+    numbers = scale, softcap, left, right, processors  # a Numbers
+    kernel(operands, (cu_q, cu_k, used_q, used_k), counters.counter(index), numbers)
+    return kernel, numbers
 
 
 def _cpu(q, k, v, sinks, lengths, options, return_lse):

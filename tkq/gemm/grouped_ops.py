@@ -77,14 +77,19 @@ def _cuda(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scal
 
 
 def _product(a, b, offsets, scale_a, scale_b, out_dtype):
-    scales = scale_a is not None and (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape,
-                                      scale_a.get_device(), scale_b.get_device())
-    facts = _facts(a)
-    kernel, blocks, shape, out = _launcher(facts, _facts(b), _facts(offsets), scales, out_dtype)
-    c = new.contiguous(facts[3], shape, out)
+    scales, index = False, a.get_device()
+    rows = columns = _NO_SCALES
+    if scale_a is not None:
+        scales = (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape, scale_a.get_device(),
+                  scale_b.get_device())
+        rows, columns = _of_rows(scale_a), _of_columns(scale_b)
+    kernel, blocks, shape, stride, out = _launcher(
+        (a.dtype, a.shape, a.stride(), index), (b.dtype, b.shape, b.stride(), b.get_device()),
+        (offsets.dtype, offsets.shape, offsets.stride(), offsets.get_device()), scales, out_dtype)
+    c = new.empty(index, shape, stride, out)
     if kernel is None:  # nothing to multiply
         return c.zero_()
-    kernel(a, b, c, offsets, _of_rows(scale_a), _of_columns(scale_b), blocks)
+    kernel(a, b, c, offsets, rows, columns, blocks)
     return c
 
 
@@ -99,7 +104,10 @@ def run(spec, a, b, c, offsets, scales=(None, None), config=None, blocks=None):
 
 def _of_rows(scale):
     """(address, stride of groups, of rows, of steps) of scale_a: (M, steps), or each group's."""
-    return _NO_SCALES if scale is None else (scale.data_ptr(), *(0,) * (3 - scale.dim()), *scale.stride())
+    if scale is None:
+        return _NO_SCALES
+    *group, row, step = scale.stride()
+    return scale.data_ptr(), group[0] if group else 0, row, step
 
 
 def _of_columns(scale):
@@ -107,7 +115,7 @@ def _of_columns(scale):
     if scale is None:
         return _NO_SCALES
     *group, step, column = scale.stride()
-    return (scale.data_ptr(), *(group or (0,)), column, step)
+    return scale.data_ptr(), group[0] if group else 0, column, step
 
 
 def _facts(x):
@@ -116,7 +124,8 @@ def _facts(x):
 
 @lru_cache(4096)
 def _launcher(a, b, offsets, scales, out_dtype):
-    """(kernel, blocks, the result's shape and type) for a kind of call: the cache in front of the checks and planning.
+    """(kernel, blocks, the result's shape, strides and type) for a kind of call: the cache in front of the checks and
+    planning.
 
     kernel is None where there is nothing to multiply."""
     spec, shape, out = _spec(a, b, offsets, scales, out_dtype)
@@ -124,13 +133,14 @@ def _launcher(a, b, offsets, scales, out_dtype):
     if any(other != index for other in (b[3], offsets[3], *(scales[4:] if scales else ()))):
         raise ValueError("grouped_gemm: several devices")
     if not (m and k and shape[-1] and groups):
-        return None, 0, shape, out
+        return None, 0, shape, new.strides(shape), out
     device = arch.device(index)
     arch.require_hopper(device)
     processors = arch.processors(device)
     config = tuned.chosen("grouped_gemm", spec, (m, shape[-1], k, groups), device)
     config = config or plan(spec, m, shape[-1], groups, processors)
-    return function(recipe(spec, config)), processors // config.cluster * config.cluster, shape, out
+    blocks = processors // config.cluster * config.cluster
+    return function(recipe(spec, config)), blocks, shape, new.strides(shape), out
 
 
 def _spec(a, b, offsets, scales, out_dtype):

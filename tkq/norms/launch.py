@@ -69,7 +69,7 @@ def compiled(spec: NormSpec, device):
 def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
           out: Optional[Tensor] = None) -> Tensor:
     """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
-    y = out
+    y = None
     try:
         index, dtype, shape = x.get_device(), x.dtype, x.shape
         N = shape[-1]
@@ -78,14 +78,14 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
         rows = x if flat else _one_stride(x, weight, N)
         M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
-            if y is None:
-                y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
-            run(rows, weight, bias, y if flat else new.rows(y, M, N), eps)
-            return y
+            y = new.empty(index, (M, N), (N, 1), dtype) if out is None else new.rows(out, M, N)
+            run(rows, weight, bias, y, eps)
+            return out if out is not None else y if flat else new.shaped(y, x)
     except Exception:  # nothing is known, or it was refused
-        pass
+        if out is None and y is not None:
+            out = new.shaped(y, x)
     call = Call(kind, eps)
-    return (norm(call, x, weight, bias, None) if y is None else _carefully(call, x, weight, bias, None, y))[0]
+    return (norm(call, x, weight, bias, None) if out is None else _carefully(call, x, weight, bias, None, out))[0]
 
 
 def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
@@ -98,11 +98,11 @@ def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: 
         rows = x if flat else _one_stride(x, weight, N)
         M = shape[0] if flat else rows.shape[0]
         if 0 < M <= _MAX_ROWS and eps >= 0.0:
-            y = new.empty(index, (M, N), (N, 1), dtype) if flat else new.like(x, index, dtype)
+            y = new.empty(index, (M, N), (N, 1), dtype)
             rstd = new.empty(index, (M,), (1,), torch.float32)
             mean = new.empty(index, (M,), (1,), torch.float32) if kind == "layernorm" else None
-            run(rows, weight, bias, y if flat else new.rows(y, M, N), None, None, rstd, mean, None, eps, None)
-            return y, rstd, mean
+            run(rows, weight, bias, y, None, None, rstd, mean, None, eps, None)
+            return y if flat else new.shaped(y, x), rstd, mean
     except Exception:
         pass
     y, _, rstd, mean, _ = norm(Call(kind, eps, stats=True), x, weight, bias, None)
@@ -119,9 +119,9 @@ def _one_stride(x, weight, N):
 # ---- with options -------------------------------------------------------------------------------------------
 
 
-def norm(call: Call, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
          residual: Optional[Tensor]) -> Results:
-    """All that the call asks for, in new tensors."""
+    """All that the call asks for, in new tensors. call: a Call, or the plain tuple of its fields."""
     given, results = (x, weight, bias, residual), None
     try:
         index = x.get_device()
@@ -137,8 +137,9 @@ def norm(call: Call, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
                 of_x, of_residual, (M, N) = views
                 x, residual = new.over(x, *of_x), of_residual and new.over(residual, *of_residual)
                 of_y, of_total = new.rows(y, M, N), total if total is None else new.rows(total, M, N)
-            run(x, weight, bias, of_y, residual, of_total, rstd, mean, scale, call.eps, call.offset or None)
+            run(x, weight, bias, of_y, residual, of_total, rstd, mean, scale, call[1], call[2] or None)
             return results
+        call = Call(*call)
         rows, heads = _rows(x, residual, weight)
         run = _known[_key_with_options(call, x, weight, bias, residual, heads)]
         if 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
@@ -149,7 +150,7 @@ def norm(call: Call, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     except Exception:  # nothing is known, or it was refused
         pass
     del results  # so that its memory is free
-    return _carefully(call, *given)
+    return _carefully(Call(*call), *given)
 
 
 def _remember(key, run, given, rows, results):

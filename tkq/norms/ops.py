@@ -72,13 +72,18 @@ def _plain(kind, x, weight, bias, eps):
     if way == "direct" and x.is_cuda:
         return launch.plain(kind, x, weight, bias, eps)
     if way == "record" and x.is_cuda:
-        return _RecordedPlain.apply(x, weight, bias, kind, eps)
+        return _RecordedPlain.apply(x, weight, bias, (kind, eps))
     return _routed(way, kind, x, weight, bias, eps, None, False, 0.0, None, None)
 
 
 def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
-    checks.options(kind, weight, offset, prenorm, residual_dtype)
+    if offset != 0.0 or residual_dtype is not None:
+        checks.options(kind, weight, offset, prenorm, residual_dtype)
     way = ops.route(x, weight, bias, residual)
+    if way == "direct" and x.is_cuda:
+        total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
+        found = launch.norm((kind, eps, offset, out_dtype, total, False, None), x, weight, bias, residual)
+        return (found[0], x if total is None else found[1]) if prenorm else found[0]
     return _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
 
 
@@ -127,7 +132,8 @@ def _recorded(ctx, x, weight, bias, residual, call, prenorm):
     return y, total
 
 
-def _recorded_plain(ctx, x, weight, bias, kind, eps):
+def _recorded_plain(ctx, x, weight, bias, how):
+    kind, eps = how
     y, rstd, mean = launch.plain_with_statistics(kind, x, weight, bias, eps)
     ctx.save_for_backward(x, weight, rstd, mean)
     ctx.facts = (kind, 0.0, x.dtype, bias is not None and bias.dtype, None)
@@ -135,7 +141,7 @@ def _recorded_plain(ctx, x, weight, bias, kind, eps):
 
 
 def _recorded_backward(ctx, dy, dtotal=None):
-    """Of both. In `_recorded_plain` the kind stands where the residual does: it never needs a gradient."""
+    """Of both. In `_recorded_plain` `how` stands where the residual does: it never needs a gradient."""
     needs = ctx.needs_input_grad
     return (*gradients.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
 

@@ -28,10 +28,9 @@ def launch_simple(turn, x, x2=None, in_place=False):
         run = _known[index, dtype, cos.dtype, most if most < 8 else 8, width, half, interleaved, x2 is None]
         if (0 <= offset <= rows - length and 0 < 2 * batch * length * most * width <= MAX_UNITS
                 and offsets is ids is starts is None):
-            out2 = None if x2 is None else new.like(x2, index, dtype)
+            out2 = None if x2 is None else _new(index, batch, length, x2.shape[2], width, dtype)
             if not in_place:
-                pitch = heads * width
-                out = new.empty(index, (batch, length, heads, width), (length * pitch, pitch, width, 1), dtype)
+                out = _new(index, batch, length, heads, width, dtype)
             elif width == 2 * half and x.is_contiguous():
                 out = x
             else:
@@ -41,6 +40,11 @@ def launch_simple(turn, x, x2=None, in_place=False):
     except Exception:  # nothing is known, or it was refused
         pass
     return None
+
+
+def _new(index, batch, length, heads, width, dtype):
+    pitch = heads * width
+    return new.empty(index, (batch, length, heads, width), (length * pitch, pitch, width, 1), dtype)
 
 
 def launch(turn, x, out, x2=None, out2=None, config=None):

@@ -45,8 +45,11 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
         RuntimeError: a GPU other than Hopper.
     """
-    turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-    way = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
+    if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:  # most calls
+        turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
+    else:
+        turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        way = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
         return _in_place(x, turn) if inplace else _forward(x, turn)
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
@@ -67,8 +70,11 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
         q, k: (B, S, H, D) and (B, S, Hk, D), or (total, H, D) and (total, Hk, D), of one type.
         All others, what is returned and what is raised: as in ``rope``.
     """
-    turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
-    way = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
+    if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:
+        turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
+    else:
+        turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        way = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
         return _forward_qk(q, k, turn)
     if way == "record" and not (cos.requires_grad or sin.requires_grad):

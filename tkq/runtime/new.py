@@ -26,21 +26,36 @@ def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
     """The same, contiguous."""
     if len(shape) == 2:
         return empty(index, shape, (shape[1], 1), dtype)
-    strides, step = (), 1
+    return empty(index, shape, strides(shape), dtype)
+
+
+def strides(shape: tuple) -> tuple:
+    """Of a contiguous tensor."""
+    found, step = (), 1
     for n in reversed(shape):
-        strides, step = (step, *strides), step * n
-    return empty(index, shape, strides, dtype)
+        found, step = (step, *found), step * n
+    return found
 
 
 def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
     """The same of x's shape. index: of x's device."""
+    return empty(index, *_as(x), dtype)
+
+
+def _as(x):
+    """x's shape, and the strides of a contiguous tensor of that shape, as plain tuples."""
     shape = tuple(x.shape)
-    return empty(index, shape, x.stride(), dtype) if x.is_contiguous() else contiguous(index, shape, dtype)
+    return shape, x.stride() if x.is_contiguous() else strides(shape)
 
 
 def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
     """x's memory with other sizes and strides, for a launch: autograd does not learn that it is the same."""
     return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
+
+
+def shaped(rows: Tensor, x: Tensor) -> Tensor:
+    """Contiguous rows, which nobody else has, with x's shape: what is returned of what a launch has written."""
+    return over(rows, *_as(x))
 
 
 def rows(x: Tensor, m: int, n: int) -> Tensor:
