@@ -75,6 +75,12 @@ def test_every_promoted_tile(config, kind):
     check_exact(kind, (700, 1048, 1168), config, promote=True, blocks=6)
 
 
+@pytest.mark.parametrize("config", PROMOTED[:2], ids=lambda x: x.name)
+def test_rows_of_large_promoted_tiles_that_tma_cannot_store(config):
+    for size in ((257, 2049, 1040), (129, 3, 272)):
+        check_exact("block", size, config, promote=True)
+
+
 @pytest.mark.parametrize("out", ("bf16", "fp16", "fp32"))
 def test_results(out):
     for size in ((129, 136, 272), (300, 1000, 144)):

@@ -87,8 +87,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: persistent needs direct")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
-        if self.late and wide:
-            raise ValueError(f"{self}: late is for two warpgroups with keys")
+        if self.late and (wide or self.stages < 2):
+            raise ValueError(f"{self}: late is for two warpgroups with keys, and 2 stages or more")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
             raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
                              "512 for a thread of each warpgroup in all")

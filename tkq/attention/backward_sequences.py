@@ -104,7 +104,7 @@ class Ragged:
         return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k)
 
     def first_tile(self, at: At, size: int, heads, tiles):
-        return at.start_q // size + at.sequence
+        return cutlass.select_(at.sequence == 0, Int32(0), at.start_q // size) + at.sequence  # as first_slot
 
     @cute.jit
     def sequence_of(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
@@ -143,6 +143,7 @@ class Ragged:
         """Of sequence s, 0 .. count + 1."""
         cu, total = (self.given.cu_k, self.total_k) if of_keys else (self.given.cu_q, self.total_q)
         start = cutlass.min(cu[cutlass.min(s, self.count)], total)
+        start = cutlass.select_(s == 0, Int32(0), start)  # slots without rows where the first one begins later
         return cutlass.select_(s > self.count, total, start) // size + s
 
     @cute.jit

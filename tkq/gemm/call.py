@@ -158,7 +158,7 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
 
     extra = Extra(bias, "" if activation is None else name_of(activation), c, alpha, beta)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
-    check_call(a, b, dtype, extra)
+    check_call(a, b, dtype, extra, any_k=True)  # the products of a backward too
     if out is None:
         out = torch.empty(shape_of(a, b, extra.activation), dtype=dtype, device=a.device)
     else:

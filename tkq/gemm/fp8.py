@@ -1,4 +1,6 @@
 """C = A @ B in float8 with scales: persistent, its roles apart, TMA in and out."""
+import math
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -45,7 +47,7 @@ class Fp8Gemm:
         self.a_dtype, self.b_dtype, self.out = (tk.element_type(t) for t in (spec.a, spec.b, spec.out))
         self.a_tile, self.b_tile = tk.st(x.m, STEP, self.a_dtype), tk.st(x.n, STEP, self.b_dtype)
         self.mm, self.mma = tk.mm_ABt, tk.mma_ABt
-        self.panel = x.panel(spec.out) if spec.store == "tma" else min(64, x.part)
+        self.panel = x.panel(spec.out) if spec.store == "tma" else math.gcd(64, x.part)
         self.c_tile = tk.st(64, self.panel, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
         self.early = spec.scales == "row" and not spec.promote

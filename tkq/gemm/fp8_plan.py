@@ -229,6 +229,8 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(scales=s, promote=True), tile) for s in ("block", "line") for tile in PROMOTED + SMALL]
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
+    cases += [(Fp8Spec(out=out, scales="block", promote=True, store="elements"), tile)
+              for out, tile in (("bf16", PROMOTED[0]), ("bf16", PROMOTED[1]), ("e4m3", PROMOTED[1]))]
     cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=0)) for s in ("tensor", "row")]
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
     cases += [(spec, with_epilogue(FAST[0], spec))

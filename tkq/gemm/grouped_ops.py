@@ -79,7 +79,7 @@ def _cuda(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scal
 def _product(a, b, offsets, scale_a, scale_b, out_dtype):
     scales, index = False, a.get_device()
     rows = columns = _NO_SCALES
-    if scale_a is not None:
+    if scale_a is not None or scale_b is not None:
         scales = (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape, scale_a.get_device(),
                   scale_b.get_device())
         rows, columns = _of_rows(scale_a), _of_columns(scale_b)

@@ -140,6 +140,8 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
             run(x, weight, bias, of_y, residual, of_total, rstd, mean, scale, call[1], call[2] or None)
             return results
         call = Call(*call)
+        if residual is not None and residual.shape != x.shape:
+            raise ValueError  # _carefully has the words; rows of other sizes may be as many
         rows, heads = _rows(x, residual, weight)
         run = _known[_key_with_options(call, x, weight, bias, residual, heads)]
         if 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows

@@ -1,5 +1,7 @@
 """Counters in global memory: a kernel hands out work by one and leaves it at zero."""
+import contextlib
 import ctypes
+import functools
 import itertools
 
 import torch
@@ -57,20 +59,54 @@ class _Memory:
     (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there. Asked of the driver by
     ctypes: importing cuda.bindings took 40 ms of a process's first call."""
 
-    def __init__(self, n):
-        driver, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64()
-        error = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4 * n))
-        error = error or driver.cuMemsetD32_v2(address, ctypes.c_uint32(0), ctypes.c_size_t(n))
-        if error:
-            raise RuntimeError(f"tkq: the driver gave no {4 * n} bytes of GPU memory for counters: CUresult {error}")
+    def __init__(self, n, index):
+        address, size = ctypes.c_uint64(), ctypes.c_size_t(4 * n)
+        with _context(index):
+            if _cuda().cuMemAlloc_v2(ctypes.byref(address), size):
+                torch.cuda.empty_cache()  # what torch keeps for later may be what is missing
+                _ask("cuMemAlloc_v2", ctypes.byref(address), size)
+            stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+            _ask("cuMemsetD32Async", address, ctypes.c_uint32(0), ctypes.c_size_t(n), stream)
         self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(address.value, False), version=3)
 
 
+@contextlib.contextmanager
+def _context(index):
+    """PyTorch's context, in whatever thread this is: nothing may have bound it yet in autograd's, or a new one. What
+    another thread captures meanwhile is not disturbed."""
+    device, context, mode = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int(_RELAXED)
+    _ask("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
+    _ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    try:
+        _ask("cuCtxPushCurrent_v2", context)
+        _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+            _ask("cuCtxPopCurrent_v2", ctypes.byref(context))
+    finally:
+        _ask("cuDevicePrimaryCtxRelease_v2", device)
+
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+def _ask(name, *arguments):
+    error = getattr(_cuda(), name)(*arguments)
+    if error:
+        raise RuntimeError(f"tkq: no memory for counters: the CUDA driver's {name} gave CUresult {error}")
+
+
+@functools.cache
+def _cuda():
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def _kept(n, index):
+    """Zero for what comes on the current stream of the device."""
     with torch.cuda.device(index):
-        found = torch.as_tensor(_Memory(n), device=torch.device("cuda", index))
-        torch.cuda.synchronize(index)  # the memset is the default stream's
-    return found
+        return torch.as_tensor(_Memory(n, index), device=torch.device("cuda", index))
 
 
 # torch's own functions, without what they do around them: they are asked at every call

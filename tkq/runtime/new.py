@@ -33,7 +33,7 @@ def strides(shape: tuple) -> tuple:
     """Of a contiguous tensor."""
     found, step = (), 1
     for n in reversed(shape):
-        found, step = (step, *found), step * n
+        found, step = (step, *found), step * max(n, 1)
     return found
 
 
