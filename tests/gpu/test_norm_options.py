@@ -163,8 +163,8 @@ def test_leading_dimensions(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_residual_of_as_many_rows_in_another_shape_is_refused_after_a_call_that_was_right(kind):
-    x, weight, residual = make((2, 3, 256), "bf16", weight="bf16", residual="bf16").values()
-    norm = getattr(tkq, kind)
+    x, given = make((2, 3, 256), "bf16", weight="bf16", residual="bf16")
+    weight, residual, norm = given["weight"], given["residual"], getattr(tkq, kind)
     for _ in range(2):
         norm(x, weight, residual=residual, prenorm=True)
     for other in (residual.view(3, 2, 256), residual.view(6, 256)):
