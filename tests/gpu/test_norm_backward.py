@@ -281,7 +281,7 @@ def _other_plans(N, few):
 
 
 FEW = ("early=False", "evict_first=True", "streaming=True", "finish=tail", "cooperative=False", "warps=4", "warps=16",
-       "vectors=packed", "vectors=late", "pdl=False", "whole rows", "two blocks of 8", "halves three blocks of 4")
+       "vectors=packed", "vectors=late", "pdl=False", "two blocks of 8", "halves three blocks of 4")
 
 
 def _check_plan(s, name, p, M):
