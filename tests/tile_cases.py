@@ -160,7 +160,7 @@ def _cases():
     yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
     yield "narrow:build_scratch", (), ("UTMALDG", "UTMASTG", "STSM")
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
-    yield from (("schedule:build_deal", x, ("ATOMG", "STAS")[:min(x[1], 2)] if x[0] == "dynamic" else ()) for x in DEALS)
+    yield from (("schedule:build_deal", x, ("ATOMG", "STAS")[:x[1]] if x[0] == "dynamic" else ()) for x in DEALS)
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)
     yield "schedule:build_own_schedule", ("static", 2, 3, 1), ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG")
     yield "grid:build_grid", (), ("REDG",)
