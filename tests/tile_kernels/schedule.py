@@ -34,12 +34,12 @@ class Deal:
         al = tk.SharedAllocator()
         told = Told(self.cluster, al.vector(1, 1), al.semaphores(), al.semaphores())
         tk.init_block(told.init, self.cluster)
-        turn, number = tk.ring(1), order.first()
+        turn, number, rank = tk.ring(1), order.first(), tk.cluster_rank()
         while number < order.tasks:
             fetched = order.fetch()
             if tk.lane_id() == 0:
                 cute.arch.atomic_add((done.iterator + number).llvm_ptr, Int32(1))
-                if tk.cluster_rank() == 0:
+                if rank == 0:
                     who[number] = cute.arch.block_idx()[0]
             number = order.following(number, fetched, lambda found: told.tell(found, turn))
         tk.cluster_sync()  # nobody leaves while another may still write to it
