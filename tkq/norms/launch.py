@@ -74,9 +74,10 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     y = out
     try:
         index, dtype, shape = x.get_device(), x.dtype, tuple(x.shape)
-        run = _known[kind, index, dtype, shape[-1], weight is not None and weight.dtype,
-                     bias is not None and bias.dtype]
-        if eps >= 0.0 and (len(shape) == 2 or _heads(x, None, weight) is None):  # a NaN is not
+        run = _known.get((kind, index, dtype, shape[-1], weight is not None and weight.dtype,
+                          bias is not None and bias.dtype))
+        # a NaN is not 0 or more; what is not read as (M, N) is for `norm`
+        if run is not None and eps >= 0.0 and (len(shape) == 2 or _heads(x, None, weight) is None):
             if y is None:
                 stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
                 y = new.empty(index, shape, stride, dtype)
@@ -84,8 +85,8 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
             return y
     except Exception:  # nothing is known, or it was refused
         pass
-    call = Call(kind, eps)
-    return (norm(call, x, weight, bias, None) if y is None else _carefully(call, x, weight, bias, None, y))[0]
+    call = kind, eps, 0.0, None, None, False, None
+    return (norm(call, x, weight, bias, None) if y is None else _carefully(Call(*call), x, weight, bias, None, y))[0]
 
 
 def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
@@ -97,7 +98,7 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
         heads = None if len(shape) == 2 else _heads(x, residual, weight)
         run = _known[call, heads, index, dtype, shape[-1], weight is not None and weight.dtype,
                      bias is not None and bias.dtype, residual is not None and residual.dtype]
-        y, total, rstd, mean, scale = results = _allocate(call, x, index, dtype, shape)
+        results = y, total, rstd, mean, scale = _allocate(call, x, index, dtype, shape)
         run(x, weight, bias, y, residual, total, rstd, mean, scale, call[1], call[2] or None)
         return results
     except Exception:  # nothing is known, or it was refused
@@ -132,31 +133,31 @@ def _folded(t, kept):
 
 def _allocate(call, x, index, dtype, shape) -> Results:
     """index, dtype, shape: x's, the shape as a plain tuple."""
-    kind, _, _, out, total, stats, scale = call
+    _, _, _, out, total, stats, scale = call
     make = new.maker(index)
     stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
-    y = make(shape, stride, out or dtype)
-    h = None if total is None else make(shape, stride, total)
-    if not stats and scale is None:
-        return y, h, None, None, None
-    M, rstd, mean = shape[0] if len(shape) == 2 else math.prod(shape[:-1]), None, None
-    if stats:
+    y, h = make(shape, stride, out or dtype), None if total is None else make(shape, stride, total)
+    if stats or scale is not None:
+        return y, h, *_of_rows(call, make, shape)
+    return y, h, None, None, None
+
+
+def _of_rows(call, make, shape):
+    """rstd, mean and scale."""
+    M, rstd, mean, scale = shape[0] if len(shape) == 2 else math.prod(shape[:-1]), None, None, None
+    if call[5]:
         rstd = make((M,), (1,), torch.float32)
-        mean = make((M,), (1,), torch.float32) if kind == "layernorm" else None
-    return y, h, rstd, mean, None if scale is None else scales(scale, M, x)
+        mean = make((M,), (1,), torch.float32) if call[0] == "layernorm" else None
+    if call[6] == "row":
+        scale = make((M, 1), (1, 1), torch.float32)
+    elif call[6] is not None:
+        scale = make((M, -(-shape[-1] // GROUP)), (1, -(-M // 4) * 4), torch.float32)
+    return rstd, mean, scale
 
 
 def allocate(call: tuple, x: Tensor) -> Results:
     """New tensors for what a call asks for."""
     return _allocate(call, x, x.get_device(), x.dtype, tuple(x.shape))
-
-
-def scales(granularity: str, M: int, x: Tensor) -> Tensor:
-    """Room for the scales of M rows like x's: (M, 1), or (M, groups) with the columns contiguous, of M rounded up to 4.
-    """
-    if granularity == "row":
-        return new.empty(x.get_device(), (M, 1), (1, 1), torch.float32)
-    return new.empty(x.get_device(), (M, -(-x.shape[-1] // GROUP)), (1, -(-M // 4) * 4), torch.float32)
 
 
 def _arguments(call, rows, weight, bias, results):

@@ -43,10 +43,11 @@ def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
 
 def strides(shape: tuple) -> tuple:
     """Of a contiguous tensor."""
-    found, step = (), 1
-    for n in reversed(shape):
-        found, step = (step, *found), step * max(n, 1)
-    return found
+    found, step = [1], 1
+    for n in shape[:0:-1]:
+        step *= n or 1
+        found.append(step)
+    return tuple(found[::-1]) if shape else ()
 
 
 def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor
 from .. import reference_losses as reference
 from .. import row_plan, runtime
 from ..runtime import arch, check, dtypes, new, ops
+from ..runtime.joined import joined
 from .plan import plan
 from .spec import MAX_N, SoftmaxSpec
 
@@ -80,17 +81,11 @@ def _along(x, dim, scale, log):
 def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
     """Run the kernel, with as little Python as it takes."""
     try:
-        index, dtype, shape = x.get_device(), x.dtype, x.shape
-        N, flat = shape[-1], len(shape) == 2
-        run = _known[log, False, index, dtype, N]
-        M = shape[0] if flat else x.numel() // N
-        if 0 < M <= _MAX_ROWS and x.is_contiguous():
-            if flat:
-                y = new.empty(index, (M, N), (N, 1), dtype)
-                run(x, y, scale)
-            else:
-                y = new.like(x, index, dtype)
-                run(new.rows(x, M, N), new.rows(y, M, N), scale)
+        index, dtype, shape = x.get_device(), x.dtype, tuple(x.shape)
+        run = _known[log, False, index, dtype, shape[-1]]
+        if x.is_contiguous():
+            y = new.empty(index, shape, (shape[1], 1) if len(shape) == 2 else x.stride(), dtype)
+            run(x, y, scale)
             return y
     except Exception:  # nothing is known, or it was refused
         pass
@@ -162,7 +157,8 @@ def _launcher(x, tensors, scale, log, backward):
     spec = SoftmaxSpec(x.shape[1], dtypes.name_of(x.dtype), vector, log, backward, shifted)
     run = runtime.function(recipe(spec))
     if vector * size == 16 and not shifted:
-        _known[log, backward, x.get_device(), x.dtype, x.shape[1]] = run
+        known = run if backward else joined(run, 3, {0: 1}, {1: 1})
+        _known[log, backward, x.get_device(), x.dtype, x.shape[1]] = known
     return run
 
 
