@@ -43,7 +43,7 @@ def kernels(monkeypatch):
 
     monkeypatch.setattr(launch.runtime, "function", function)
     monkeypatch.setattr(launch.arch, "require_hopper", lambda device: None)
-    monkeypatch.setattr(launch, "_known", launch.ops.Known())
+    monkeypatch.setattr(launch, "_known", {})
     monkeypatch.setattr(launch, "_launchers", {})
     return made
 

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime import arch, clusters, dtypes, new, ops
-from ..runtime.joined import joined
+from ..runtime import arch, clusters, dtypes, new
+from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan
 from .plan import plan
 from .spec import GROUP, NormSpec
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-_known = ops.Known()  # what a call looks like, addresses aside -> its launcher for whole accesses, for any dimensions
-_launchers: dict = {}  # the same and the elements of an access -> (its launcher, whether it is one without options)
+_known: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
+_launchers: dict = {}  # what a call looks like, and the elements of an access -> its launcher, whether without options
+# The arguments of `plain`'s choosers are those of a launcher without options. One for heads has all of `norm`'s.
+_OF_PLAIN, _OF_NORM = (0, 1, 2, 3, None, None, None, None, None, 4, None), (0, 1, 2, 3, 9)
 
 
 class Call(NamedTuple):
@@ -61,7 +63,7 @@ def compiled(spec: NormSpec, device):
         return runtime.function(recipe(spec))
     run, units = runtime.function(kept_plan.recipe(spec, kept)), kept.resident * clusters.resident(
         device, kept.cluster, kept.block)
-    return lambda *given: run(*given, units)
+    return Ended(run, units)
 
 
 # ---- calls that came before ----------------------------------------------------------------------------------
@@ -73,34 +75,28 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     write to, for whoever owns the memory."""
     y = out
     try:
-        index, dtype, shape = x.get_device(), x.dtype, tuple(x.shape)
-        run = _known.get((kind, index, dtype, shape[-1], weight is not None and weight.dtype,
-                          bias is not None and bias.dtype))
-        # a NaN is not 0 or more; what is not read as (M, N) is for `norm`
-        if run is not None and eps >= 0.0 and (len(shape) == 2 or _heads(x, None, weight) is None):
-            if y is None:
-                stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
-                y = new.empty(index, shape, stride, dtype)
-            run(x, weight, bias, y, eps)
+        if y is None:
+            shape = tuple(x.shape)
+            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
+            y = new.empty(x.get_device(), shape, stride, x.dtype)
+        if eps >= 0.0:  # a NaN is not
+            _known[kind](x, weight, bias, y, eps)
             return y
     except Exception:  # nothing is known, or it was refused
         pass
-    call = kind, eps, 0.0, None, None, False, None
-    return (norm(call, x, weight, bias, None) if y is None else _carefully(Call(*call), x, weight, bias, None, y))[0]
+    return _carefully(Call(kind, eps), x, weight, bias, None, y)[0]
 
 
 def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
          residual: Optional[Tensor]) -> Results:
     """All that the call asks for, in new tensors. call: a Call, or the plain tuple of its fields."""
+    kind, eps, offset, _, _, _, scale = call
     results = None
     try:
-        index, dtype, shape = x.get_device(), x.dtype, tuple(x.shape)
-        heads = None if len(shape) == 2 else _heads(x, residual, weight)
-        run = _known[call, heads, index, dtype, shape[-1], weight is not None and weight.dtype,
-                     bias is not None and bias.dtype, residual is not None and residual.dtype]
-        results = y, total, rstd, mean, scale = _allocate(call, x, index, dtype, shape)
-        run(x, weight, bias, y, residual, total, rstd, mean, scale, call[1], call[2] or None)
-        return results
+        if eps >= 0.0:
+            y, total, rstd, mean, scales = results = allocate(call, x)
+            _known[kind, scale](x, weight, bias, y, residual, total, rstd, mean, scales, eps, offset or None)
+            return results
     except Exception:  # nothing is known, or it was refused
         pass
     del results  # so that its memory is free
@@ -131,12 +127,12 @@ def _folded(t, kept):
     return t.reshape(-1, *t.shape[t.dim() - kept:]) if found is None else found
 
 
-def _allocate(call, x, index, dtype, shape) -> Results:
-    """index, dtype, shape: x's, the shape as a plain tuple."""
+def allocate(call: tuple, x: Tensor) -> Results:
+    """New tensors for what a call asks for."""
     _, _, _, out, total, stats, scale = call
-    make = new.maker(index)
+    shape, make = tuple(x.shape), new.maker(x.get_device())
     stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
-    y, h = make(shape, stride, out or dtype), None if total is None else make(shape, stride, total)
+    y, h = make(shape, stride, out or x.dtype), None if total is None else make(shape, stride, total)
     if stats or scale is not None:
         return y, h, *_of_rows(call, make, shape)
     return y, h, None, None, None
@@ -153,11 +149,6 @@ def _of_rows(call, make, shape):
     elif call[6] is not None:
         scale = make((M, -(-shape[-1] // GROUP)), (1, -(-M // 4) * 4), torch.float32)
     return rstd, mean, scale
-
-
-def allocate(call: tuple, x: Tensor) -> Results:
-    """New tensors for what a call asks for."""
-    return _allocate(call, x, x.get_device(), x.dtype, tuple(x.shape))
 
 
 def _arguments(call, rows, weight, bias, results):
@@ -186,44 +177,40 @@ def _carefully(call, x, weight, bias, residual, out=None):
     if not x.numel():
         return results
     arguments = _arguments(call, rows, weight, bias, results)
-    run, plain_ = _launcher(call, heads, arguments)
-    for part in _parts((*arguments[:4], call.eps) if plain_ else arguments):
+    spec, run = _launcher(call, heads, arguments)
+    _remember(spec, run, arguments)
+    for part in _parts((*arguments[:4], call.eps) if spec.plain else arguments):
         run(*part)
     return results
 
 
 def _launcher(call, heads, arguments):
-    """(launcher, whether its spec is without options). Remembered for the next call too, where it takes any address
-    that torch gives to a new tensor."""
+    """(its spec, the launcher)."""
     x, weight, bias, y, residual, total = arguments[:6]
     width = vector([t for t in (x, residual, y, total) if t is not None], (weight, bias))
-    key = _key(call, x, weight, bias, residual, heads)
-    kind = call._replace(eps=0.0, offset=bool(call.offset)), key[1:], width
-    found = _launchers.get(kind)
-    if found is None:
+    key = _key(call, x, weight, bias, residual, heads), width
+    if key not in _launchers:
         spec = _spec(call, heads, arguments, width)
-        run = compiled(spec, x.device)
-        found = _launchers[kind] = run, spec.plain, _joined(run, spec) if width == spec.widest else None
-    run, plain_, known = found
-    if known is not None:
-        _known.add(key, known)
-    return run, plain_
-
-
-def _joined(run, spec):
-    """The launcher for tensors of any dimensions."""
-    if spec.plain:
-        return joined(run, 5, {0: 1}, {3: 1})
-    kept = 2 if spec.heads else 1
-    return joined(run, 11, {0: kept, 4: kept}, {3: 1, 5: 1})
+        _launchers[key] = spec, compiled(spec, x.device)
+    return _launchers[key]
 
 
 def _key(call, x, weight, bias, residual, heads):
-    """What `plain` and `norm` look for."""
-    kind = (x.get_device(), x.dtype, x.shape[-1], weight is not None and weight.dtype, bias is not None and bias.dtype)
-    if residual is None and heads is None and call == Call(call.kind, call.eps):
-        return call.kind, *kind
-    return call, heads, *kind, residual is not None and residual.dtype
+    """What a spec is made from but the width of an access, found faster than a spec is made."""
+    return (call._replace(eps=0.0, offset=bool(call.offset)), heads, x.get_device(), x.dtype, x.shape[-1],
+            *(t is not None and t.dtype for t in (weight, bias, residual)))
+
+
+def _remember(spec, run, arguments):
+    """For the calls that come next, where the launcher takes any address that torch gives to a new tensor."""
+    if spec.vector != spec.widest:
+        return
+    kept, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
+    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None)
+    _known[place] = added(_known.get(place), run, arguments, shapes)
+    if spec.out is None and not spec.offset and all(t is None for t in arguments[4:9]):
+        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN)
+        _known[spec.kind] = added(_known.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
 
 
 def _spec(call, heads, arguments, width):
