@@ -90,16 +90,22 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
 def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
          residual: Optional[Tensor]) -> Results:
     """All that the call asks for, in new tensors. call: a Call, or the plain tuple of its fields."""
-    kind, eps, offset, _, _, _, scale = call
-    results = None
+    kind, eps, offset, out, total, stats, scale = call
+    y = h = rstd = mean = scales = None
     try:
         if eps >= 0.0:
-            y, total, rstd, mean, scales = results = allocate(call, x)
-            _known[kind, scale](x, weight, bias, y, residual, total, rstd, mean, scales, eps, offset or None)
-            return results
+            shape, make = tuple(x.shape), new.maker(x.get_device())
+            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
+            y = make(shape, stride, out or x.dtype)
+            if total is not None:
+                h = make(shape, stride, total)
+            if stats or scale is not None:
+                rstd, mean, scales = _of_rows(call, make, shape)
+            _known[kind, scale](x, weight, bias, y, residual, h, rstd, mean, scales, eps, offset or None)
+            return y, h, rstd, mean, scales
     except Exception:  # nothing is known, or it was refused
         pass
-    del results  # so that its memory is free
+    del y, h  # so that their memory is free
     return _carefully(Call(*call), x, weight, bias, residual)
 
 

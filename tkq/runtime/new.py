@@ -17,19 +17,25 @@ _current, _filling = getattr(torch._C, "_cuda_getDevice", None), torch._C._get_d
 _short = _strided is not None and _current is not None
 
 
+@functools.cache
+def _one_device() -> bool:
+    """Then it is the current one. Asked when there is a CUDA tensor, after which no device comes or goes."""
+    return torch.cuda.device_count() == 1
+
+
 def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor:
     """A tensor that is not filled (but where torch is told to fill what is new).
 
     index: of the CUDA device, what ``get_device`` of another tensor says; below 0 the CPU. shape, stride: plain tuples.
     """
-    if _short and index >= 0 and index == _current() and not _filling():
+    if _short and index >= 0 and (_one_device() or index == _current()) and not _filling():
         return _strided(shape, stride, dtype)
     return torch.empty_strided(shape, stride, dtype=dtype, device=arch.device(index))
 
 
 def maker(index: int):
     """`empty` without its first argument, for whoever needs several tensors: what it asks is asked once."""
-    if _short and index >= 0 and index == _current() and not _filling():
+    if _short and index >= 0 and (_one_device() or index == _current()) and not _filling():
         return _strided
     return functools.partial(empty, index)
 
