@@ -1,8 +1,10 @@
 """runtime.chooser: which kernel a call takes, and what that is given; in C and in Python alike."""
+import contextlib
 import math
 import pathlib
 import subprocess
 import sys
+import threading
 import weakref
 
 import pytest
@@ -141,6 +143,31 @@ def test_what_is_known_does_not_grow_for_ever(way):
     run(torch.zeros(4, 599))
     with pytest.raises(ValueError, match="chooser"):
         run(torch.zeros(4, 1))
+
+
+def test_calls_from_many_threads_while_kernels_are_added(way):
+    """A chooser does not change: whoever calls one sees all of its kernels, or none yet."""
+    sizes = range(1, 100)
+    kernels = {n: Kernel(way) for n in sizes}
+    known = {"run": None}
+
+    def calls():
+        for _ in range(3):
+            for n in sizes:
+                with contextlib.suppress(ValueError):  # not added yet
+                    known["run"](torch.zeros(2, 3, n))
+
+    threads = [threading.Thread(target=calls) for _ in range(4)]
+    for i, n in enumerate(sizes):
+        known["run"] = added(known["run"], kernels[n].run, (torch.zeros(1, n),), Shapes({0: 1}, {}))
+        if i == 10:
+            for t in threads:
+                t.start()
+    for t in threads:
+        t.join()
+    for n in sizes:
+        known["run"](torch.zeros(2, 3, n))
+        assert kernels[n].seen and all(shape == (6, n) for (shape, _, _), in kernels[n].seen)
 
 
 SIZES = st.lists(st.integers(1, 4), min_size=0, max_size=5)
