@@ -74,7 +74,8 @@ def test_without_a_compiler(calls, module, name, monkeypatch):
         first, module = copies(calls[name]()), importlib.import_module(module)
         assert any(isinstance(found, type(chooser._in_c())) for found in module._known.values())
         monkeypatch.setattr(chooser, "_in_c", lambda: None)
-        monkeypatch.setattr(module, "_known", {})
+        for table in ("_known", "_launchers"):
+            monkeypatch.setattr(module, table, {})
         asked, arranged = [], chooser._arranged
         monkeypatch.setattr(chooser, "_arranged", lambda *args: asked.append(args) or arranged(*args))
         for _ in range(2):
