@@ -44,7 +44,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     Raises:
         TypeError: not a tensor, or a dtype that is not allowed; a number that is none.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, no classes, a
-            reduction, label_smoothing or softcap that is not allowed.
+            reduction, label_smoothing or softcap that is not allowed, a number that is not finite.
         NotImplementedError: V > 524288; a gradient of weight asked for.
         IndexError: see target.
         RuntimeError: a GPU other than Hopper.
@@ -52,6 +52,8 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
     softcap = 0.0 if softcap is None else cap(softcap)
+    if z_loss != 0.0:
+        check.finite("z_loss", z_loss)
     way = ops.route(logits, target, weight)
     terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
     if way == "direct":
@@ -69,7 +71,7 @@ def cap(softcap) -> float:
     """The public functions' softcap as the kernels have it: 0 for none."""
     if softcap is None:
         return 0.0
-    check.number("softcap", softcap)
+    check.finite("softcap", softcap)
     if not softcap > 0:
         raise ValueError(f"softcap: got {softcap}, allowed are numbers above 0, and None")
     return softcap

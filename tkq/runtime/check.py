@@ -1,4 +1,6 @@
 """Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -39,6 +41,13 @@ def number(name: str, x) -> None:
     """TypeError unless x is a Python number."""
     if not isinstance(x, (int, float)):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
+
+
+def finite(name: str, x) -> None:
+    """TypeError, ValueError unless x is a finite Python number."""
+    number(name, x)
+    if not math.isfinite(x):
+        raise ValueError(f"{name}: got {x}, allowed are finite numbers")
 
 
 def last_dim_contiguous(name: str, x: Tensor) -> None:
