@@ -35,8 +35,10 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         label_smoothing: from 0 to 1 (Szegedy et al., 2015).
         z_loss: what the square of lse is multiplied by, before the reduction (Chowdhery et al., PaLM, 2022).
         softcap: above 0 (Gemma 2, 2024). With it, z is good to softcap * 2^-22.
-        inplace_backward: in eager mode the backward writes the gradient over the logits, which saves that much memory.
-            Nothing else may need the logits then; where autograd does, it says so. torch.compile decides for itself.
+        inplace_backward: in eager mode on a GPU the backward writes the gradient over the logits, which saves that much
+            memory. Nothing else may need the logits then; where autograd does, it says so. Not for logits that are a
+            leaf whose gradient is kept: its own numbers would be gone. torch.compile decides for itself, and on the CPU
+            the gradient is always a tensor of its own.
 
     Returns:
         float32: () or, for reduction "none", of target's shape.
@@ -47,7 +49,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
             reduction, label_smoothing or softcap that is not allowed, a number that is not finite.
         NotImplementedError: V > 524288; a gradient of weight asked for.
         IndexError: see target.
-        RuntimeError: a GPU other than Hopper.
+        RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
@@ -61,6 +63,8 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     if weight is not None:
         check.refuse_gradient("cross_entropy", weight=weight)
     if way == "record":
+        if inplace_backward:
+            check.refuse_leaf("cross_entropy", logits=logits)
         return _Recorded.apply(logits, target, terms, inplace_backward)
     check.refuse_tangent("cross_entropy", logits=logits)
     check_call(logits, target, Terms(*terms))  # here too: the dispatcher's own words name no argument

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_pointwise as reference
 from ..runtime import check, new, ops
-from .rope_check import Turn, check_call, check_leaf, check_longest, check_written
+from .rope_check import Turn, check_call, check_longest, check_written
 from .rope_launch import launch, launch_simple
 
 
@@ -54,7 +54,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         return _in_place(x, turn) if inplace else _forward(x, turn)
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
-            check_leaf(x)
+            check.refuse_leaf("rope", x=x)
         return (_InPlaceFunction if inplace else _Function).apply(x, turn)
     check.refuse_gradient("rope", cos=cos, sin=sin)
     check_call((x,), Turn(*turn))

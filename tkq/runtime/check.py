@@ -92,6 +92,15 @@ def refuse_gradient(op_name: str, **tensors) -> None:
                 f"call it under torch.no_grad(), or pass {name}.detach()")
 
 
+def refuse_leaf(op_name: str, **tensors) -> None:
+    """RuntimeError where a tensor that is to be written over is one whose gradient autograd keeps, or a view of one."""
+    for name, x in tensors.items():
+        base = x._base if x._is_view() else x
+        if base.is_leaf and base.requires_grad:
+            raise RuntimeError(f"{op_name}: {name} is a leaf that requires a gradient (or a view of one), and cannot "
+                               "be written in place")
+
+
 def under_autocast(kind: str) -> bool:
     """Is autocast on for a kind of device? torch raises for those that have none ("meta"); before 2.5 it cannot say
     which have."""
