@@ -392,10 +392,9 @@ def gradients(kind, leaves, dtype, grads, offset=0.0):
     return dict(zip(wanted, found))
 
 
-def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3):
-    x = leaves["x"]
-    rest = {n: t for n, t in leaves.items() if n != "x"}
-    found = getattr(tkq, kind)(**{"x": x, **rest}, eps=EPS, prenorm=with_sum, weight_offset=offset)
+def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3, **options):
+    """options: of the call, beside the rest."""
+    found = getattr(tkq, kind)(**leaves, eps=EPS, prenorm=with_sum, weight_offset=offset, **options)
     y, h = found if with_sum else (found, None)
     g = torch.Generator("cuda").manual_seed(7)
     dy = torch.randn(y.shape, device="cuda", generator=g).to(y.dtype) if dy is None else dy
