@@ -45,13 +45,12 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
 def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype, granularity):
     if granularity not in SCALES:
         raise ValueError(f"{kind}_quant: granularity: got {granularity!r}, allowed are {', '.join(SCALES)}")
-    if offset != 0.0 or residual_dtype is not None:
-        checks.options(f"{kind}_quant", weight, offset, prenorm, residual_dtype)
+    checks.options(kind, weight, offset, prenorm, residual_dtype)
     way = ops.route(x, weight, bias, residual)
     if way != "direct":
         check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
-        checks.norm(f"{kind}_quant", x, weight, bias, residual, None, residual_dtype)
-        checks.eps(f"{kind}_quant", eps)
+        checks.norm(kind, x, weight, bias, residual, None, residual_dtype)
+        checks.eps(kind, eps)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "direct":
         call = Call(kind, eps, offset, torch.float8_e4m3fn, total, False, granularity)
@@ -64,8 +63,8 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
 def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
     if x.is_cuda:
         return launch.norm(call, x, weight, bias, residual)
-    checks.norm(f"{call.kind}_quant", x, weight, bias, residual, None, call.total)
-    checks.eps(f"{call.kind}_quant", call.eps)
+    checks.norm(call.kind, x, weight, bias, residual, None, call.total)
+    checks.eps(call.kind, call.eps)
     y, h, _, _ = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
     q, found = reference_norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
     scale = launch.scales(call.scale, found.shape[0], x).copy_(found)
