@@ -97,3 +97,13 @@ def test_pointwise_gradients_have_the_same_bits_every_time(name):
     first = run()
     for _ in range(10):
         assert all(torch.equal(s, t) for s, t in zip(run(), first))
+
+
+def test_a_loss_and_its_gradient_as_an_op():
+    logits, target = torch.randn(300, 1000, device="cuda").to(BF16), torch.randint(1000, (300,), device="cuda")
+    first = tkq.cross_entropy_and_gradient(logits, target)
+    torch.library.opcheck(torch.ops.tkq.cross_entropy_and_gradient, (logits, target, None, -100, "mean", 0.0, 0.0, 0.0),
+                          test_utils=("test_schema", "test_faketensor"))
+    torch._dynamo.reset()
+    run = torch.compile(tkq.cross_entropy_and_gradient, fullgraph=True, backend="aot_eager")
+    assert all(torch.equal(a, b) for a, b in zip(run(logits, target), first))

@@ -88,13 +88,20 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
     ``cross_entropy`` and its backward move. For code that goes on with ``logits.backward(gradient)``: autograd records
     nothing here.
 
-    reduction: "mean" or "sum". inplace: the gradient is written over the logits. Otherwise as ``tkq.cross_entropy``.
+    reduction: "mean" or "sum". inplace: the gradient is written over the logits. Otherwise as ``tkq.cross_entropy``,
+    which does not do this by itself: its logits stay what they are until the backward, whatever is done in between.
     """
     terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
     check_call(logits, target, terms)
     if reduction == "none":
         raise ValueError("reduction: got 'none', allowed are mean and sum")
+    traced = ops.route(logits, target, weight) == "op"
+    if traced:
+        check.refuse_tangent("cross_entropy_and_gradient", logits=logits)
     with torch.no_grad():
+        if traced:
+            loss, gradient = _op_both(logits, target, *terms)
+            return loss, logits.copy_(gradient) if inplace else gradient
         if logits.is_cuda:
             return launch.both(logits, target, terms, inplace)
         loss, _ = _on_cpu(logits, target, terms)
@@ -176,6 +183,22 @@ def _fake_backward(logits, target, dloss, saved, weight, *terms):
     return logits.new_empty_strided(logits.shape, launch.gradient_stride(logits))
 
 
+def _cuda_both(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,
+               label_smoothing: float, z_loss: float, softcap: float) -> tuple[Tensor, Tensor]:
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    return launch.both(logits, target, terms, False)
+
+
+def _cpu_both(logits, target, *terms):
+    loss, saved = _on_cpu(logits, target, terms)
+    return loss, _cpu_backward(logits, target, torch.ones(()), saved, *terms)
+
+
+def _fake_both(logits, target, *terms):
+    return logits.new_empty((), dtype=torch.float32), _fake_backward(logits, target, None, None, *terms)
+
+
 _op = ops.torch_op("cross_entropy", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _op_backward = ops.torch_op("cross_entropy_backward", cuda=_cuda_backward, cpu=_cpu_backward, fake=_fake_backward)
+_op_both = ops.torch_op("cross_entropy_and_gradient", cuda=_cuda_both, cpu=_cpu_both, fake=_fake_both)
 _Recorded = ops.eager_function("CrossEntropy", forward=_record, backward=_recorded_backward)
