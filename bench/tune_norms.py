@@ -95,7 +95,7 @@ def _candidate(spec: NormSpec, config):
     asked = launch.Call(spec.kind, EPS, 0.0, *types, spec.stats, spec.scale)
 
     def call_with_options(x, weight, bias, residual):
-        results = launch._allocate(asked, x)
+        results = launch.allocate(asked, x)
         run(*launch._arguments(asked, (x, residual), weight, bias, results))
         return results[0]
 

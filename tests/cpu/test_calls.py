@@ -99,6 +99,7 @@ def test_what_is_known_does_not_grow_for_ever(monkeypatch):
 
 def test_an_output_is_not_made_where_another_device_is_current(monkeypatch):
     monkeypatch.setattr(new, "_short", True)
+    monkeypatch.setattr(new, "_one_device", lambda: False)
     monkeypatch.setattr(new, "_current", lambda: 1)
     seen = []
     monkeypatch.setattr(torch, "empty_strided", lambda *args, device, **options: seen.append(device))

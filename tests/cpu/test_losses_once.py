@@ -36,7 +36,7 @@ def test_values(monkeypatch, walks, reduction):
             m.setattr(launch, "once", lambda *_: False)
             two, _ = launch.forward(logits, target, terms)
             assert torch.equal(two, kept)
-    assert {key[9] for key in launch._launchers if key[0] == "forward"} == {False, True}
+    assert {key[10] for key in launch._launchers if key[1] == "forward"} == {False, True}
 
 
 def test_no_rows_that_count(monkeypatch):

@@ -1,4 +1,6 @@
 """runtime.new: tensors past the dispatcher, and where that way is closed."""
+import functools
+
 import pytest
 import torch
 
@@ -17,17 +19,31 @@ def test_the_short_way_is_for_the_current_device_and_not_where_torch_fills(monke
     seen = []
     monkeypatch.setattr(new, "_short", True)
     monkeypatch.setattr(new, "_strided", lambda *args: seen.append(args))
+    monkeypatch.setattr(new, "_one_device", lambda: False)
     monkeypatch.setattr(new, "_current", lambda: current)
     monkeypatch.setattr(new, "_filling", lambda: filling)
-    found = new.empty(index, (4,), (1,), torch.float32)
-    assert seen == ([((4,), (1,), torch.float32)] if short else [])
-    assert short or found.shape == (4,)
+    for make in (functools.partial(new.empty, index), new.maker(index)):
+        found = make((4,), (1,), torch.float32)
+        assert seen == ([((4,), (1,), torch.float32)] if short else [])
+        assert short or found.shape == (4,)
+        seen.clear()
+
+
+def test_where_there_is_one_device_it_is_the_current_one(monkeypatch):
+    monkeypatch.setattr(new, "_short", True)
+    monkeypatch.setattr(new, "_strided", lambda *args: args)
+    monkeypatch.setattr(new, "_one_device", lambda: True)
+    monkeypatch.setattr(new, "_current", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(new, "_filling", lambda: False)
+    assert new.empty(0, (4,), (1,), torch.float16) == new.maker(0)((4,), (1,), torch.float16) == (
+        (4,), (1,), torch.float16)
 
 
 @pytest.mark.parametrize("current, filling", ((1, False), (0, True)))
 def test_the_other_way_names_the_device(monkeypatch, current, filling):
     seen = []
     monkeypatch.setattr(new, "_short", True)
+    monkeypatch.setattr(new, "_one_device", lambda: False)
     monkeypatch.setattr(new, "_current", lambda: current)
     monkeypatch.setattr(new, "_filling", lambda: filling)
     monkeypatch.setattr(torch, "empty_strided", lambda *args, **options: seen.append((*args, options)))

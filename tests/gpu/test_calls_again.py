@@ -1,17 +1,27 @@
 """A call that came before takes a shorter way: to the same result, to the bit, as the first call."""
+import importlib
 import types
 
 import pytest
 import torch
 
 from tests import call_cases
+from tkq.runtime import chooser
 
 NAMES = (
-    "rmsnorm", "rmsnorm of three dimensions", "rmsnorm with a residual", "rmsnorm of heads", "layernorm",
-    "rmsnorm_quant", "softmax", "cross_entropy, mean", "cross_entropy of three dimensions", "swiglu",
+    "rmsnorm", "rmsnorm of three dimensions", "rmsnorm with a residual", "rmsnorm of heads", "rmsnorm of slices",
+    "rmsnorm of a view of three dimensions", "rmsnorm of three dimensions with a residual", "layernorm",
+    "rmsnorm_quant", "softmax", "log_softmax of three dimensions", "cross_entropy, mean",
+    "cross_entropy of three dimensions", "swiglu", "swiglu of three dimensions",
     "geglu of one tensor", "rope", "rope in place", "rope_qk", "flash_attn", "flash_attn with options",
     "flash_attn_varlen", "gemm", "gemm with an epilogue", "gemm with c", "gemm of a batch", "fp8_gemm by rows",
     "grouped_gemm", "quantize_fp8", "quantize_fp8 with the transpose")
+
+
+CHOOSERS = {"tkq.norms.launch": ("rmsnorm of three dimensions", "rmsnorm of slices", "rmsnorm with a residual"),
+            "tkq.softmax.ops": ("log_softmax of three dimensions",),
+            "tkq.losses.launch": ("cross_entropy of three dimensions",),
+            "tkq.pointwise.gated_ops": ("swiglu of three dimensions",), "tkq.pointwise.rope_launch": ("rope_qk",)}
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +65,18 @@ def test_again(calls, name):
         graph.replay()
         torch.cuda.synchronize()
         assert_same(copies(found), first)
+
+
+@pytest.mark.parametrize("module, name", [(module, name) for module, names in CHOOSERS.items() for name in names])
+def test_without_a_compiler(calls, module, name, monkeypatch):
+    """Python chooses the kernel, and makes views: to the same result."""
+    with torch.no_grad():
+        first, module = copies(calls[name]()), importlib.import_module(module)
+        assert any(isinstance(found, type(chooser._in_c())) for found in module._known.values())
+        monkeypatch.setattr(chooser, "_in_c", lambda: None)
+        monkeypatch.setattr(module, "_known", {})
+        asked, arranged = [], chooser._arranged
+        monkeypatch.setattr(chooser, "_arranged", lambda *args: asked.append(args) or arranged(*args))
+        for _ in range(2):
+            assert_same(copies(calls[name]()), first)
+        assert len(asked) == 1, "by the second call"

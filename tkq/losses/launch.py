@@ -1,4 +1,6 @@
 """From torch tensors to cross entropy's launches, for its own functions and those of the linear layer."""
+import math
+
 import torch
 from torch import Tensor
 
@@ -6,13 +8,14 @@ from .. import reduction_plan as geometry
 from .. import row_plan, runtime
 from ..reference_losses import Terms
 from ..runtime import arch, counters, dtypes, new
+from ..runtime.chooser import Shapes, added
 from ..runtime.debug import enabled
 from .checks import check_call, check_targets
 from .plan import ONCE_ROWS, TotalConfig, once, plan, scale
 from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
 
 # What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
-# cannot take, so that a hit needs no check of its own.
+# cannot take, so that a hit needs no check of its own. Of forwards, by what a chooser does not look at, choosers too.
 _known: dict = {}
 _launchers: dict = {}  # with addresses -> any launcher
 _ROOM = 4 + ONCE_ROWS  # where a launch that makes the total has a counter and, at 16 bytes, its losses: `once.Once`
@@ -24,39 +27,29 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
     each = reduction == "none"
     try:
-        index, shape = logits.get_device(), logits.shape
-        N = shape[-1]
-        x, t, M = (logits, target, shape[0]) if len(shape) == 2 else _joined(logits, target, N)
-        one = not each and once(M, N, reduction)
-        run = _known[index, "forward", logits.dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
-                     smoothing != 0, softcap != 0, keep or not (each or one), one]
-        if 0 < M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
-            saved = room = None
+        shape = logits.shape
+        M = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
+        one = not each and once(M, shape[-1], reduction)
+        run = _known[reduction, smoothing != 0, softcap != 0, keep or not (each or one), one]
+        if M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
+            index = logits.get_device()
+            make, saved, room = new.maker(index), None, None
             if each:
+                lines = tuple(target.shape)
                 if keep:
-                    saved = new.empty(index, (2 * M + 2,), (1,), torch.float32)
-                loss = losses = new.empty(index, (M,), (1,), torch.float32)
-                if t is not target:
-                    loss = new.over(losses, tuple(target.shape), target.stride())
+                    saved = make((2 * M + 2,), (1,), torch.float32)
+                loss = make(lines, (1,) if len(lines) == 1 else new.strides(lines), torch.float32)
             else:
                 if keep or not one:
-                    saved = new.empty(index, (3 * M + 2,), (1,), torch.float32)
-                loss = losses = new.empty(index, (), (), torch.float32)
+                    saved = make((3 * M + 2,), (1,), torch.float32)
+                loss = make((), (), torch.float32)
                 if one:
                     room = counters.room(index, _ROOM)
-            run(x, t, weight, losses, saved, room, None, ignore_index, smoothing, z_loss, softcap)
+            run(logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap)
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
     return _carefully(logits, target, Terms(*terms), keep)
-
-
-def _joined(logits, target, N):
-    """Leading dimensions as one: ((M, N), (M,), M). Raises where that takes a copy, or the two do not match."""
-    if not (logits.is_contiguous() and target.is_contiguous()) or logits.shape[:-1] != target.shape:
-        raise ValueError
-    M = target.numel()
-    return new.rows(logits, M, N), new.over(target, (M,), (1,)), M
 
 
 def _carefully(logits, target, terms, keep):
@@ -73,7 +66,11 @@ def _carefully(logits, target, terms, keep):
     loss = torch.empty(M if each else (), **like)
     run = launcher("forward", x, index, terms, terms.reduction, keep=keep, one=one)
     room = counters.room(x.get_device(), _ROOM) if one else None
-    run(x, index, terms.weight, loss, saved, room, None, *terms[1:2], *terms[3:])
+    given = x, index, terms.weight, loss, saved, room, None, *terms[1:2], *terms[3:]
+    if _known.get(_key("forward", x, index, terms, terms.reduction, keep, one)) is run:
+        place = terms.reduction, terms.label_smoothing != 0, terms.softcap != 0, keep, one
+        _known[place] = added(_known.get(place), run, given, Shapes({0: 1, 1: 0}, {3: 0} if each else {}))
+    run(*given)
     return loss.view_as(target) if each else loss, saved
 
 
@@ -140,9 +137,8 @@ def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str,
              keep: bool = True, one: bool = False):
     """The compiled kernel for logits (M, V), their targets and, but for a forward, their gradient."""
     given = (x,) if gradient is None or gradient is x else (x, gradient)
-    kind_of_call = (kind, x.dtype, x.shape[1], target.dtype, terms.weight is not None and terms.weight.dtype, reduction,
-                    terms.label_smoothing != 0, terms.softcap != 0, keep, one)
-    key = (*kind_of_call, part, x.device, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
+    kind_of_call = _key(kind, x, target, terms, reduction, keep, one)
+    key = (*kind_of_call, part, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in given])
     run = _launchers.get(key)
     if run is None:
         if x.shape[0] > MAX_ROWS:
@@ -150,12 +146,17 @@ def launcher(kind: str, x: Tensor, target: Tensor, terms: Terms, reduction: str,
         spec = _spec(kind_of_call, x, given, part)
         run = _launchers[key] = runtime.function(recipe(spec))
         if spec.vector * spec.width == 128 and not spec.shifted and not part:
-            _known[(x.get_device(), *kind_of_call)] = run
+            _known[kind_of_call] = run
     return run
 
 
+def _key(kind, x, target, terms, reduction, keep, one):
+    return (x.get_device(), kind, x.dtype, x.shape[1], target.dtype, terms.weight is not None and terms.weight.dtype,
+            reduction, terms.label_smoothing != 0, terms.softcap != 0, keep, one)
+
+
 def _spec(kind_of_call, x, given, part):
-    kind, dtype, N, target, weight, reduction, smoothing, softcap, keep, one = kind_of_call
+    _, kind, dtype, N, target, weight, reduction, smoothing, softcap, keep, one = kind_of_call
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(N, size, [(t.data_ptr(), t.stride(0) * size) for t in given])

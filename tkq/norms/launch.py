@@ -1,8 +1,9 @@
 """From torch tensors to a launch of a norm's kernel.
 
 A call first takes the launcher that the last call of its kind took, for accesses as wide as N allows, and leaves every
-check to the compiled function: dtypes, shapes, strides, addresses and devices. Only where that refuses, or nothing is
-known yet, the call is looked at closely (`_carefully`): the words for a user, or the launcher for narrower accesses.
+check to the compiled function: dtypes, shapes, strides, addresses and devices; leading dimensions to `joined`. Only
+where these refuse, or nothing is known yet, the call is looked at closely (`_carefully`): the words for a user, or the
+launcher for narrower accesses.
 """
 import math
 from typing import NamedTuple, Optional
@@ -11,16 +12,18 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime import arch, clusters, dtypes, new, ops
+from ..runtime import arch, clusters, dtypes, new
+from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan
 from .plan import plan
 from .spec import GROUP, NormSpec
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-_known: dict = {}  # what a call looks like, addresses aside -> its launcher for whole accesses
-_seen = ops.Known()  # of calls with options -> (launcher, what results are made from, views for the launch or None)
-_launchers: dict = {}  # the same and the elements of an access -> (its launcher, whether it is one without options)
+_known: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
+_launchers: dict = {}  # what a call looks like, and the elements of an access -> its launcher, whether without options
+# The arguments of `plain`'s choosers are those of a launcher without options. One for heads has all of `norm`'s.
+_OF_PLAIN, _OF_NORM = (0, 1, 2, 3, None, None, None, None, None, 4, None), (0, 1, 2, 3, 9)
 
 
 class Call(NamedTuple):
@@ -60,176 +63,98 @@ def compiled(spec: NormSpec, device):
         return runtime.function(recipe(spec))
     run, units = runtime.function(kept_plan.recipe(spec, kept)), kept.resident * clusters.resident(
         device, kept.cluster, kept.block)
-    return lambda *given: run(*given, units)
+    return Ended(run, units)
 
 
-# ---- without options: the same as `norm` below, with as little Python as it takes ----------------------------
+# ---- calls that came before ----------------------------------------------------------------------------------
 
 
 def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float,
           out: Optional[Tensor] = None) -> Tensor:
-    """y alone. out: a contiguous tensor like x to write to, for whoever owns the memory."""
-    y = None
+    """y alone, without options: as `norm` below, with as little Python as it takes. out: a contiguous tensor like x to
+    write to, for whoever owns the memory."""
+    y = out
     try:
-        index, dtype, shape = x.get_device(), x.dtype, x.shape
-        N = shape[-1]
-        run = _known[kind, False, index, dtype, N, weight is not None and weight.dtype, bias is not None and bias.dtype]
-        flat = len(shape) == 2
-        rows = x if flat else _one_stride(x, weight, N)
-        M = shape[0] if flat else rows.shape[0]
-        if 0 < M <= _MAX_ROWS and eps >= 0.0:  # a NaN is not
-            y = new.empty(index, (M, N), (N, 1), dtype) if out is None else new.rows(out, M, N)
-            run(rows, weight, bias, y, eps)
-            return out if out is not None else y if flat else new.shaped(y, x)
+        if y is None:
+            shape = tuple(x.shape)
+            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
+            y = new.empty(x.get_device(), shape, stride, x.dtype)
+        if eps >= 0.0:  # a NaN is not
+            _known[kind](x, weight, bias, y, eps)
+            return y
     except Exception:  # nothing is known, or it was refused
-        if out is None and y is not None:
-            out = new.shaped(y, x)
-    call = Call(kind, eps)
-    return (norm(call, x, weight, bias, None) if out is None else _carefully(call, x, weight, bias, None, out))[0]
-
-
-def plain_with_statistics(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float):
-    """(y, rstd, mean), as `norm` would return them."""
-    try:
-        index, dtype, shape = x.get_device(), x.dtype, x.shape
-        N = shape[-1]
-        run = _known[kind, True, index, dtype, N, weight is not None and weight.dtype, bias is not None and bias.dtype]
-        flat = len(shape) == 2
-        rows = x if flat else _one_stride(x, weight, N)
-        M = shape[0] if flat else rows.shape[0]
-        if 0 < M <= _MAX_ROWS and eps >= 0.0:
-            y = new.empty(index, (M, N), (N, 1), dtype)
-            rstd = new.empty(index, (M,), (1,), torch.float32)
-            mean = new.empty(index, (M,), (1,), torch.float32) if kind == "layernorm" else None
-            run(rows, weight, bias, y, None, None, rstd, mean, None, eps, None)
-            return y if flat else new.shaped(y, x), rstd, mean
-    except Exception:
         pass
-    y, _, rstd, mean, _ = norm(Call(kind, eps, stats=True), x, weight, bias, None)
-    return y, rstd, mean
-
-
-def _one_stride(x, weight, N):
-    """x as (M, N) rows that share a weight. Raises where it is not that."""
-    if weight is not None and weight.dim() != 1:
-        raise ValueError
-    return new.rows(x, x.numel() // N, N) if x.is_contiguous() else x.view(-1, N)
-
-
-# ---- with options -------------------------------------------------------------------------------------------
+    return _carefully(Call(kind, eps), x, weight, bias, None, y)[0]
 
 
 def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
          residual: Optional[Tensor]) -> Results:
     """All that the call asks for, in new tensors. call: a Call, or the plain tuple of its fields."""
-    given, results = (x, weight, bias, residual), None
+    kind, eps, offset, out, total, stats, scale = call
+    y = h = rstd = mean = scales = None
     try:
-        index = x.get_device()
-        key = (call, index, x.dtype, x.shape, x.stride(), weight is not None and (weight.dtype, weight.dim()),
-               bias is not None and bias.dtype,
-               residual is not None and (residual.dtype, residual.shape, residual.stride()))
-        seen = _seen.get(key)
-        if seen is not None:
-            run, made, views = seen
-            y, total, rstd, mean, scale = results = tuple([m and new.empty(index, *m) for m in made])
-            of_y, of_total = y, total
-            if views is not None:
-                of_x, of_residual, (M, N) = views
-                x, residual = new.over(x, *of_x), of_residual and new.over(residual, *of_residual)
-                of_y, of_total = new.rows(y, M, N), total if total is None else new.rows(total, M, N)
-            run(x, weight, bias, of_y, residual, of_total, rstd, mean, scale, call[1], call[2] or None)
-            return results
-        call = Call(*call)
-        if residual is not None and residual.shape != x.shape:
-            raise ValueError  # _carefully has the words; rows of other sizes may be as many
-        rows, heads = _rows(x, residual, weight)
-        run = _known[_key_with_options(call, x, weight, bias, residual, heads)]
-        if 0 < x.numel() <= _MAX_ROWS:  # so many elements are no more rows
-            results = _allocate(call, x)
-            run(*_arguments(call, rows, weight, bias, results))
-            _remember(key, run, (x, residual), rows, results)
-            return results
+        if eps >= 0.0:
+            shape, make = tuple(x.shape), new.maker(x.get_device())
+            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
+            y = make(shape, stride, out or x.dtype)
+            if total is not None:
+                h = make(shape, stride, total)
+            if stats or scale is not None:
+                rstd, mean, scales = _of_rows(call, make, shape)
+            _known[kind, scale](x, weight, bias, y, residual, h, rstd, mean, scales, eps, offset or None)
+            return y, h, rstd, mean, scales
     except Exception:  # nothing is known, or it was refused
         pass
-    del results  # so that its memory is free
-    return _carefully(Call(*call), *given)
+    del y, h  # so that their memory is free
+    return _carefully(Call(*call), x, weight, bias, residual)
 
 
-def _remember(key, run, given, rows, results):
-    """What `norm` needs of a call that comes again. Not where rows had to be copied."""
-    if any(t is not None and t.data_ptr() != r.data_ptr() for t, r in zip(given, rows)):
-        return
-    made, views = tuple([t if t is None else (tuple(t.shape), t.stride(), t.dtype) for t in results]), None
-    y = results[0]
-    if rows[0] is not given[0] or y.dim() != 2:
-        of_x, of_residual = (t if t is None else (tuple(t.shape), t.stride()) for t in rows)
-        views = of_x, of_residual, (y.numel() // y.shape[-1], y.shape[-1])
-    _seen.add(key, (run, made, views))
-
-
-def _key_with_options(call, x, weight, bias, residual, heads):
-    return (call, heads, x.get_device(), x.dtype, x.shape[-1], weight is not None and weight.dtype,
-            bias is not None and bias.dtype, residual is not None and residual.dtype)
+def _heads(x, residual, weight):
+    """How rows are to be read: None, as (M, N); "weight", as (R, H, N), where each head has a weight of its own;
+    "rows", the same, where they share one and their places take two strides."""
+    if weight is not None and weight.dim() == 2:
+        return "weight"
+    if x.dim() < 3 or (x.is_contiguous() and (residual is None or residual.is_contiguous())):
+        return None
+    one, two = (all(t is None or new.one_stride(t, kept) is not None for t in (x, residual)) for kept in (1, 2))
+    return "rows" if two and not one else None
 
 
 def _rows(x, residual, weight):
-    """((x, residual), heads): both as (M, N), heads None; or as (R, H, N), heads "rows" or "weight".
-
-    The latter where each head has a weight of its own, and where the rows' places take two strides. Copies only what
-    neither describes."""
-    if weight is not None and weight.dim() == 2:
-        return (_folded(x, 2, True), _folded(residual, 2, True)), "weight"
-    if x.dim() == 2:
-        return (x, residual), None
-    two = _folded(x, 1), _folded(residual, 1)
-    if two[0] is not None and (two[1] is not None or residual is None):
-        return two, None
-    if x.dim() > 2:
-        three = _folded(x, 2), _folded(residual, 2)
-        if three[0] is not None and (three[1] is not None or residual is None):
-            return three, "rows"
-    return (_folded(x, 1, True), _folded(residual, 1, True)), None
+    """((x, residual), heads): both as (M, N) or, for heads (see `_heads`), as (R, H, N). Copies only what that does not
+    describe."""
+    heads = _heads(x, residual, weight)
+    kept = 1 if heads is None else 2
+    return tuple(t if t is None or t.dim() == kept + 1 else _folded(t, kept) for t in (x, residual)), heads
 
 
-def _folded(t, kept, copy=False):
-    """t with all but the last `kept` dimensions made one. Where no stride describes that one: a copy, or None."""
-    if t is None:
-        return None
-    shape, strides = t.shape, t.stride()
-    last, size, step = tuple(shape[-kept:]), 1, 0
-    for n, stride in zip(shape[-kept - 1::-1], strides[-kept - 1::-1]):
-        if n != 1:
-            if size == 1:
-                step = stride
-            elif stride != size * step:
-                return t.reshape(-1, *last) if copy else None  # sizes one by one: read faster than a tuple
-            size *= n
-    return new.over(t, (size, *last), (step if size > 1 else math.prod(last), *strides[-kept:]))
+def _folded(t, kept):
+    found = new.folded(t, kept)
+    return t.reshape(-1, *t.shape[t.dim() - kept:]) if found is None else found
 
 
-def _allocate(call, x) -> Results:
-    kind, _, _, out, total, stats, scale = call
-    index = x.get_device()
-    y = new.like(x, index, out or x.dtype)
-    h = None if total is None else new.like(x, index, total)
-    if not stats and scale is None:
-        return y, h, None, None, None
-    M, rstd, mean = x.numel() // x.shape[-1], None, None
-    if stats:
-        rstd = new.empty(index, (M,), (1,), torch.float32)
-        mean = new.empty(index, (M,), (1,), torch.float32) if kind == "layernorm" else None
-    if scale == "row":
-        return y, h, rstd, mean, new.empty(index, (M, 1), (1, 1), torch.float32)
-    return y, h, rstd, mean, None if scale is None else scales(scale, M, x)
+def allocate(call: tuple, x: Tensor) -> Results:
+    """New tensors for what a call asks for."""
+    _, _, _, out, total, stats, scale = call
+    shape, make = tuple(x.shape), new.maker(x.get_device())
+    stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
+    y, h = make(shape, stride, out or x.dtype), None if total is None else make(shape, stride, total)
+    if stats or scale is not None:
+        return y, h, *_of_rows(call, make, shape)
+    return y, h, None, None, None
 
 
-def scales(granularity: str, M: int, x: Tensor) -> Tensor:
-    """Room for the scales of M rows like x's: (M, 1), or (M, groups) with the columns contiguous, of M rounded up to 4.
-    """
-    if granularity == "row":
-        return torch.empty(M, 1, dtype=torch.float32, device=x.device)
-    shape, stride = (M, -(-x.shape[-1] // GROUP)), (1, -(-M // 4) * 4)
-    return torch.empty_strided(shape, stride, dtype=torch.float32, device=x.device)
+def _of_rows(call, make, shape):
+    """rstd, mean and scale."""
+    M, rstd, mean, scale = shape[0] if len(shape) == 2 else math.prod(shape[:-1]), None, None, None
+    if call[5]:
+        rstd = make((M,), (1,), torch.float32)
+        mean = make((M,), (1,), torch.float32) if call[0] == "layernorm" else None
+    if call[6] == "row":
+        scale = make((M, 1), (1, 1), torch.float32)
+    elif call[6] is not None:
+        scale = make((M, -(-shape[-1] // GROUP)), (1, -(-M // 4) * 4), torch.float32)
+    return rstd, mean, scale
 
 
 def _arguments(call, rows, weight, bias, results):
@@ -254,35 +179,44 @@ def _carefully(call, x, weight, bias, residual, out=None):
         checks.gradient_of_heads(call.kind, x, weight)
     arch.require_hopper(x.device)
     rows, heads = _rows(x, residual, weight)
-    results = _allocate(call, x) if out is None else (out, None, None, None, None)
+    results = allocate(call, x) if out is None else (out, None, None, None, None)
     if not x.numel():
         return results
     arguments = _arguments(call, rows, weight, bias, results)
-    run, plain_ = _launcher(call, heads, arguments, _key(call, x, weight, bias, residual, heads))
-    for part in _parts((*arguments[:4], call.eps) if plain_ else arguments):
+    spec, run = _launcher(call, heads, arguments)
+    _remember(spec, run, arguments)
+    for part in _parts((*arguments[:4], call.eps) if spec.plain else arguments):
         run(*part)
     return results
 
 
-def _launcher(call, heads, arguments, key):
-    """(launcher, whether its spec is without options). Remembered for the next call too, where it takes any address
-    that torch gives to a new tensor."""
+def _launcher(call, heads, arguments):
+    """(its spec, the launcher)."""
     x, weight, bias, y, residual, total = arguments[:6]
     width = vector([t for t in (x, residual, y, total) if t is not None], (weight, bias))
-    found = _launchers.get((key, width))
-    if found is None:
+    key = _key(call, x, weight, bias, residual, heads), width
+    if key not in _launchers:
         spec = _spec(call, heads, arguments, width)
-        found = _launchers[key, width] = compiled(spec, x.device), spec.plain
-        if width == spec.widest:
-            _known[key] = found[0]
-    return found
+        _launchers[key] = spec, compiled(spec, x.device)
+    return _launchers[key]
 
 
 def _key(call, x, weight, bias, residual, heads):
-    if residual is None and heads is None and call == Call(call.kind, call.eps, stats=call.stats):
-        return (call.kind, call.stats, x.get_device(), x.dtype, x.shape[-1], weight is not None and weight.dtype,
-                bias is not None and bias.dtype)
-    return _key_with_options(call, x, weight, bias, residual, heads)
+    """What a spec is made from but the width of an access, found faster than a spec is made."""
+    return (call._replace(eps=0.0, offset=bool(call.offset)), heads, x.get_device(), x.dtype, x.shape[-1],
+            *(t is not None and t.dtype for t in (weight, bias, residual)))
+
+
+def _remember(spec, run, arguments):
+    """For the calls that come next, where the launcher takes any address that torch gives to a new tensor."""
+    if spec.vector != spec.widest:
+        return
+    kept, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
+    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None)
+    _known[place] = added(_known.get(place), run, arguments, shapes)
+    if spec.out is None and not spec.offset and all(t is None for t in arguments[4:9]):
+        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN)
+        _known[spec.kind] = added(_known.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
 
 
 def _spec(call, heads, arguments, width):

@@ -92,8 +92,8 @@ def _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtyp
         return _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "record":
-        call = Call(kind, eps, offset, out_dtype, _kept(x, residual, total), True)
-        return _Recorded.apply(x, weight, bias, residual, call, prenorm)
+        call = kind, eps, offset, out_dtype, _kept(x, residual, total), True, None
+        return _Recorded.apply(x, weight, bias, residual, (call, prenorm))
     y, h, *_ = _forward(Call(kind, eps, offset, out_dtype, total), x, weight, bias, residual)
     return (y, x if h is None else h) if prenorm else y
 
@@ -103,9 +103,11 @@ def _kept(x, residual, total):
     return torch.promote_types(x.dtype, residual.dtype) if total is None and residual is not None else total
 
 
-def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
+def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
+    """call: a Call, or the plain tuple of its fields, which is made in a third of the time."""
     if x.is_cuda:
         return launch.norm(call, x, weight, bias, residual)
+    call = Call(*call)
     checks.norm(call.kind, x, weight, bias, residual, call.out, call.total)
     checks.eps(call.kind, call.eps)
     if call.stats:
@@ -120,9 +122,10 @@ def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
 # ---- gradients: in plain eager mode ---------------------------------------------------------------------------
 
 
-def _recorded(ctx, x, weight, bias, residual, call, prenorm):
+def _recorded(ctx, x, weight, bias, residual, how):
+    call, prenorm = how
     y, h, rstd, mean, _ = _forward(call, x, weight, bias, residual)
-    gradients.remember(ctx, call.kind, call.offset, x, weight, bias, residual, h, rstd, mean)
+    gradients.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
     if not prenorm:
         return y
     total = x if h is None else h
@@ -134,9 +137,9 @@ def _recorded(ctx, x, weight, bias, residual, call, prenorm):
 
 def _recorded_plain(ctx, x, weight, bias, how):
     kind, eps = how
-    y, rstd, mean = launch.plain_with_statistics(kind, x, weight, bias, eps)
-    ctx.save_for_backward(x, weight, rstd, mean)
-    ctx.facts = (kind, 0.0, x.dtype, bias is not None and bias.dtype, None)
+    call = kind, eps, 0.0, None, None, True, None
+    y, _, rstd, mean, _ = launch.norm(call, x, weight, bias, None)
+    gradients.remember_quickly(ctx, call, (x, weight, bias, None), None, (rstd, mean))
     return y
 
 

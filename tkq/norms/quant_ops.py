@@ -8,7 +8,9 @@ from .. import reference_norms
 from ..runtime import check, ops
 from . import checks, launch
 from .launch import Call
-from .spec import SCALES
+from .spec import GROUP, SCALES
+
+_E4M3 = torch.float8_e4m3fn
 
 
 def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor] = None, eps: float = 1e-6,
@@ -45,7 +47,8 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
 def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype, granularity):
     if granularity not in SCALES:
         raise ValueError(f"{kind}_quant: granularity: got {granularity!r}, allowed are {', '.join(SCALES)}")
-    checks.options(kind, weight, offset, prenorm, residual_dtype)
+    if offset != 0.0 or residual_dtype is not None:
+        checks.options(kind, weight, offset, prenorm, residual_dtype)
     way = ops.route(x, weight, bias, residual)
     if way != "direct":
         check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
@@ -53,22 +56,27 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
         checks.eps(kind, eps)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "direct":
-        call = Call(kind, eps, offset, torch.float8_e4m3fn, total, False, granularity)
-        q, h, _, _, scale = _forward(call, x, weight, bias, residual)
+        call = kind, eps, offset, _E4M3, total, False, granularity
+        q, h, _, _, scale = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
     else:
         q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
     return (q, scale, x if total is None else h) if prenorm else (q, scale)
 
 
-def _forward(call: Call, x, weight, bias, residual) -> launch.Results:
-    if x.is_cuda:
-        return launch.norm(call, x, weight, bias, residual)
+def _on_cpu(call: tuple, x, weight, bias, residual) -> launch.Results:
+    call = Call(*call)
     checks.norm(call.kind, x, weight, bias, residual, None, call.total)
     checks.eps(call.kind, call.eps)
     y, h, _, _ = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
     q, found = reference_norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
-    scale = launch.scales(call.scale, found.shape[0], x).copy_(found)
+    scale = _scales(call.scale, found.shape[0], x).copy_(found)
     return q.view(x.shape), None if call.total is None else h.contiguous().to(call.total, copy=True), None, None, scale
+
+
+def _scales(granularity, M, x):
+    """Room for the scales of M rows like x's, as `launch` makes it."""
+    shape, stride = ((M, 1), (1, 1)) if granularity == "row" else ((M, -(-x.shape[-1] // GROUP)), (1, -(-M // 4) * 4))
+    return torch.empty_strided(shape, stride, dtype=torch.float32, device=x.device)
 
 
 def _op(kind):
@@ -76,14 +84,14 @@ def _op(kind):
     def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor] = None,
             weight_offset: float = 0.0, total_dtype: Optional[torch.dtype] = None,
             granularity: str = "row") -> tuple[Tensor, Tensor, Tensor]:
-        call = Call(kind, eps, weight_offset, torch.float8_e4m3fn, total_dtype, False, granularity)
-        q, h, _, _, scale = _forward(call, x, weight, bias, residual)
+        call = kind, eps, weight_offset, _E4M3, total_dtype, False, granularity
+        q, h, _, _, scale = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
         return q, scale, x.new_empty(0) if h is None else h
 
     def fake(x, weight, bias, eps, residual=None, weight_offset=0.0, total_dtype=None, granularity="row"):
         checks.norm(kind, x, weight, bias, residual, None, total_dtype)
-        return (x.new_empty(x.shape, dtype=torch.float8_e4m3fn),
-                launch.scales(granularity, x.numel() // x.shape[-1], x),
+        return (x.new_empty(x.shape, dtype=_E4M3),
+                _scales(granularity, x.numel() // x.shape[-1], x),
                 x.new_empty(0) if total_dtype is None else x.new_empty(x.shape, dtype=total_dtype))
 
     return ops.torch_op(f"{kind}_quant", cuda=run, cpu=run, fake=fake)

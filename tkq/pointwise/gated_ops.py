@@ -7,6 +7,7 @@ from torch import Tensor
 from .. import reference_pointwise as reference
 from .. import runtime
 from ..runtime import arch, check, dtypes, new, ops
+from ..runtime.chooser import Shapes, added
 from .plan import MAX_UNITS, plan_gated
 from .spec import WIDTH, GatedSpec, widest_gated
 
@@ -16,7 +17,7 @@ _LAYOUTS = ("split", "interleaved")
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
-# The same without addresses: launchers for whole accesses, which refuse what they cannot take.
+# Choosers of launchers for whole accesses, which refuse what they cannot take: by kind and packing.
 _known: dict = {}
 
 
@@ -86,12 +87,12 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
     """The forward, with as little Python as it takes."""
     try:
-        index, dtype, shape = gate.get_device(), gate.dtype, tuple(gate.shape)
-        run = _known[kind, packing, index, dtype, len(shape)]
-        if 0 < gate.numel() < MAX_UNITS:
-            out = new.contiguous(index, shape if packing == "apart" else (*shape[:-1], shape[-1] // 2), dtype)
-            run(gate, up, None, out, None)
-            return out
+        known, shape = _known[kind, packing], tuple(gate.shape)
+        if packing != "apart":
+            shape = *shape[:-1], shape[-1] // 2
+        out = new.contiguous(gate.get_device(), shape, gate.dtype)
+        known(gate, up, None, out, None)
+        return out
     except Exception:  # nothing is known, or it was refused
         pass
     return _value(gate, up, kind, packing)
@@ -197,7 +198,12 @@ def _launch_with_care(vector, tensors, kind, packing, gradients, config):
         _launch(*joined, kind, packing, gradients, config)
         return
     if x.numel() // vector <= MAX_UNITS:
-        _launcher(x, kind, packing, vector, gradients, config)(*tensors)
+        run = _launcher(x, kind, packing, vector, gradients, config)
+        if vector == widest_gated(dtypes.name_of(x.dtype), packing) and gradients is None and config is None:
+            kept = x.dim() - 1
+            _known[kind, packing] = added(_known.get((kind, packing)), run, tensors,
+                                            Shapes({0: kept, 1: kept}, {3: kept}, columns=()))
+        run(*tensors)
         return
     tensors, step = [_rows(t) for t in tensors], MAX_UNITS // -(-x.shape[-1] // vector)
     run = _launcher(tensors[0], kind, packing, vector, gradients, config)
@@ -220,9 +226,7 @@ def _launcher(x, kind, packing, vector, gradients, config):
     if key not in _launchers:
         arch.require_hopper(x.device)
         spec = GatedSpec(kind, dtypes.name_of(x.dtype), packing, vector, gradients, x.dim())
-        run = _launchers[key] = runtime.function(recipe(spec, config))
-        if vector == widest_gated(spec.dtype, packing) and gradients is None and config is None:
-            _known[kind, packing, x.get_device(), x.dtype, x.dim()] = run
+        _launchers[key] = runtime.function(recipe(spec, config))
     return _launchers[key]
 
 

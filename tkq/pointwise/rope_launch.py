@@ -4,14 +4,15 @@ from typing import NamedTuple
 
 from .. import runtime
 from ..runtime import arch, dtypes, new
+from ..runtime.chooser import Shapes, added
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
 from .rope_check import Turn, check_call
 from .spec import RopeSpec
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
 _launchers: dict = {}
-# The same without addresses, of calls with positions from an integer: launchers for whole accesses, which refuse what
-# they cannot take.
+# Of calls with positions from an integer, choosers of launchers for whole accesses, which refuse what they cannot take:
+# by what a chooser does not look at, which are heads and the kind of pairs.
 _known: dict = {}
 
 
@@ -21,30 +22,28 @@ def launch_simple(turn, x, x2=None, in_place=False):
     what the turn says. in_place: out is x."""
     try:
         cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
-        index, dtype = x.get_device(), x.dtype
-        batch, length, heads, width = x.shape
+        batch, length, heads, width = shape = tuple(x.shape)
         rows, half = cos.shape
-        most = heads if x2 is None else max(heads, x2.shape[2])
-        run = _known[index, dtype, cos.dtype, most if most < 8 else 8, width, half, interleaved, x2 is None]
-        if (0 <= offset <= rows - length and 0 < 2 * batch * length * most * width <= MAX_UNITS
+        heads2 = 0 if x2 is None else x2.shape[2]
+        most = heads if heads > heads2 else heads2
+        known = _known[interleaved, most if most < 8 else 8]
+        if (0 <= offset <= rows - length and 2 * batch * length * most * width <= MAX_UNITS
                 and offsets is ids is starts is None):
-            out2 = None if x2 is None else _new(index, batch, length, x2.shape[2], width, dtype)
+            make, pitch, dtype, out2 = new.maker(x.get_device()), heads * width, x.dtype, None
             if not in_place:
-                out = _new(index, batch, length, heads, width, dtype)
+                out = make(shape, (length * pitch, pitch, width, 1), dtype)
             elif width == 2 * half and x.is_contiguous():
                 out = x
             else:
                 return None
-            run(x, out, x2, out2, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
+            if heads2:
+                pitch = heads2 * width
+                out2 = make((batch, length, heads2, width), (length * pitch, pitch, width, 1), dtype)
+            known(x, out, x2, out2, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
             return out, out2
     except Exception:  # nothing is known, or it was refused
         pass
     return None
-
-
-def _new(index, batch, length, heads, width, dtype):
-    pitch = heads * width
-    return new.empty(index, (batch, length, heads, width), (length * pitch, pitch, width, 1), dtype)
 
 
 def launch(turn, x, out, x2=None, out2=None, config=None):
@@ -87,7 +86,11 @@ def _run(turn, x, out, x2, out2, config):
         check_call(tensors, Turn(*turn))
         kernel = _checked(key, tensors, cos, bool(interleaved), vector, kind, index, config)
     if elements:
-        kernel.run(x, out, x2, out2, cos, sin, positions, starts, offset, -1.0 if inverse else 1.0)
+        given = x, out, x2, out2, cos, sin, positions, starts, offset, -1.0 if inverse else 1.0
+        if kind == "offset" and len(tokens) == 2 and vector * size == 16 and config is None:  # the plan's own config
+            place = bool(interleaved), min(8, heads)
+            _known[place] = added(_known.get(place), kernel.run, given, Shapes({}, {}, columns=(0, 4)))
+        kernel.run(*given)
 
 
 def _strides(x):
@@ -144,11 +147,6 @@ def _checked(key, tensors, cos, interleaved, vector, kind, index, config):
                         interleaved, vector, kind, index and dtypes.name_of(index), varlen, len(tensors))
         config = config or plan_rope(spec, max(t.shape[-2] for t in tensors))
         kernel = _launchers[key] = _Kernel(runtime.function(recipe(spec, config)), spec, config)
-        whole = vector * x.itemsize == 16 and key[-1] is None  # the plan's own config
-        if kind == "offset" and not varlen and whole:
-            most = max(t.shape[2] for t in tensors)
-            _known[x.get_device(), x.dtype, cos.dtype, min(8, most), x.shape[3], cos.shape[1], interleaved,
-                   len(tensors) == 1] = kernel.run
     groups = sum(-(-t.shape[-2] // kernel.config.heads_each) for t in tensors)
     units = math.prod(x.shape[:-2]) * groups * columns(kernel.spec).chunks
     if units > MAX_UNITS:

@@ -178,7 +178,8 @@ def _flavour_mismatch(facts):
 def _costs(facts):
     if facts.linker:
         yield Finding(f"{facts.linker}: kernels work all the same, but a process that finds one in the cache must "
-                      "import the DSL (0.5 s, once). With a C compiler (apt install gcc, say) it need not.", False)
+                      "import the DSL (0.5 s, once), and eager calls cost the CPU some microseconds more. Not so with "
+                      "a C compiler (apt install gcc, say).", False)
     if facts.nvdisasm is None:
         yield Finding("nvdisasm is missing: `python -m tkq compile --report`, the demo without a GPU and the SASS "
                       "tests need it: pip install nvidia-cuda-nvdisasm.", False)

@@ -1,4 +1,9 @@
 """Tensors past torch's dispatcher, for what a call allocates and for what a launch reads. Plain eager mode alone."""
+from __future__ import annotations
+
+import functools
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,14 +17,27 @@ _current, _filling = getattr(torch._C, "_cuda_getDevice", None), torch._C._get_d
 _short = _strided is not None and _current is not None
 
 
+@functools.cache
+def _one_device() -> bool:
+    """Then it is the current one. Asked when there is a CUDA tensor, after which no device comes or goes."""
+    return torch.cuda.device_count() == 1
+
+
 def empty(index: int, shape: tuple, stride: tuple, dtype: torch.dtype) -> Tensor:
     """A tensor that is not filled (but where torch is told to fill what is new).
 
     index: of the CUDA device, what ``get_device`` of another tensor says; below 0 the CPU. shape, stride: plain tuples.
     """
-    if _short and index >= 0 and index == _current() and not _filling():
+    if _short and index >= 0 and (_one_device() or index == _current()) and not _filling():
         return _strided(shape, stride, dtype)
     return torch.empty_strided(shape, stride, dtype=dtype, device=arch.device(index))
+
+
+def maker(index: int):
+    """`empty` without its first argument, for whoever needs several tensors: what it asks is asked once."""
+    if _short and index >= 0 and (_one_device() or index == _current()) and not _filling():
+        return _strided
+    return functools.partial(empty, index)
 
 
 def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
@@ -31,10 +49,11 @@ def contiguous(index: int, shape: tuple, dtype: torch.dtype) -> Tensor:
 
 def strides(shape: tuple) -> tuple:
     """Of a contiguous tensor."""
-    found, step = (), 1
-    for n in reversed(shape):
-        found, step = (step, *found), step * max(n, 1)
-    return found
+    found, step = [1], 1
+    for n in shape[:0:-1]:
+        step *= n or 1
+        found.append(step)
+    return tuple(found[::-1]) if shape else ()
 
 
 def like(x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
@@ -53,9 +72,27 @@ def over(x: Tensor, shape: tuple, stride: tuple) -> Tensor:
     return x.as_strided(shape, stride) if _over is None else _over(x, shape, stride, 0)
 
 
-def shaped(rows: Tensor, x: Tensor) -> Tensor:
-    """Contiguous rows, which nobody else has, with x's shape: what is returned of what a launch has written."""
-    return over(rows, *_as(x))
+def folded(t: Tensor, kept: int) -> Tensor | None:
+    """t with all but the last `kept` dimensions made one, in its memory; None where no stride describes that one."""
+    shape, of = t.shape, t.stride()
+    step = one_stride(t, kept)
+    size, last = math.prod(shape[:len(shape) - kept]), tuple(shape[len(shape) - kept:])
+    return None if step is None else over(t, (size, *last), (step, *of[len(of) - kept:]))
+
+
+def one_stride(t: Tensor, kept: int) -> int | None:
+    """The stride that describes all but the last `kept` dimensions as one; None where there is none."""
+    shape, of = t.shape, t.stride()
+    size, step = 1, math.prod(shape[len(shape) - kept:])  # of a dimension of one element: as if all were contiguous
+    for i in range(len(shape) - kept - 1, -1, -1):
+        n = shape[i]
+        if n != 1:
+            if size == 1:
+                step = of[i]
+            elif of[i] != size * step:
+                return None
+            size *= n
+    return step
 
 
 def rows(x: Tensor, m: int, n: int) -> Tensor:

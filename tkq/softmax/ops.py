@@ -5,15 +5,16 @@ from torch import Tensor
 from .. import reference_losses as reference
 from .. import row_plan, runtime
 from ..runtime import arch, check, dtypes, new, ops
+from ..runtime.chooser import Shapes, added
 from .plan import plan
 from .spec import MAX_N, SoftmaxSpec
 
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
-# What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
-# cannot take, so that a hit needs no check of its own.
+# For a forward, log -> a chooser of launchers; for a backward, what a call looks like -> its launcher. They take whole
+# 16-byte accesses, and refuse what they cannot take, so that a hit needs no check of its own.
 _known: dict = {}
-_launchers: dict = {}  # with addresses -> any launcher
+_launchers: dict = {}  # what a call looks like, with addresses -> (its launcher, whether it is such a one)
 
 
 def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
@@ -82,17 +83,10 @@ def _along(x, dim, scale, log):
 def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
     """Run the kernel, with as little Python as it takes."""
     try:
-        index, dtype, shape = x.get_device(), x.dtype, x.shape
-        N, flat = shape[-1], len(shape) == 2
-        run = _known[log, False, index, dtype, N]
-        M = shape[0] if flat else x.numel() // N
-        if 0 < M <= _MAX_ROWS and x.is_contiguous():
-            if flat:
-                y = new.empty(index, (M, N), (N, 1), dtype)
-                run(x, y, scale)
-            else:
-                y = new.like(x, index, dtype)
-                run(new.rows(x, M, N), new.rows(y, M, N), scale)
+        if x.is_contiguous():
+            shape = tuple(x.shape)
+            y = new.empty(x.get_device(), shape, (shape[1], 1) if len(shape) == 2 else x.stride(), x.dtype)
+            _known[log](x, y, scale)
             return y
     except Exception:  # nothing is known, or it was refused
         pass
@@ -104,7 +98,7 @@ def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
     try:
         index, dtype = y.get_device(), y.dtype
         M, N = y.shape  # other shapes are not so frequent
-        run = _known[log, True, index, dtype, N]
+        run = _known[log, index, dtype, N]
         if y.is_contiguous() and 0 < M <= _MAX_ROWS:
             dx = new.empty(index, (M, N), (N, 1), dtype)
             run(y, dy, dx, scale)
@@ -145,9 +139,11 @@ def _rows(x):
 
 def _run(x, tensors, scale, log, backward):
     key = (log, backward, x.dtype, x.shape[1], x.device, *[(t.data_ptr() & 15, t.stride(0) & 7) for t in tensors])
-    run = _launchers.get(key)
-    if run is None:
-        run = _launchers[key] = _launcher(x, tensors, scale, log, backward)
+    if key not in _launchers:
+        _launchers[key] = _launcher(x, tensors, scale, log, backward)
+    run, whole = _launchers[key]
+    if whole:
+        _remember(run, (*tensors, scale), log, backward)
     rows = x.shape[0]
     if 0 < rows <= _MAX_ROWS:
         run(*tensors, scale)
@@ -163,9 +159,15 @@ def _launcher(x, tensors, scale, log, backward):
     vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in tensors])
     spec = SoftmaxSpec(x.shape[1], dtypes.name_of(x.dtype), vector, log, backward, shifted)
     run = runtime.function(recipe(spec))
-    if vector * size == 16 and not shifted:
-        _known[log, backward, x.get_device(), x.dtype, x.shape[1]] = run
-    return run
+    return run, vector * size == 16 and not shifted
+
+
+def _remember(run, given, log, backward):
+    if backward:
+        x = given[0]
+        _known[log, x.get_device(), x.dtype, x.shape[1]] = run
+    else:
+        _known[log] = added(_known.get(log), run, given, Shapes({0: 1}, {1: 1}))
 
 
 def recipe(spec: SoftmaxSpec, config=None):
