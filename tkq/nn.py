@@ -87,7 +87,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """input: logits (C,), (N, C) or (N, C, d1, ...), as torch has them; the last is copied, its classes brought
         last. target: without C; int32 or int64."""
-        from . import cross_entropy  # with the first call: not everyone who wants a norm wants it
+        from .losses.ops import cross_entropy  # with the first call: not everyone who wants a norm wants it
 
         if target.is_floating_point():
             raise NotImplementedError("CrossEntropyLoss: target: got probabilities of classes, allowed are indices")
@@ -122,7 +122,7 @@ class LinearCrossEntropyLoss(nn.Module):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """input: (..., in_features). target: (...)."""
-        from . import linear_cross_entropy
+        from .losses.linear_ops import linear_cross_entropy
 
         input = _contiguous(input) if input.dim() else input
         return linear_cross_entropy(input, self.linear.weight, target, class_weight=self.weight, **self.options)
@@ -142,7 +142,7 @@ class Softmax(nn.Softmax):
         self.scale = scale
 
     def forward(self, input: Tensor) -> Tensor:
-        from . import softmax
+        from .softmax.ops import softmax
 
         return softmax(input, dim=self.dim, scale=self.scale)
 
@@ -159,7 +159,7 @@ class LogSoftmax(nn.LogSoftmax):
         self.scale = scale
 
     def forward(self, input: Tensor) -> Tensor:
-        from . import log_softmax
+        from .softmax.ops import log_softmax
 
         return log_softmax(input, dim=self.dim, scale=self.scale)
 
@@ -185,7 +185,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:
         """gate, up: (..., N). Or both in one, (..., 2 N)."""
-        from . import swiglu
+        from .pointwise.gated_ops import swiglu
 
         return swiglu(gate, up, layout=self.layout)
 
@@ -201,7 +201,7 @@ class GEGLU(SwiGLU):
         self.approximate = approximate
 
     def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:
-        from . import geglu
+        from .pointwise.gated_ops import geglu
 
         return geglu(gate, up, approximate=self.approximate, layout=self.layout)
 
@@ -221,7 +221,7 @@ class RotaryEmbedding(nn.Module):
         self._make(torch.get_default_device() if device is None else device)
 
     def _make(self, device):
-        from . import rope_cos_sin
+        from .pointwise.tables import rope_cos_sin
 
         for name, table in zip(("cos", "sin"), rope_cos_sin(self.max_seqlen, self.dim, self.base, device=device)):
             self.register_buffer(name, table, persistent=False)
@@ -234,7 +234,7 @@ class RotaryEmbedding(nn.Module):
     def forward(self, q: Tensor, k: Tensor, *, seqlen_offsets=0, position_ids: Optional[Tensor] = None,
                 cu_seqlens: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
         """q, k: (B, S, H, D) and (B, S, Hk, D), or of packed sequences, as `tkq.rope_qk` has them."""
-        from . import rope_qk
+        from .pointwise.rope_ops import rope_qk
 
         return rope_qk(q, k, self.cos, self.sin, interleaved=self.interleaved, seqlen_offsets=seqlen_offsets,
                        position_ids=position_ids, cu_seqlens=cu_seqlens)
@@ -249,7 +249,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., in_features). Returns (..., out_features)."""
-        from . import gemm  # with the first call: not everyone who wants a norm wants it
+        from .gemm.ops import gemm  # with the first call: not everyone who wants a norm wants it
 
         x = input
         if not x.dim() or x.shape[-1] != self.in_features:

@@ -1,5 +1,7 @@
 """tkq.nn beside torch.nn: results, gradients, state dicts and what they print."""
+import ast
 import copy
+import pathlib
 import pickle
 
 import pytest
@@ -215,3 +217,38 @@ def test_positions():
         assert torch.equal(mine, wanted)
     for cast in (module.bfloat16(), module.to("meta").to_empty(device="cpu"), copy.deepcopy(module)):
         assert torch.equal(cast.cos, cos) and torch.equal(cast.sin, sin) and not cast.state_dict()
+
+
+# ---- torch.compile --------------------------------------------------------------------------------------------------
+
+BF16 = torch.bfloat16
+TRACED = {
+    "RMSNorm": (lambda: tkq.nn.RMSNorm(16), lambda: (torch.randn(6, 16),)),
+    "LayerNorm": (lambda: tkq.nn.LayerNorm(16), lambda: (torch.randn(6, 16),)),
+    "Linear": (lambda: tkq.nn.Linear(16, 8, dtype=BF16), lambda: (torch.randn(2, 3, 16).to(BF16),)),
+    "Softmax": (lambda: tkq.nn.Softmax(-1), lambda: (torch.randn(6, 16),)),
+    "LogSoftmax": (lambda: tkq.nn.LogSoftmax(0), lambda: (torch.randn(6, 16),)),
+    "CrossEntropyLoss": (lambda: tkq.nn.CrossEntropyLoss(), lambda: (torch.randn(6, 16), torch.arange(6))),
+    "LinearCrossEntropyLoss": (lambda: tkq.nn.LinearCrossEntropyLoss(16, 8),
+                               lambda: (torch.randn(6, 16).to(BF16), torch.arange(6))),
+    "SwiGLU": (lambda: tkq.nn.SwiGLU(), lambda: (torch.randn(6, 16),)),
+    "GEGLU": (lambda: tkq.nn.GEGLU(), lambda: (torch.randn(6, 16),)),
+    "RotaryEmbedding": (lambda: tkq.nn.RotaryEmbedding(8, 9), lambda: tuple(torch.randn(2, 1, 9, 3, 8))),
+    "Fp8Linear": (lambda: tkq.nn.Fp8Linear(16, 16, dtype=BF16), lambda: (torch.randn(16, 16).to(BF16),)),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_module_is_traced_whole(name):
+    torch._dynamo.reset()
+    module, inputs = TRACED[name][0](), TRACED[name][1]()
+    found = torch.compile(module, fullgraph=True, backend="eager")(*inputs)
+    torch.testing.assert_close(found, module(*inputs))
+
+
+def test_no_call_imports_from_the_package_itself():
+    """Which is a module of a class of its own: torch.compile of torch 2.11 does not follow `from . import`."""
+    nodes = ast.walk(ast.parse(pathlib.Path(tkq.nn.__file__).read_text()))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    imports = [node for f in functions for node in ast.walk(f) if isinstance(node, ast.ImportFrom)]
+    assert imports and all(node.module for node in imports)

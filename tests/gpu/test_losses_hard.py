@@ -29,7 +29,9 @@ def test_hard_data(what):
         else:
             x += 100
     check(x, weight, target, what=what)
-    check(x, weight, target, torch.linspace(-1, 1, 1300, device="cuda"), what=what, reduction="none")
+    # Of one sign: where large parts of weight's gradient cancel between chunks, what is left has the roundings of the
+    # parts, as the docstring says.
+    check(x, weight, target, torch.linspace(0.1, 1, 1300, device="cuda"), what=what, reduction="none")
 
 
 def gradients(loss, *leaves):

@@ -24,7 +24,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     second backward of a retained graph, the backward computes each chunk's logits anew.
 
     At a time a chunk's logits are in memory, at most 512 MB of them or 512 rows, and in fp16 a float32 gradient of
-    weight. A gradient of weight in bf16 is rounded once for each chunk, a quarter of the rows as a rule.
+    weight. A gradient of weight in bf16 is rounded once for each chunk, a quarter of the rows as a rule: it is as exact
+    as its largest part, so that less is left where the chunks' parts cancel.
 
     Args:
         x: (..., K), bf16 or fp16, K a multiple of 8, last dimension contiguous.
