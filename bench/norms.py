@@ -102,16 +102,17 @@ def _residual_job(m: int, n: int) -> Job:
 def quant_jobs(shapes) -> Iterator[Job]:
     for m, n in shapes:
         for granularity in ("row", "block"):
-            yield _quant_job(m, n, granularity)
+            yield _quant_job("rmsnorm", m, n, granularity)
+        yield _quant_job("layernorm", m, n, "row")
         yield _quant_residual_job(m, n)
 
 
-def _quant_job(m: int, n: int, granularity: str) -> Job:
+def _quant_job(kind: str, m: int, n: int, granularity: str) -> Job:
     def inputs(i):
         return _randn(2 * i, m, n), _randn(2 * i + 1, n)
 
     def ours(x, weight):
-        return tkq.rmsnorm_quant(x, weight, eps=RMS_EPS, granularity=granularity)
+        return quantising(x, weight, eps=RMS_EPS, granularity=granularity)
 
     def error(name, xw, output):
         if name == "plain":
@@ -121,12 +122,12 @@ def _quant_job(m: int, n: int, granularity: str) -> Job:
         return max(
             relative_error(
                 output[0][r].float() * output[1][r].repeat_interleave(width, 1)[:, :n],
-                reference_norms.norm("rmsnorm", x[r], weight, eps=RMS_EPS)[0],
+                reference_norms.norm(kind, x[r], weight, eps=RMS_EPS)[0],
             )
             for r in _ends(m)
         )
 
-    op = f"rmsnorm_quant {granularity}"
+    quantising, op = getattr(tkq, f"{kind}_quant"), f"{kind}_quant {granularity}"
     question = harness.Question("quant", op, f"M{m} N{n}", "GB/s", 3 * m * n, Bound(("plain",), 1 / QUANT_COST))
     return Job(question, ours, op, ("plain", "torch.compile"), inputs, error)
 

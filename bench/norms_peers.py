@@ -61,11 +61,12 @@ def _two_copies() -> Callable:
 # ---- quantising ------------------------------------------------------------------------------------------------------
 
 
-def _quantised(granularity: str) -> Callable:
+def _quantised(granularity: str, kind: str = "rmsnorm") -> Callable:
     """What a model writes, for torch.compile to fuse."""
 
     def norm(x, weight):
-        y = _rmsnorm(x.float(), weight.float(), None)
+        wide = x.float()
+        y = _rmsnorm(wide - wide.mean(-1, keepdim=True) if kind == "layernorm" else wide, weight.float(), None)
         groups = y.unflatten(-1, (-1, GROUP)) if granularity == "block" else y.unsqueeze(-2)
         scale = (groups.abs().amax(-1, keepdim=True) / 448.0).clamp_min(2.0**-126)
         q = (groups / scale).to(torch.float8_e4m3fn).flatten(-2)
@@ -74,8 +75,9 @@ def _quantised(granularity: str) -> Callable:
     return norm
 
 
-def _plain() -> Callable:
-    return lambda x, weight: tkq.rmsnorm(x, weight, eps=RMS_EPS)
+def _plain(kind: str = "rmsnorm") -> Callable:
+    norm = getattr(tkq, kind)
+    return lambda x, weight: norm(x, weight, eps=RMS_EPS)
 
 
 def _plain_added() -> Callable:
@@ -111,6 +113,10 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     },
     "rmsnorm_quant row": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("row"))},
     "rmsnorm_quant block": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("block"))},
+    "layernorm_quant row": {
+        "plain": lambda: _plain("layernorm"),
+        "torch.compile": lambda: _compiled(_quantised("row", "layernorm")),
+    },
     "rmsnorm_quant + residual": {"plain": _plain_added},
     "rmsnorm heads": {
         "copy": lambda: lambda x, weight: copied(x),

@@ -35,6 +35,8 @@ _PUBLIC = {
     "softmax": "tkq.softmax.ops",
     "swiglu": "tkq.pointwise.gated_ops",
     "tune": "tkq.tuning",
+    "Exchange": "tkq.rows.monoid",
+    "Monoid": "tkq.rows.monoid",
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }

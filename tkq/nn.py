@@ -1,6 +1,15 @@
 """Modules that take the place of torch.nn's: the same constructor arguments, parameters and state-dict names.
 
-They are subclasses of torch's, so `isinstance`, `reset_parameters`, `extra_repr`, `state_dict` and pickles are theirs.
+RMSNorm, LayerNorm, Softmax, LogSoftmax, CrossEntropyLoss and Linear are subclasses of torch's, so `isinstance`,
+`reset_parameters`, `state_dict` and pickles are theirs, and they take what torch's take but for this: float64, class
+probabilities and uint8 for targets, and no columns at all, are refused by name. Where the last dimension is not
+contiguous, they copy, which the functions leave to the caller.
+
+Under autocast Linear and Fp8Linear cast as torch does. The others keep their input's type (losses are float32), where
+torch's norms and softmax give float32: the kernels compute in float32 all the same.
+
+SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
+every version.
 """
 from typing import Optional
 
@@ -10,7 +19,8 @@ from torch import Tensor, nn
 from .norms.ops import layernorm, rmsnorm
 from .runtime.check import under_autocast
 
-__all__ = ["CrossEntropyLoss", "LayerNorm", "Linear", "RMSNorm"]
+__all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm",
+           "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 
 def __getattr__(name):
@@ -28,9 +38,9 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
         if len(self.normalized_shape) == 1:
-            _check(x, self.normalized_shape)
-            return rmsnorm(x, self.weight, eps=eps)
-        rows, weight = _flat(x, self.normalized_shape, self.weight)
+            _check("x", x, self.normalized_shape)
+            return rmsnorm(_contiguous(x), self.weight, eps=eps)
+        rows, weight = _flat("x", x, self.normalized_shape, self.weight)
         return rmsnorm(rows, weight, eps=eps).view(x.shape)
 
 
@@ -38,24 +48,29 @@ class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm` on `tkq.layernorm`. normalized_shape: the last dimensions, all of them together normalised.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if len(self.normalized_shape) == 1:
-            _check(x, self.normalized_shape)
-            return layernorm(x, self.weight, self.bias, eps=self.eps)
-        rows, weight, bias = _flat(x, self.normalized_shape, self.weight, self.bias)
-        return layernorm(rows, weight, bias, eps=self.eps).view(x.shape)
+            _check("input", input, self.normalized_shape)
+            return layernorm(_contiguous(input), self.weight, self.bias, eps=self.eps)
+        rows, weight, bias = _flat("input", input, self.normalized_shape, self.weight, self.bias)
+        return layernorm(rows, weight, bias, eps=self.eps).view(input.shape)
 
 
-def _check(x, normalized_shape):
+def _contiguous(x):
+    """x where its last dimension is contiguous, as functions want it; else a copy."""
+    return x if x.stride()[-1] == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _check(name, x, normalized_shape):
     if tuple(x.shape[-len(normalized_shape):]) != tuple(normalized_shape):
-        raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimensions must be normalized_shape, "
+        raise ValueError(f"{name}: shape is {tuple(x.shape)}, its last dimensions must be normalized_shape, "
                          f"{tuple(normalized_shape)}")
 
 
-def _flat(x, normalized_shape, *vectors):
+def _flat(name, x, normalized_shape, *vectors):
     """x with its normalised dimensions made one, and the vectors, which have them, too."""
-    _check(x, normalized_shape)
-    return x.flatten(-len(normalized_shape)), *(None if v is None else v.flatten() for v in vectors)
+    _check(name, x, normalized_shape)
+    return _contiguous(x.flatten(-len(normalized_shape))), *(None if v is None else v.flatten() for v in vectors)
 
 
 class CrossEntropyLoss(nn.CrossEntropyLoss):
@@ -69,30 +84,176 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
         self.z_loss, self.softcap, self.inplace_backward = z_loss, softcap, inplace_backward
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """logits: (C,), (N, C) or (N, C, d1, ...), as torch has them; the last is copied, its classes brought last.
-        target: without C; int32 or int64."""
-        from . import cross_entropy  # with the first call: not everyone who wants a norm wants it
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input: logits (C,), (N, C) or (N, C, d1, ...), as torch has them; the last is copied, its classes brought
+        last. target: without C; int32 or int64."""
+        from .losses.ops import cross_entropy  # with the first call: not everyone who wants a norm wants it
 
         if target.is_floating_point():
             raise NotImplementedError("CrossEntropyLoss: target: got probabilities of classes, allowed are indices")
-        if logits.dim() > 2:
-            logits = logits.movedim(1, -1).contiguous()
-        return cross_entropy(logits, target, weight=self.weight, ignore_index=self.ignore_index,
+        if input.dim():
+            input = input.movedim(1, -1).contiguous() if input.dim() > 2 else _contiguous(input)
+        return cross_entropy(input, target, weight=self.weight, ignore_index=self.ignore_index,
                              reduction=self.reduction, label_smoothing=self.label_smoothing, z_loss=self.z_loss,
                              softcap=self.softcap, inplace_backward=self.inplace_backward)
+
+    def extra_repr(self) -> str:
+        """Nothing, as torch's, but for what torch's has not."""
+        extra = dict(z_loss=(self.z_loss, 0.0), softcap=(self.softcap, None),
+                     inplace_backward=(self.inplace_backward, False))
+        return ", ".join(f"{name}={value}" for name, (value, default) in extra.items() if value != default)
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """A linear layer without bias, and the cross entropy of its results, on `tkq.linear_cross_entropy`: the logits are
+    never whole in memory. The layer is `linear`, as in torch's module of this name; a model that has its weight
+    elsewhere sets `linear.weight`.
+
+    in_features: a multiple of 8. dtype: bfloat16 or float16. weight: of classes. All else as `CrossEntropyLoss`."""
+
+    def __init__(self, in_features: int, num_classes: int, *, weight: Optional[Tensor] = None, ignore_index: int = -100,
+                 reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
+                 softcap: Optional[float] = None, device=None, dtype=torch.bfloat16):
+        super().__init__()
+        self.linear = nn.Linear(in_features, num_classes, bias=False, device=device, dtype=dtype)
+        self.register_buffer("weight", weight)
+        self.options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
+                            z_loss=z_loss, softcap=softcap)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """input: (..., in_features). target: (...)."""
+        from .losses.linear_ops import linear_cross_entropy
+
+        input = _contiguous(input) if input.dim() else input
+        return linear_cross_entropy(input, self.linear.weight, target, class_weight=self.weight, **self.options)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class Softmax(nn.Softmax):
+    """`torch.nn.Softmax` on `tkq.softmax`. dim must be named: torch's guess, where it is None, is refused.
+
+    scale: multiplies the input before."""
+
+    def __init__(self, dim: Optional[int] = None, *, scale: float = 1.0):
+        _check_dim("Softmax", dim)
+        super().__init__(dim)
+        self.scale = scale
+
+    def forward(self, input: Tensor) -> Tensor:
+        from .softmax.ops import softmax
+
+        return softmax(input, dim=self.dim, scale=self.scale)
+
+    def extra_repr(self) -> str:
+        return _with_scale(self, super().extra_repr())
+
+
+class LogSoftmax(nn.LogSoftmax):
+    """`torch.nn.LogSoftmax` on `tkq.log_softmax`. Otherwise as `Softmax`."""
+
+    def __init__(self, dim: Optional[int] = None, *, scale: float = 1.0):
+        _check_dim("LogSoftmax", dim)
+        super().__init__(dim)
+        self.scale = scale
+
+    def forward(self, input: Tensor) -> Tensor:
+        from .softmax.ops import log_softmax
+
+        return log_softmax(input, dim=self.dim, scale=self.scale)
+
+    def extra_repr(self) -> str:
+        return _with_scale(self, super().extra_repr())
+
+
+def _check_dim(name, dim):
+    if dim is None:
+        raise NotImplementedError(f"{name}: dim: got None, allowed is a dimension by its number")
+
+
+def _with_scale(module, text):
+    return text if module.scale == 1.0 else f"{text}, scale={module.scale}"
+
+
+class SwiGLU(nn.Module):
+    """silu(gate) * up, on `tkq.swiglu`. layout: of one tensor that has both, "split" or "interleaved"."""
+
+    def __init__(self, layout: str = "split"):
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:
+        """gate, up: (..., N). Or both in one, (..., 2 N)."""
+        from .pointwise.gated_ops import swiglu
+
+        return swiglu(gate, up, layout=self.layout)
+
+    def extra_repr(self) -> str:
+        return f"layout={self.layout!r}"
+
+
+class GEGLU(SwiGLU):
+    """gelu(gate) * up, on `tkq.geglu`. approximate: "none" or "tanh", as torch.nn.GELU."""
+
+    def __init__(self, approximate: str = "none", layout: str = "split"):
+        super().__init__(layout)
+        self.approximate = approximate
+
+    def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:
+        from .pointwise.gated_ops import geglu
+
+        return geglu(gate, up, approximate=self.approximate, layout=self.layout)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}, {super().extra_repr()}"
+
+
+class RotaryEmbedding(nn.Module):
+    """Turns queries and keys by their positions, on `tkq.rope_qk`.
+
+    dim: columns of a head that turn. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
+    and `rope_qk`. The tables are no part of the state dict, and stay float32 when the module is moved or cast."""
+
+    def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):
+        super().__init__()
+        self.dim, self.max_seqlen, self.base, self.interleaved = dim, max_seqlen, base, interleaved
+        self._make(torch.get_default_device() if device is None else device)
+
+    def _make(self, device):
+        from .pointwise.tables import rope_cos_sin
+
+        for name, table in zip(("cos", "sin"), rope_cos_sin(self.max_seqlen, self.dim, self.base, device=device)):
+            self.register_buffer(name, table, persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self._make(self.cos.device)  # anew: a cast would leave angles of 8 bits
+        return self
+
+    def forward(self, q: Tensor, k: Tensor, *, seqlen_offsets=0, position_ids: Optional[Tensor] = None,
+                cu_seqlens: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+        """q, k: (B, S, H, D) and (B, S, Hk, D), or of packed sequences, as `tkq.rope_qk` has them."""
+        from .pointwise.rope_ops import rope_qk
+
+        return rope_qk(q, k, self.cos, self.sin, interleaved=self.interleaved, seqlen_offsets=seqlen_offsets,
+                       position_ids=position_ids, cu_seqlens=cu_seqlens)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, max_seqlen={self.max_seqlen}, base={self.base}, interleaved={self.interleaved}"
 
 
 class Linear(nn.Linear):
     """`torch.nn.Linear` on `tkq.gemm`, forward and backward: bfloat16 and float16, in_features a multiple of 8. Under
     autocast the input and the weight are cast as torch casts them."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (..., in_features). Returns (..., out_features)."""
-        from . import gemm  # with the first call: not everyone who wants a norm wants it
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., in_features). Returns (..., out_features)."""
+        from .gemm.ops import gemm  # with the first call: not everyone who wants a norm wants it
 
+        x = input
         if not x.dim() or x.shape[-1] != self.in_features:
-            raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimension must be in_features, "
+            raise ValueError(f"input: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")
         weight, bias, kind = self.weight, self.bias, x.device.type
         if under_autocast(kind):

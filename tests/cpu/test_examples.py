@@ -1,4 +1,5 @@
 """The examples run here too: without a GPU they compile, and say that nothing was timed."""
+import ast
 import os
 import pathlib
 import subprocess
@@ -17,6 +18,13 @@ def test_runs_without_a_gpu(path, tmp_path):
     done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "No GPU" in done.stdout and "timed" in done.stdout
+
+
+def test_a_fused_backward_takes_at_most_40_lines():
+    """The class and the function that launches it, comments and all."""
+    source = (ROOT / "examples" / "write_a_row_kernel.py").read_text()
+    parts = {node.name: node.end_lineno - node.lineno + 1 for node in ast.parse(source).body if hasattr(node, "name")}
+    assert parts["SiluNormBackward"] + parts["silu_norm_backward"] <= 40, parts
 
 
 @pytest.mark.parametrize("name", MOST_LINES)

@@ -36,19 +36,10 @@ class Weights:
         return [getattr(self, f.name) for f in fields(self)]
 
 
-def or_reference(op, oracle, *args, **more):
-    """op, or its oracle in plain PyTorch where op has no gradient yet."""
-    try:
-        return op(*args, **more)
-    except NotImplementedError as error:
-        assert "no backward yet" in str(error)
-        return oracle(*args, **more)
-
-
 def block(x, w, packed):
     """tkq's functions. packed: gate and up in one tensor, q and k turned in place in the packed qkv."""
     cos, sin = tkq.rope_cos_sin(S, D, THETA, device="cpu")
-    h = or_reference(tkq.rmsnorm, reference.rmsnorm, x, w.attention_norm, eps=EPS)
+    h = tkq.rmsnorm(x, w.attention_norm, eps=EPS)
     qkv = (h @ w.qkv).view(B, S, H + 2 * HK, D)
     if packed:
         tkq.rope(qkv[:, :, :H + HK], cos, sin, inplace=True)
@@ -57,7 +48,7 @@ def block(x, w, packed):
         q, k, v = qkv.split((H, HK, HK), 2)
         q, k = tkq.rope_qk(q, k, cos, sin)
     x = x + reference.flash_attn(q, k, v, causal=True)[0].flatten(2) @ w.out
-    h = or_reference(tkq.rmsnorm, reference.rmsnorm, x, w.mlp_norm, eps=EPS) @ w.gate_up
+    h = tkq.rmsnorm(x, w.mlp_norm, eps=EPS) @ w.gate_up
     y = tkq.swiglu(h) if packed else tkq.swiglu(*h.split(HIDDEN, -1))
     return x + y @ w.down
 

@@ -1,5 +1,8 @@
 """tkq.nn beside torch.nn: results, gradients, state dicts and what they print."""
+import ast
 import copy
+import pathlib
+import pickle
 
 import pytest
 import torch
@@ -71,46 +74,181 @@ def test_a_layernorm_without_bias():
 @pytest.mark.parametrize("shape", [(7,), (4, 7), (16, 3)])
 def test_another_shape_is_refused(module, shape):
     for normalized in (16, (3, 16)):
-        with pytest.raises(ValueError, match=r"x: shape is .*normalized_shape"):
+        with pytest.raises(ValueError, match=r"(x|input): shape is .*normalized_shape"):
             module(normalized)(torch.ones(shape))
 
 
-@pytest.fixture
-def seen(monkeypatch):
-    """What tkq.cross_entropy is called with: it is another package's, and has tests of its own."""
-    calls = []
-
-    def cross_entropy(logits, target, **options):
-        calls.append((logits, target, options))
-        return torch.zeros(())
-
-    monkeypatch.setitem(vars(tkq), "cross_entropy", cross_entropy)
-    return calls
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_last_dimension_that_is_not_contiguous_is_copied(pair):
+    for arguments in ARGUMENTS:
+        ours, theirs = both(pair, arguments)
+        wide = torch.randn(*shape_of(arguments), 2)
+        wanted, wanted_grad = (found(theirs, wide[..., 1], {}) for found in (value, gradient))
+        assert torch.allclose(ours(wide[..., 1]), wanted, atol=1e-6)
+        assert torch.allclose(gradient(ours, wide[..., 1], {}), wanted_grad, atol=1e-5)
 
 
-def test_cross_entropy_passes_everything_on(seen):
-    weight = torch.ones(7)
-    module = tkq.nn.CrossEntropyLoss(weight, ignore_index=3, reduction="sum", label_smoothing=0.1, z_loss=1e-4,
-                                     softcap=30.0, inplace_backward=True)
-    assert list(module.state_dict()) == ["weight"] and isinstance(module, nn.CrossEntropyLoss)
-    logits, target = torch.randn(5, 7), torch.zeros(5, dtype=torch.int64)
-    module(logits, target)
-    got, wanted, options = seen[0]
-    assert got is logits and wanted is target and options.pop("weight") is module.weight
-    assert options == dict(ignore_index=3, reduction="sum", label_smoothing=0.1, z_loss=1e-4, softcap=30.0,
-                           inplace_backward=True)
-    tkq.nn.CrossEntropyLoss()(logits, target)
-    assert seen[1][2] == dict(weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, z_loss=0.0,
-                              softcap=None, inplace_backward=False)
+def value(module, x, rest):
+    return module(x, **rest)
 
 
-def test_cross_entropy_brings_the_classes_last(seen):
-    logits, target = torch.randn(2, 7, 3, 4), torch.zeros(2, 3, 4, dtype=torch.int64)
-    tkq.nn.CrossEntropyLoss(reduction="none")(logits, target)
-    assert seen[0][0].shape == (2, 3, 4, 7) and torch.equal(seen[0][0], logits.movedim(1, -1))
-    assert seen[0][0].is_contiguous()
+def gradient(module, x, rest):
+    """Of x, a view or not."""
+    leaf = x.detach().requires_grad_()
+    y = module(leaf, **rest)
+    weights = torch.linspace(-1, 2, y.numel()).view(y.shape).to(y.dtype)
+    return torch.autograd.grad((y * weights).sum(), leaf)[0]
 
 
-def test_cross_entropy_of_probabilities_is_refused(seen):
-    with pytest.raises(NotImplementedError, match="target: got probabilities"):
-        tkq.nn.CrossEntropyLoss()(torch.randn(5, 7), torch.rand(5, 7))
+def test_arguments_have_torchs_names():
+    x, target = torch.randn(5, 16), torch.arange(5)
+    assert torch.allclose(tkq.nn.LayerNorm(16)(input=x), nn.LayerNorm(16)(input=x), atol=1e-6)
+    assert torch.allclose(tkq.nn.RMSNorm(16)(x=x), nn.RMSNorm(16)(x=x), atol=1e-6)
+    assert torch.allclose(tkq.nn.CrossEntropyLoss()(input=x, target=target), nn.CrossEntropyLoss()(x, target))
+    assert torch.allclose(tkq.nn.Softmax(dim=-1)(input=x), x.softmax(-1), atol=1e-7)
+    layer = tkq.nn.Linear(16, 8, dtype=torch.bfloat16)
+    assert torch.equal(layer(input=x.bfloat16()), layer(x.bfloat16()))
+
+
+# ---- cross entropy --------------------------------------------------------------------------------------------------
+
+WEIGHT = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0, 1.5, 0.25])
+OPTIONS = [dict(), dict(reduction="sum"), dict(reduction="none"), dict(weight=WEIGHT), dict(ignore_index=2),
+           dict(label_smoothing=0.1), dict(weight=WEIGHT, ignore_index=4, label_smoothing=0.3, reduction="none")]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("shape", [(7,), (9, 7), (2, 7, 5), (2, 7, 3, 4)])
+def test_cross_entropy_is_torchs(options, shape):
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    target = torch.arange(logits.numel() // 7).view(shape[:1] + shape[2:] if len(shape) > 1 else ()) % 7
+    ours, theirs = tkq.nn.CrossEntropyLoss(**options), nn.CrossEntropyLoss(**options)
+    assert torch.allclose(ours(logits, target), theirs(logits, target), rtol=1e-5, atol=1e-6)
+    mine, truth = (gradient(m, logits, dict(target=target)) for m in (ours, theirs))
+    assert mine.shape == logits.shape and torch.allclose(mine, truth, rtol=1e-5, atol=1e-7)
+    assert list(ours.state_dict()) == list(theirs.state_dict()) and isinstance(ours, nn.CrossEntropyLoss)
+    assert repr(ours) == repr(theirs)
+    again = pickle.loads(pickle.dumps(ours))
+    assert torch.equal(again(logits, target), ours(logits, target))
+
+
+def test_cross_entropy_of_transposed_logits():
+    logits, target = torch.randn(7, 9).t(), torch.arange(9) % 7
+    ours, theirs = tkq.nn.CrossEntropyLoss(), nn.CrossEntropyLoss()
+    assert torch.allclose(ours(logits, target), theirs(logits, target))
+    assert torch.allclose(*(gradient(m, logits, dict(target=target)) for m in (ours, theirs)), rtol=1e-5, atol=1e-7)
+
+
+def test_what_torch_has_not_is_passed_on_and_shown():
+    logits, target = torch.randn(5, 7), torch.arange(5)
+    module = tkq.nn.CrossEntropyLoss(z_loss=1e-2, softcap=3.0, inplace_backward=True)
+    assert repr(module) == "CrossEntropyLoss(z_loss=0.01, softcap=3.0, inplace_backward=True)"
+    assert torch.equal(module(logits, target), tkq.cross_entropy(logits, target, z_loss=1e-2, softcap=3.0))
+    leaf = logits.requires_grad_()
+    with pytest.raises(RuntimeError, match="leaf"):
+        module(leaf, target)
+
+
+@pytest.mark.parametrize("target, error, words", [
+    (torch.rand(5, 7), NotImplementedError, "target: got probabilities"),
+    (torch.zeros(5, dtype=torch.uint8), TypeError, "target: dtype is torch.uint8")])
+def test_other_targets_are_refused(target, error, words):
+    with pytest.raises(error, match=words):
+        tkq.nn.CrossEntropyLoss()(torch.randn(5, 7), target)
+
+
+def test_the_loss_of_a_linear_layer():
+    x, target = torch.randn(3, 6, 16).bfloat16(), torch.arange(18).view(3, 6) % 7
+    for options in OPTIONS[:-1]:
+        module = tkq.nn.LinearCrossEntropyLoss(16, 7, **options)
+        assert set(module.state_dict()) == {"linear.weight", *({"weight"} & set(options))}
+        rest = {name: v for name, v in options.items() if name != "weight"}
+        wanted = tkq.linear_cross_entropy(x, module.linear.weight, target, class_weight=options.get("weight"), **rest)
+        assert torch.equal(module(x, target), wanted)
+        apart = nn.CrossEntropyLoss(**options)((x.double() @ module.linear.weight.double().t()).movedim(-1, 1).float(),
+                                               target)
+        assert torch.allclose(wanted, apart, rtol=2e-2, atol=2e-2)
+    module(x, target).sum().backward()
+    assert module.linear.weight.grad.abs().sum() > 0
+    wide = torch.randn(18, 16, 2).bfloat16()[..., 0]
+    assert torch.equal(module(wide, target.view(18)), module(wide.contiguous(), target.view(18)))
+    assert "label_smoothing=0.1" in repr(module) and "in_features=16" in repr(module)
+
+
+# ---- softmax, gates, positions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_softmax_is_torchs(name, dim):
+    ours, theirs = getattr(tkq.nn, name)(dim), getattr(nn, name)(dim)
+    x = torch.randn(3, 4, 5)
+    for given in (x, x.transpose(0, 2)):
+        assert torch.allclose(ours(given), theirs(given), atol=1e-6)
+        assert torch.allclose(gradient(ours, given, {}), gradient(theirs, given, {}), atol=1e-6)
+    assert repr(ours) == repr(theirs) and isinstance(ours, type(theirs))
+    scaled = getattr(tkq.nn, name)(dim, scale=0.5)
+    assert torch.allclose(scaled(x), theirs(x * 0.5), atol=1e-6) and repr(scaled) == f"{name}(dim={dim}, scale=0.5)"
+    with pytest.raises(NotImplementedError, match=f"{name}: dim: got None"):
+        getattr(tkq.nn, name)()
+
+
+def test_gates():
+    gate, up = torch.randn(4, 6), torch.randn(4, 6)
+    silu, gelu = nn.functional.silu, nn.functional.gelu
+    assert torch.allclose(tkq.nn.SwiGLU()(gate, up), silu(gate) * up, atol=1e-6)
+    assert torch.allclose(tkq.nn.SwiGLU()(torch.cat((gate, up), 1)), silu(gate) * up, atol=1e-6)
+    both_ = torch.stack((gate, up), 2).flatten(1)
+    assert torch.allclose(tkq.nn.SwiGLU("interleaved")(both_), silu(gate) * up, atol=1e-6)
+    for approximate in ("none", "tanh"):
+        module = tkq.nn.GEGLU(approximate)
+        assert torch.allclose(module(gate, up), gelu(gate, approximate=approximate) * up, atol=1e-6)
+        assert repr(module) == f"GEGLU(approximate={approximate!r}, layout='split')"
+
+
+def test_positions():
+    module = tkq.nn.RotaryEmbedding(8, 32, 1e4)
+    q, k = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16)
+    cos, sin = tkq.rope_cos_sin(32, 8, 1e4, device="cpu")
+    for mine, wanted in zip(module(q, k, seqlen_offsets=3), tkq.rope_qk(q, k, cos, sin, seqlen_offsets=3)):
+        assert torch.equal(mine, wanted)
+    ids = torch.arange(5).flip(0)[None]
+    for mine, wanted in zip(module(q, k, position_ids=ids), tkq.rope_qk(q, k, cos, sin, position_ids=ids)):
+        assert torch.equal(mine, wanted)
+    for cast in (module.bfloat16(), module.to("meta").to_empty(device="cpu"), copy.deepcopy(module)):
+        assert torch.equal(cast.cos, cos) and torch.equal(cast.sin, sin) and not cast.state_dict()
+
+
+# ---- torch.compile --------------------------------------------------------------------------------------------------
+
+BF16 = torch.bfloat16
+TRACED = {
+    "RMSNorm": (lambda: tkq.nn.RMSNorm(16), lambda: (torch.randn(6, 16),)),
+    "LayerNorm": (lambda: tkq.nn.LayerNorm(16), lambda: (torch.randn(6, 16),)),
+    "Linear": (lambda: tkq.nn.Linear(16, 8, dtype=BF16), lambda: (torch.randn(2, 3, 16).to(BF16),)),
+    "Softmax": (lambda: tkq.nn.Softmax(-1), lambda: (torch.randn(6, 16),)),
+    "LogSoftmax": (lambda: tkq.nn.LogSoftmax(0), lambda: (torch.randn(6, 16),)),
+    "CrossEntropyLoss": (lambda: tkq.nn.CrossEntropyLoss(), lambda: (torch.randn(6, 16), torch.arange(6))),
+    "LinearCrossEntropyLoss": (lambda: tkq.nn.LinearCrossEntropyLoss(16, 8),
+                               lambda: (torch.randn(6, 16).to(BF16), torch.arange(6))),
+    "SwiGLU": (lambda: tkq.nn.SwiGLU(), lambda: (torch.randn(6, 16),)),
+    "GEGLU": (lambda: tkq.nn.GEGLU(), lambda: (torch.randn(6, 16),)),
+    "RotaryEmbedding": (lambda: tkq.nn.RotaryEmbedding(8, 9), lambda: tuple(torch.randn(2, 1, 9, 3, 8))),
+    "Fp8Linear": (lambda: tkq.nn.Fp8Linear(16, 16, dtype=BF16), lambda: (torch.randn(16, 16).to(BF16),)),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_module_is_traced_whole(name):
+    torch._dynamo.reset()
+    module, inputs = TRACED[name][0](), TRACED[name][1]()
+    found = torch.compile(module, fullgraph=True, backend="eager")(*inputs)
+    torch.testing.assert_close(found, module(*inputs))
+
+
+def test_no_call_imports_from_the_package_itself():
+    """Which is a module of a class of its own: torch.compile of torch 2.11 does not follow `from . import`."""
+    nodes = ast.walk(ast.parse(pathlib.Path(tkq.nn.__file__).read_text()))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    imports = [node for f in functions for node in ast.walk(f) if isinstance(node, ast.ImportFrom)]
+    assert imports and all(node.module for node in imports)

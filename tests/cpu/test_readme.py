@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 EXCERPT = re.compile(r"<!-- excerpt: (\S+) -->\n+```python\n(.*?)```", re.DOTALL)
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-EXAMPLES = ("examples/write_a_reduction.py", "examples/write_a_tile_kernel.py")
+EXAMPLES = ("examples/write_a_reduction.py", "tests/row_kernels.py", "examples/write_a_tile_kernel.py")
 
 
 def is_excerpt(excerpt: str, source: str) -> bool:

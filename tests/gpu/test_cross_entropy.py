@@ -228,6 +228,9 @@ def test_inplace_backward():
         assert torch.cuda.memory_allocated() - before < 4096
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(loss, x)
+        with pytest.raises(RuntimeError, match="logits is a leaf"):
+            tkq.cross_entropy(leaf, target, inplace_backward=True)
+        assert torch.equal(leaf, logits)
 
 
 def test_who_else_saved_the_logits_learns_that_they_are_gone():

@@ -4,9 +4,11 @@ import torch
 import torch.nn.functional as F
 
 import tkq
+from tests.poison import poisoned
 from tests.rule import assert_2x
 from tkq.norms import launch
 from tkq.norms.launch import Call
+from tkq.runtime import ops
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS = ["rmsnorm", "layernorm"]
@@ -15,20 +17,26 @@ E4M3 = torch.float8_e4m3fn
 
 
 @pytest.fixture(autouse=True)
-def poison(monkeypatch):
+def poison():
     """Whatever a call allocates is NaN before it is written."""
-    def poisoned(make):
-        def made(*args, **options):
-            t = make(*args, **options)
-            if t.is_cuda and t.dtype == E4M3:
-                t.view(torch.uint8).fill_(0x7F)
-            elif t.is_cuda and t.is_floating_point():
-                t.fill_(float("nan"))
-            return t
-        return made
+    with poisoned():
+        yield
 
-    for name in ("empty", "empty_like"):
-        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_poison_bites(monkeypatch, kind):
+    """With a kernel that writes nothing every result is NaN: in the first call, and in those that know it."""
+    monkeypatch.setattr(launch, "compiled", lambda spec, device: lambda *given: None)
+    for name in ("_known", "_launchers", "_seen"):
+        monkeypatch.setattr(launch, name, ops.Known(), raising=False)
+    x, extra = make((5, 256), "bf16", weight="bf16", residual="bf16")
+    for call in (Call(kind, EPS), Call(kind, EPS, total=torch.float32, stats=True),
+                 Call(kind, EPS, out=E4M3, scale="row"), Call(kind, EPS, out=E4M3, scale="block")):
+        for _ in range(3):
+            made = [t for t in launch.norm(call, x, extra["weight"], None, extra["residual"]) if t is not None]
+            assert made and all(t.float().isnan().all() for t in made), call
+    for _ in range(2):
+        assert getattr(tkq, kind)(x, extra["weight"]).isnan().all()
 
 
 def torch_norm(kind, x, weight=None, bias=None, residual=None, offset=0.0):
@@ -227,7 +235,8 @@ def test_more_than_2_31_elements(kind):
     x, r = (torch.ones(M, N, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     rows = torch.tensor([0, (1 << 30) // N, M // 2 + 1, M - 2, M - 1], device="cuda")
     sample, extra = make((len(rows), N), "bf16", residual="bf16", weight="bf16")
-    x[rows], r[rows] = sample, extra["residual"]
+    for i, row in enumerate(rows.tolist()):
+        x[row], r[row] = sample[i], extra["residual"][i]
     y, h = getattr(tkq, kind)(x, extra["weight"], residual=r, eps=EPS, prenorm=True)
     want, total = check(kind, sample, extra)
     assert torch.equal(y[rows], want) and torch.equal(h[rows], total)
@@ -383,10 +392,9 @@ def gradients(kind, leaves, dtype, grads, offset=0.0):
     return dict(zip(wanted, found))
 
 
-def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3):
-    x = leaves["x"]
-    rest = {n: t for n, t in leaves.items() if n != "x"}
-    found = getattr(tkq, kind)(**{"x": x, **rest}, eps=EPS, prenorm=with_sum, weight_offset=offset)
+def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3, **options):
+    """options: of the call, beside the rest."""
+    found = getattr(tkq, kind)(**leaves, eps=EPS, prenorm=with_sum, weight_offset=offset, **options)
     y, h = found if with_sum else (found, None)
     g = torch.Generator("cuda").manual_seed(7)
     dy = torch.randn(y.shape, device="cuda", generator=g).to(y.dtype) if dy is None else dy

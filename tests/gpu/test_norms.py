@@ -46,9 +46,11 @@ def make(shape, dtype, weight=None, bias=None, scale=1.0, mean=0.0, seed=0):
     return x, *(None if d is None else randn(shape[-1:], DTYPES[d]) for d in (weight, bias))
 
 
-# Every mix of three types, and every pair of two at both sizes.
+# Every mix of x and weight with a bias in two types, every pair of two at both sizes; and a bias in the third type.
 MIXES = [(x, weight, bias, ((37, 1024), (5, 1000))[(i + j + k) % 2]) for i, x in enumerate(DTYPES)
          for j, weight in enumerate([None, *DTYPES]) for k, bias in enumerate([None, "bf16", "fp32"])]
+MIXES += [("bf16", "fp32", "fp16", (37, 1024)), ("fp16", "bf16", "fp16", (5, 1000)),
+          ("fp32", "fp16", "fp16", (37, 1024))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

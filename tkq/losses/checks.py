@@ -18,19 +18,21 @@ def check_call(logits: Tensor, target: Tensor, terms: Terms) -> None:
     check.same_device(logits=logits, target=target, weight=terms.weight)
 
 
-def check_classes(V: int, rows: tuple, target: Tensor, terms: Terms) -> None:
-    """The part that does not see logits: V classes, targets of shape `rows`."""
+def check_classes(V: int, rows: tuple, target: Tensor, terms: Terms, names: tuple = ("logits", "weight")) -> None:
+    """The part that does not see logits: V classes, targets of shape `rows`. names: what the caller calls the argument
+    that has V classes, and the one with their weights."""
+    of_classes, of_weights = names
     if V > MAX_V:
-        raise NotImplementedError(f"logits: got V = {V} classes, allowed are 1 to {MAX_V}")
+        raise NotImplementedError(f"{of_classes}: got V = {V} classes, allowed are 1 to {MAX_V}")
     check.tensor("target", target)
     if target.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"target: dtype is {target.dtype}, allowed are {', '.join(TARGETS)}; probabilities are not "
                         "supported")
     check.shape("target", target, tuple(rows))
     if terms.weight is not None:
-        check.dtype("weight", terms.weight, tuple(row_plan.WIDTH))
-        check.shape("weight", terms.weight, (V,))
-        check.last_dim_contiguous("weight", terms.weight)
+        check.dtype(of_weights, terms.weight, tuple(row_plan.WIDTH))
+        check.shape(of_weights, terms.weight, (V,))
+        check.last_dim_contiguous(of_weights, terms.weight)
     check_numbers(terms)
 
 
@@ -41,7 +43,7 @@ def check_numbers(terms: Terms) -> None:
     if terms.reduction not in REDUCTIONS:
         raise ValueError(f"reduction: got {terms.reduction!r}, allowed are {', '.join(REDUCTIONS)}")
     for name in ("label_smoothing", "z_loss", "softcap"):
-        check.number(name, getattr(terms, name))
+        check.finite(name, getattr(terms, name))
     if not 0 <= terms.label_smoothing <= 1:
         raise ValueError(f"label_smoothing: got {terms.label_smoothing}, allowed are 0 to 1")
     if not terms.softcap >= 0:

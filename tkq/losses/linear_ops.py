@@ -24,7 +24,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     second backward of a retained graph, the backward computes each chunk's logits anew.
 
     At a time a chunk's logits are in memory, at most 512 MB of them or 512 rows, and in fp16 a float32 gradient of
-    weight. A gradient of weight in bf16 is rounded once for each chunk, a quarter of the rows as a rule.
+    weight. A gradient of weight in bf16 is rounded once for each chunk, a quarter of the rows as a rule: it is as exact
+    as its largest part, so that less is left where the chunks' parts cancel.
 
     Args:
         x: (..., K), bf16 or fp16, K a multiple of 8, last dimension contiguous.
@@ -61,14 +62,16 @@ def _check(x, weight, target, terms):
         check.dtype(name, t, ("bf16", "fp16"))
         check.last_dim_contiguous(name, t)
     check.rank("weight", weight, 2)
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:
+    if x.dim() == 0:
+        raise ValueError("x: got shape (), allowed are (..., K)")
+    if x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:
         raise ValueError(f"weight: is {tuple(weight.shape)} {weight.dtype}, x is {tuple(x.shape)} {x.dtype}; allowed "
                          "are (V, K) and (..., K) of one dtype")
     if x.shape[-1] % 8 or not x.shape[-1]:
         raise ValueError(f"x: got shape {tuple(x.shape)}: K is {x.shape[-1]}, allowed are multiples of 8")
     if not weight.shape[0]:
         raise ValueError(f"weight: got shape {tuple(weight.shape)}, allowed are (V, K) with V of 1 and more")
-    check_classes(weight.shape[0], x.shape[:-1], target, terms)
+    check_classes(weight.shape[0], x.shape[:-1], target, terms, ("weight", "class_weight"))
     check.same_device(x=x, weight=weight, target=target, class_weight=terms.weight)
 
 

@@ -35,8 +35,10 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         label_smoothing: from 0 to 1 (Szegedy et al., 2015).
         z_loss: what the square of lse is multiplied by, before the reduction (Chowdhery et al., PaLM, 2022).
         softcap: above 0 (Gemma 2, 2024). With it, z is good to softcap * 2^-22.
-        inplace_backward: in eager mode the backward writes the gradient over the logits, which saves that much memory.
-            Nothing else may need the logits then; where autograd does, it says so. torch.compile decides for itself.
+        inplace_backward: in eager mode on a GPU the backward writes the gradient over the logits, which saves that much
+            memory. Nothing else may need the logits then; where autograd does, it says so. Not for logits that are a
+            leaf whose gradient is kept: its own numbers would be gone. torch.compile decides for itself, and on the CPU
+            the gradient is always a tensor of its own.
 
     Returns:
         float32: () or, for reduction "none", of target's shape.
@@ -44,14 +46,16 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     Raises:
         TypeError: not a tensor, or a dtype that is not allowed; a number that is none.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, no classes, a
-            reduction, label_smoothing or softcap that is not allowed.
+            reduction, label_smoothing or softcap that is not allowed, a number that is not finite.
         NotImplementedError: V > 524288; a gradient of weight asked for.
         IndexError: see target.
-        RuntimeError: a GPU other than Hopper.
+        RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
     softcap = 0.0 if softcap is None else cap(softcap)
+    if z_loss != 0.0:
+        check.finite("z_loss", z_loss)
     way = ops.route(logits, target, weight)
     terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
     if way == "direct":
@@ -59,6 +63,8 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     if weight is not None:
         check.refuse_gradient("cross_entropy", weight=weight)
     if way == "record":
+        if inplace_backward:
+            check.refuse_leaf("cross_entropy", logits=logits)
         return _Recorded.apply(logits, target, terms, inplace_backward)
     check.refuse_tangent("cross_entropy", logits=logits)
     check_call(logits, target, Terms(*terms))  # here too: the dispatcher's own words name no argument
@@ -69,7 +75,7 @@ def cap(softcap) -> float:
     """The public functions' softcap as the kernels have it: 0 for none."""
     if softcap is None:
         return 0.0
-    check.number("softcap", softcap)
+    check.finite("softcap", softcap)
     if not softcap > 0:
         raise ValueError(f"softcap: got {softcap}, allowed are numbers above 0, and None")
     return softcap
@@ -82,13 +88,20 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
     ``cross_entropy`` and its backward move. For code that goes on with ``logits.backward(gradient)``: autograd records
     nothing here.
 
-    reduction: "mean" or "sum". inplace: the gradient is written over the logits. Otherwise as ``tkq.cross_entropy``.
+    reduction: "mean" or "sum". inplace: the gradient is written over the logits. Otherwise as ``tkq.cross_entropy``,
+    which does not do this by itself: its logits stay what they are until the backward, whatever is done in between.
     """
     terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
     check_call(logits, target, terms)
     if reduction == "none":
         raise ValueError("reduction: got 'none', allowed are mean and sum")
+    traced = ops.route(logits, target, weight) == "op"
+    if traced:
+        check.refuse_tangent("cross_entropy_and_gradient", logits=logits)
     with torch.no_grad():
+        if traced:
+            loss, gradient = _op_both(logits, target, *terms)
+            return loss, logits.copy_(gradient) if inplace else gradient
         if logits.is_cuda:
             return launch.both(logits, target, terms, inplace)
         loss, _ = _on_cpu(logits, target, terms)
@@ -170,6 +183,22 @@ def _fake_backward(logits, target, dloss, saved, weight, *terms):
     return logits.new_empty_strided(logits.shape, launch.gradient_stride(logits))
 
 
+def _cuda_both(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,
+               label_smoothing: float, z_loss: float, softcap: float) -> tuple[Tensor, Tensor]:
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    return launch.both(logits, target, terms, False)
+
+
+def _cpu_both(logits, target, *terms):
+    loss, saved = _on_cpu(logits, target, terms)
+    return loss, _cpu_backward(logits, target, torch.ones(()), saved, *terms)
+
+
+def _fake_both(logits, target, *terms):
+    return logits.new_empty((), dtype=torch.float32), _fake_backward(logits, target, None, None, *terms)
+
+
 _op = ops.torch_op("cross_entropy", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _op_backward = ops.torch_op("cross_entropy_backward", cuda=_cuda_backward, cpu=_cpu_backward, fake=_fake_backward)
+_op_both = ops.torch_op("cross_entropy_and_gradient", cuda=_cuda_both, cpu=_cpu_both, fake=_fake_both)
 _Recorded = ops.eager_function("CrossEntropy", forward=_record, backward=_recorded_backward)

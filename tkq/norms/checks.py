@@ -1,4 +1,5 @@
 """What the norms' public functions refuse, and in which words. Nothing is launched before."""
+import math
 import numbers
 from typing import Optional
 
@@ -28,13 +29,13 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
 
 
 def eps(kind: str, eps: float) -> None:
-    """TypeError, ValueError unless eps is a number from 0 on."""
+    """TypeError, ValueError unless eps is a finite number from 0 on."""
     if isinstance(eps, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
         return
     if not isinstance(eps, (int, float)) and not isinstance(eps, numbers.Real):
         raise TypeError(f"{kind}: eps: got {type(eps).__name__}, expected a float")
-    if not eps >= 0:
-        raise ValueError(f"{kind}: eps: got {eps}, allowed are numbers from 0 on")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"{kind}: eps: got {eps}, allowed are numbers from 0 on, all finite")
 
 
 def _rows(kind, name, x):
@@ -62,7 +63,7 @@ def _affine(kind, x, weight, bias):
 def options(kind: str, weight: Optional[Tensor], weight_offset: float, prenorm: bool,
             residual_dtype: Optional[torch.dtype]) -> None:
     """Options that would do nothing."""
-    check.number("weight_offset", weight_offset)
+    check.finite(f"{kind}: weight_offset", weight_offset)
     if weight_offset and weight is None:
         raise ValueError(f"{kind}: weight_offset is {weight_offset}, but there is no weight that it could be added to")
     if residual_dtype is not None and not prenorm:

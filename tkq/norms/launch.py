@@ -18,6 +18,7 @@ from . import checks, kept_plan
 from .plan import plan
 from .spec import GROUP, NormSpec
 
+_INF = math.inf
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 _known: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
@@ -79,7 +80,7 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
             shape = tuple(x.shape)
             stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
             y = new.empty(x.get_device(), shape, stride, x.dtype)
-        if eps >= 0.0:  # a NaN is not
+        if 0.0 <= eps < _INF:  # a NaN is not
             _known[kind](x, weight, bias, y, eps)
             return y
     except Exception:  # nothing is known, or it was refused
@@ -93,7 +94,7 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
     kind, eps, offset, out, total, stats, scale = call
     y = h = rstd = mean = scales = None
     try:
-        if eps >= 0.0:
+        if 0.0 <= eps < _INF:
             shape, make = tuple(x.shape), new.maker(x.get_device())
             stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
             y = make(shape, stride, out or x.dtype)
@@ -173,8 +174,9 @@ def _arguments(call, rows, weight, bias, results):
 
 def _carefully(call, x, weight, bias, residual, out=None):
     """Find the launcher, compile it where it is new, and call it. `out` takes the place of y."""
-    checks.norm(call.kind, x, weight, bias, residual, None if call.scale else call.out, call.total)
-    checks.eps(call.kind, call.eps)
+    name = call.kind if call.scale is None else f"{call.kind}_quant"
+    checks.norm(name, x, weight, bias, residual, None if call.scale else call.out, call.total)
+    checks.eps(name, call.eps)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
     arch.require_hopper(x.device)

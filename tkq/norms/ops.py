@@ -39,13 +39,13 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
 
     Raises:
         TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0 or NaN, shapes that do not match, several devices, a last dimension that is not
-            contiguous, an option that would do nothing (weight_offset without a weight, residual_dtype without
-            prenorm).
+        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
+            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+            residual_dtype without prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
     """
-    if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
+    if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
         return _plain("rmsnorm", x, weight, bias, eps)
     return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
@@ -61,7 +61,7 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
 
     Args, Returns, Raises: as `rmsnorm`; eps is added to the variance.
     """
-    if residual is None and not prenorm and not weight_offset and out_dtype is None and residual_dtype is None:
+    if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
         return _plain("layernorm", x, weight, bias, eps)
     return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 

@@ -48,12 +48,12 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
     if granularity not in SCALES:
         raise ValueError(f"{kind}_quant: granularity: got {granularity!r}, allowed are {', '.join(SCALES)}")
     if offset != 0.0 or residual_dtype is not None:
-        checks.options(kind, weight, offset, prenorm, residual_dtype)
+        checks.options(f"{kind}_quant", weight, offset, prenorm, residual_dtype)
     way = ops.route(x, weight, bias, residual)
     if way != "direct":
         check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
-        checks.norm(kind, x, weight, bias, residual, None, residual_dtype)
-        checks.eps(kind, eps)
+        checks.norm(f"{kind}_quant", x, weight, bias, residual, None, residual_dtype)
+        checks.eps(f"{kind}_quant", eps)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "direct":
         call = kind, eps, offset, _E4M3, total, False, granularity
@@ -65,8 +65,8 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
 
 def _on_cpu(call: tuple, x, weight, bias, residual) -> launch.Results:
     call = Call(*call)
-    checks.norm(call.kind, x, weight, bias, residual, None, call.total)
-    checks.eps(call.kind, call.eps)
+    checks.norm(f"{call.kind}_quant", x, weight, bias, residual, None, call.total)
+    checks.eps(f"{call.kind}_quant", call.eps)
     y, h, _, _ = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
     q, found = reference_norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
     scale = _scales(call.scale, found.shape[0], x).copy_(found)

@@ -60,6 +60,8 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
 
 
 def _gated(kind, gate, up, layout):
+    if layout not in _LAYOUTS:
+        raise ValueError(f"{kind.partition('_')[0]}: layout: got {layout!r}, allowed are 'split', 'interleaved'")
     packing = layout if up is None else "apart"
     way = ops.route(gate, up)
     if way == "direct":

@@ -98,13 +98,13 @@ def _check_offset(turn, tokens):
                          f"{offset + tokens[1]}")
 
 
+def check_longest(max_seqlen, cu_seqlens):
+    if not isinstance(max_seqlen, (int, torch.SymInt)):
+        raise TypeError(f"rope: max_seqlen: got {type(max_seqlen).__name__}, expected an int")
+    if cu_seqlens is None:
+        raise ValueError(f"rope: max_seqlen: got {max_seqlen}, which goes with cu_seqlens, and there are none")
+
+
 def check_written(x):
     if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
         raise ValueError(f"rope: x: has strides {x.stride()}, so that elements share memory; not allowed in place")
-
-
-def check_leaf(x):
-    base = x._base if x._is_view() else x
-    if base.is_leaf and base.requires_grad:
-        raise RuntimeError("rope: x is a leaf that requires a gradient (or a view of one), and cannot be written in "
-                           "place")

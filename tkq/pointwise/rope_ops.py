@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_pointwise as reference
 from ..runtime import check, new, ops
-from .rope_check import Turn, check_call, check_leaf, check_written
+from .rope_check import Turn, check_call, check_longest, check_written
 from .rope_launch import launch, launch_simple
 
 
@@ -30,7 +30,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         position_ids: the position of each token, (B, S), (1, S), (S,) or (total,), int32 or int64.
         cu_seqlens: (B + 1,) int32, contiguous: sequence b is the tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1 of x
             (total, H, D). Tokens of no sequence are copied.
-        max_seqlen: the longest sequence, if known: then the table's length is checked.
+        max_seqlen: with cu_seqlens: the longest sequence, if known. Then the table's length is checked.
         inplace: write to x and return it. Columns beyond R are not touched. Autograd follows as for any in-place
             operation; under torch.compile and functorch the result is computed apart and copied.
 
@@ -54,7 +54,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         return _in_place(x, turn) if inplace else _forward(x, turn)
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
-            check_leaf(x)
+            check.refuse_leaf("rope", x=x)
         return (_InPlaceFunction if inplace else _Function).apply(x, turn)
     check.refuse_gradient("rope", cos=cos, sin=sin)
     check_call((x,), Turn(*turn))
@@ -90,7 +90,8 @@ def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_s
         offset, offsets = 0, offset
     if max_seqlen is not None:
         check.tensor("cos", cos)
-        if offset + max_seqlen > cos.shape[-2]:
+        check_longest(max_seqlen, cu_seqlens)
+        if isinstance(offset, (int, torch.SymInt)) and offset + max_seqlen > cos.shape[-2]:
             raise ValueError(f"rope: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
                              f"{offset + max_seqlen}")
     return cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, False  # a Turn, without its cost

@@ -1,4 +1,6 @@
 """Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -41,6 +43,13 @@ def number(name: str, x) -> None:
         raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
 
 
+def finite(name: str, x) -> None:
+    """TypeError, ValueError unless x is a finite Python number."""
+    number(name, x)
+    if not math.isfinite(x):
+        raise ValueError(f"{name}: got {x}, allowed are finite numbers")
+
+
 def last_dim_contiguous(name: str, x: Tensor) -> None:
     """ValueError unless neighbours in the last dimension are neighbours in memory."""
     if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
@@ -81,6 +90,15 @@ def refuse_gradient(op_name: str, **tensors) -> None:
             raise NotImplementedError(
                 f"{op_name}: {name} requires a gradient, and {op_name} has no backward yet; "
                 f"call it under torch.no_grad(), or pass {name}.detach()")
+
+
+def refuse_leaf(op_name: str, **tensors) -> None:
+    """RuntimeError where a tensor that is to be written over is one whose gradient autograd keeps, or a view of one."""
+    for name, x in tensors.items():
+        base = x._base if x._is_view() else x
+        if base.is_leaf and base.requires_grad:
+            raise RuntimeError(f"{op_name}: {name} is a leaf that requires a gradient (or a view of one), and cannot "
+                               "be written in place")
 
 
 def under_autocast(kind: str) -> bool:

@@ -36,7 +36,7 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
     Raises:
         TypeError: not a tensor, a dtype that is not allowed, a dim or scale that is not a number.
-        ValueError: no dimension, or none of it.
+        ValueError: no dimension, or none of it; a scale that is not finite.
         IndexError: a dim that x does not have.
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
@@ -52,6 +52,8 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
 
 def _softmax(x, dim, scale, log):
+    if scale != 1.0:
+        check.finite("scale", scale)
     if dim != -1:
         return _along(x, dim, scale, log)
     way = ops.route(x)
@@ -179,7 +181,7 @@ def recipe(spec: SoftmaxSpec, config=None):
 def _check(x, scale):
     """Raises what the public functions promise."""
     _check_tensor(x)
-    check.number("scale", scale)
+    check.finite("scale", scale)
 
 
 def _check_tensor(x):
