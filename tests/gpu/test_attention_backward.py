@@ -244,8 +244,7 @@ def test_deterministic_windows(dim):
     (64, True, 2111), (64, False, 2111), (128, True, 1111), (128, True, 2111), (128, True, 8300), (128, False, 2111),
     (256, True, 2111)))
 def test_500_runs(dim, causal, keys, deterministic):
-    """Groups of query heads, beside other work on another stream; at head_dim 128 each form that the plan chooses:
-    blocks that stay (causal, 1111 keys), by themselves, in pairs (causal 8300, full 2111)."""
+    """Groups of query heads, beside other work on another stream: blocks that stay, and full blocks of one task."""
     q, k, v, do = make(2, 1024, keys, 8, 2, dim, torch.bfloat16)
     o, lse = reference.flash_attn(q, k, v, causal)
     first = gradients(do, q, k, v, o, lse, causal=causal, deterministic=deterministic)
