@@ -19,7 +19,8 @@ def near(a, b):
 
 
 def judge(found, true, low, what):
-    for name, a, b, c in zip(NAMES, found, true, low, strict=True):
+    assert len(found) == len(true) == len(low)
+    for name, a, b, c in zip(NAMES, found, true, low):
         assert_2x(a, b, c.to(a.dtype), 1, f"{what} {name}")
 
 
