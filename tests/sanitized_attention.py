@@ -91,14 +91,14 @@ def more_forward(device):
     import tkq
 
     for rows, keys, dim, dtype in ((130, 8200, 64, BF16), (150, 300, 128, torch.float16)):
-        q, k, v = on(device, *(x.to(dtype) for x in qkv(rows, keys, 2, 1, dim)))
+        q, k, v = on(device, *(x.to(dtype) for x in qkv(rows, keys, 2, 2, dim)))
         yield f"{rows} x {keys} D{dim} {dtype}", tkq.flash_attn(q, k, v, causal=True, return_lse=True)
     cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
     used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
     for dims, causal, longest, more in (
             ((128, 128), False, 8200, {}), ((128, 128), True, 8200, {}), ((192, 128), True, 150, {}),
             ((96, 96), True, 150, {}), ((64, 64), True, 150, dict(seqused_q=used, seqused_k=used))):
-        q, k, v, c, *u = on(device, *(x[0] for x in qkv(300, 300, 2, 1, *dims)), cu, *more.values())
+        q, k, v, c, *u = on(device, *(x[0] for x in qkv(300, 300, 2, 2, *dims)), cu, *more.values())
         found = tkq.flash_attn_varlen(q, k, v, c, c, longest, longest, causal=causal, return_lse=True,
                                       **dict(zip(more, u)))
         yield f"packed D{dims[0]}/{dims[1]} up to {longest} {'causal' if causal else 'full'} {', '.join(more)}", found
@@ -111,7 +111,7 @@ def more_gradients(device):
                              (128, Options(False, None, 70, 20), {}), (128, Options(True, None, -1, -1, 15.0), {}),
                              (256, Options(True, None, -1, -1, 15.0), {}), (128, Options(True), dict(dlse=True)),
                              (128, Options(False, None, 70, 0), dict(deterministic=True))):
-        q, k, v = qkv(130, 200, 4, 2, dim)
+        q, k, v = qkv(130, 200, 4, 4, dim)
         o, lse = reference.flash_attn(q, k, v, *given, sinks)
         dlse = randn(4, *lse.shape, dtype=torch.float32) if more.get("dlse") else None
         do, q, k, v, o, lse, s = on(device, randn(3, *q.shape), q, k, v, o, lse, sinks)
