@@ -65,10 +65,10 @@ class Problem:
 
     def tasks(self):
         """In their order."""
-        kernel = SimpleNamespace(spec=self.spec, config=self.config)
-        kernel.extent = lambda *a: BackwardTasks.extent(kernel, *a)
+        kernel = BackwardTasks()
+        kernel.spec, kernel.config = self.spec, self.config
         blocks = self.places.slots(True, self.config.block)
-        return [BackwardTasks.find_task.__wrapped__(kernel, self.g, i) for i in range(blocks * self.g.kv_heads)]
+        return [kernel.find_task.__wrapped__(kernel, self.g, i) for i in range(blocks * self.g.kv_heads)]
 
     def tiles(self):
         """Likewise, of all query heads."""

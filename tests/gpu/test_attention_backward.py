@@ -93,6 +93,8 @@ def test_windows(dim):
         for rows, keys in ((700, 700), (300, 500), (500, 300)):
             x = make(1, rows, keys, 2, 1, dim, torch.bfloat16)
             compare(*x, False, window_size=window_size, what=f"window {window_size} of {rows} x {keys}")
+        q, k, v, do = make(1, 517, 517, 2, 1, dim, torch.bfloat16)
+        compare(q * 20, k, v, do, False, window_size=window_size, what=f"large scores, window {window_size}")
 
 
 @pytest.mark.parametrize("dims", ((96, 96), (192, 128), (72, 72), (8, 8), (40, 64), (128, 64), (64, 128), (256, 192)))

@@ -7,6 +7,7 @@ import torch
 import tkq
 from tests.attention_varlen_gradients import LONGER, MANY, MIXED, Problem, cumulated
 from tkq.attention.arguments import Options
+from tkq.attention.backward_varlen_ops import attention_varlen_backward
 
 BF16 = torch.bfloat16
 
@@ -95,6 +96,17 @@ def test_deterministic(dim, causal):
     first = problem.judge("deterministic", True)
     for _ in range(20):
         assert all(torch.equal(a, b) for a, b in zip(problem.run(True)[:3], first))
+
+
+def test_an_expanded_gradient_of_lse():
+    """As of lse.sum()."""
+    problem = Problem(MIXED, 4, 4, 128, dlse=True, longest=4096, options=Options(True))
+    problem.judge("dlse")
+    *tensors, dlse = problem.tensors
+    ones = torch.ones(1, 1, device="cuda").expand(dlse.shape)
+    a, b = (attention_varlen_backward((*tensors, x), None, problem.lengths, problem.options)
+            for x in (ones, ones.contiguous()))
+    assert torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) and near(a[0], b[0])
 
 
 @pytest.mark.parametrize("dim", (64, 128, 256))

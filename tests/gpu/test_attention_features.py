@@ -35,6 +35,9 @@ def test_windows(dim, dtype, kind):
         x = make(2, rows, keys, 3, 3, dim, dtype)
         for left, right in list(windows(kind))[::1 if rows < 200 else 3]:
             compare(*x, f"{rows} x {keys}", left=left, right=right)
+    q, k, v = make(2, 517, 517, 3, 3, dim, dtype)
+    for left, right in list(windows(kind))[::4]:
+        compare(q * 20, k, v, "large scores", left=left, right=right)
 
 
 def test_windows_of_long_sequences():
@@ -247,10 +250,12 @@ def test_an_empty_window_size_of_head_dims_that_differ():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim, causal", ((192, False), (96, False), (256, False), (256, True)))
-def test_long_sequences(dim, causal):
+@pytest.mark.parametrize("dim, dim_v, causal", (
+    (192, 192, False), (192, 192, True), (192, 128, False), (192, 128, True), (96, 96, False), (96, 96, True),
+    (256, 256, False), (256, 256, True)))
+def test_long_sequences(dim, dim_v, causal):
     for n in (4097, 8300):
-        compare(*make(1, n, n, 2, 1, dim), f"{n} rows", causal=causal)
+        compare(*make(1, n, n, 2, 1, dim, dim_v=dim_v), f"{n} rows", causal=causal)
 
 
 @pytest.mark.slow
