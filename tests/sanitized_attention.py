@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import torch
 
-from tests.sanitized import main, on, randn
+from tests.sanitized import BF16, main, on, randn
 from tkq import reference
 from tkq import reference_attention_backward as formula
 from tkq.attention import backward_ops
-from tkq.attention.arguments import Options
+from tkq.attention.arguments import Lengths, Options
+from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_plan import SINGLE
+from tkq.attention.backward_varlen_ops import attention_varlen_backward
 
 
 def qkv(rows, keys, heads, kv_heads, dim, dim_v=None):
@@ -83,7 +85,64 @@ def gradients(device):
             yield f"D{dim} {name}", found
 
 
-FAMILIES = {f.__name__: f for f in (forward, options, varlen, gradients)}
+def more_forward(device):
+    """Long causal sequences of head_dim 64, fp16; of packed sequences pairs of blocks that fetch their tasks, long
+    causal ones, O from registers, other widths, queries that are not in use."""
+    import tkq
+
+    for rows, keys, dim, dtype in ((130, 8200, 64, BF16), (150, 300, 128, torch.float16)):
+        q, k, v = on(device, *(x.to(dtype) for x in qkv(rows, keys, 2, 2, dim)))
+        yield f"{rows} x {keys} D{dim} {dtype}", tkq.flash_attn(q, k, v, causal=True, return_lse=True)
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
+    for dims, causal, longest, more in (
+            ((128, 128), False, 8200, {}), ((128, 128), True, 8200, {}), ((192, 128), True, 150, {}),
+            ((96, 96), True, 150, {}), ((64, 64), True, 150, dict(seqused_q=used, seqused_k=used))):
+        q, k, v, c, *u = on(device, *(x[0] for x in qkv(300, 300, 2, 2, *dims)), cu, *more.values())
+        found = tkq.flash_attn_varlen(q, k, v, c, c, longest, longest, causal=causal, return_lse=True,
+                                      **dict(zip(more, u)))
+        yield f"packed D{dims[0]}/{dims[1]} up to {longest} {'causal' if causal else 'full'} {', '.join(more)}", found
+
+
+def more_gradients(device):
+    """All keys, windows, softcap, sinks, a gradient of lse."""
+    sinks = randn(5, 4, dtype=torch.float32)
+    for dim, given, more in ((128, Options(), {}), (64, Options(False, None, 70, 0), {}),
+                             (128, Options(False, None, 70, 20), {}), (128, Options(True, None, -1, -1, 15.0), {}),
+                             (256, Options(True, None, -1, -1, 15.0), {}), (128, Options(True), dict(dlse=True)),
+                             (128, Options(False, None, 70, 0), dict(deterministic=True))):
+        q, k, v = qkv(130, 200, 4, 4, dim)
+        o, lse = reference.flash_attn(q, k, v, *given, sinks)
+        dlse = randn(4, *lse.shape, dtype=torch.float32) if more.get("dlse") else None
+        do, q, k, v, o, lse, s = on(device, randn(3, *q.shape), q, k, v, o, lse, sinks)
+        dlse = None if dlse is None else dlse.to(device)
+        yield f"D{dim} {given} {more}", attention_backward((do, q, k, v, o, lse, dlse), s, given,
+                                                           deterministic=more.get("deterministic", False))
+
+
+def varlen_gradients(device):
+    """Of packed sequences: blocks that have one task, that stay, with dQ made behind; dQ by a kernel of its own;
+    windows, softcap, rows that are not in use."""
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
+    causal, window, capped = Options(True), Options(False, None, 70, 0), Options(True, None, -1, -1, 15.0)
+    for dim, heads, kv_heads, longest, given, in_use, deterministic in (
+            (64, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, False),
+            (128, 2, 2, 4096, causal, False, False), (128, 2, 2, 4096, Options(), False, False),
+            (128, 2, 1, 4096, causal, False, False), (256, 2, 1, 150, causal, False, False),
+            (128, 2, 1, 150, causal, False, True), (128, 2, 1, 150, window, False, False),
+            (128, 2, 1, 150, capped, False, False), (128, 2, 1, 150, causal, True, False)):
+        q, k, v = (x[0] for x in qkv(300, 300, heads, kv_heads, dim))
+        sinks, of_use = randn(5, heads, dtype=torch.float32), (used, used) if in_use else ()
+        o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, *(of_use or (None, None)), *given, sinks)
+        do, q, k, v, o, lse, s, c, *u = on(device, randn(3, *q.shape), q, k, v, o, lse, sinks, cu, *of_use)
+        lengths = Lengths(c, c, *(u or (None, None)), longest, longest)
+        found = attention_varlen_backward((do, q, k, v, o, lse, None), s, lengths, given, deterministic=deterministic)
+        yield f"D{dim} {heads}/{kv_heads} up to {longest} {given} {in_use} {deterministic}", found
+
+
+FAMILIES = {f.__name__: f for f in (forward, options, varlen, gradients, more_forward, more_gradients,
+                                    varlen_gradients)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -19,7 +19,7 @@ _LISTS = (
     "tkq.softmax.shipped",
     "tkq.losses.shipped",
     "tkq.attention.shipped",
-    "tkq.attention.backward_plan",
+    "tkq.attention.backward_shipped",
 )
 
 

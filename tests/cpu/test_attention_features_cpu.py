@@ -9,7 +9,6 @@ from tkq import reference
 
 FEATURES = [
     dict(), dict(causal=True), dict(left=3), dict(right=2), dict(left=5, right=0), dict(left=0, right=4),
-    dict(), dict(causal=True), dict(left=3), dict(right=2), dict(left=5, right=0), dict(left=0, right=4),
     dict(left=200), dict(right=200), dict(left=7, causal=True), dict(softcap=2.0), dict(causal=True, softcap=0.5),
     dict(sinks=True),
     dict(left=4, right=1, softcap=3.0, sinks=True, causal=False)]

@@ -65,6 +65,10 @@ def test_hard_data(dim, causal):
     peaked = k.clone()
     peaked[:, ::50] = q[:, ::50] * 4
     compare(q, peaked, v, causal, what="peaked rows")
+    dominating, twice = k.clone(), k.clone()
+    dominating[:, 0], twice[:, 1::2] = 30 * q.mean(1), twice[:, :-1:2]
+    compare(q, dominating, v, causal, what="one dominating key")
+    compare(q, twice, v, causal, what="each key twice")
     compare(q, k[:, :1].expand(-1, 517, -1, -1), v, causal, what="equal keys")
     compare(torch.zeros_like(q), k, v, causal, what="zero queries")
     compare(-q.abs(), k.abs() * 8, v, causal, what="all scores far below zero")

@@ -16,7 +16,7 @@ from tkq.attention.backward_ops import attention_backward
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("dtype, dim", ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256),
-                                        (torch.float16, 64), (torch.float16, 128)))
+                                        (torch.float16, 64), (torch.float16, 128), (torch.float16, 256)))
 def test_sizes(dtype, dim, causal):
     for rows, keys in SIZES:
         compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}")
@@ -25,7 +25,7 @@ def test_sizes(dtype, dim, causal):
 @pytest.mark.parametrize("dim", (64, 128, 256))
 @pytest.mark.parametrize("causal", (False, True))
 def test_long_sequences(dim, causal):
-    compare(*make(1, 4300, 4300, 2, 1, dim, torch.bfloat16), causal, what="long")
+    compare(*make(1, 4097, 4097, 2, 1, dim, torch.bfloat16), causal, what="long")
 
 
 @pytest.mark.parametrize("dim", (64, 128, 256))
@@ -36,10 +36,10 @@ def test_heads(dim, causal):
         compare(*x, causal, what=f"B{batch} H{heads}/{kv_heads}")
 
 
-@pytest.mark.parametrize("dim", (64, 128, 256))
+@pytest.mark.parametrize("dim, dim_v", ((64, 64), (128, 128), (192, 128), (256, 256)))
 @pytest.mark.parametrize("causal", (False, True))
-def test_hard_data(dim, causal):
-    q, k, v, do = make(2, 517, 517, 4, 4, dim, torch.bfloat16)
+def test_hard_data(dim, dim_v, causal):
+    q, k, v, do = make(2, 517, 517, 4, 4, dim, torch.bfloat16, dim_v=dim_v)
     compare(q * 20, k, v, do, causal, what="large scores")
     compare(q, k, v * 1000, do, causal, what="large values")
     compare(q, k, v, do * 1e4, causal, what="large gradients")
@@ -79,12 +79,22 @@ def test_gradient_of_lse(dim, causal):
     compare(q, k, v, do, causal, dlse=dlse, what="dlse of rows that see no key")
 
 
+@pytest.mark.parametrize("dim", (96, 192, 256))
+@pytest.mark.parametrize("causal", (False, True))
+def test_fp16_hard_data(dim, causal):
+    q, k, v, do = make(2, 517, 517, 4, 2, dim, torch.float16, dim_v=128 if dim == 192 else None)
+    compare(q * 20, k, v, do, causal, what="large scores")
+    compare(q, k, v * 100, do, causal, what="large values")
+
+
 @pytest.mark.parametrize("dim", (64, 128, 256))
 def test_windows(dim):
     for window_size in ((0, 0), (100, 0), (-1, 50), (30, -1), (256, 256), (2000, 2000)):
         for rows, keys in ((700, 700), (300, 500), (500, 300)):
             x = make(1, rows, keys, 2, 1, dim, torch.bfloat16)
             compare(*x, False, window_size=window_size, what=f"window {window_size} of {rows} x {keys}")
+        q, k, v, do = make(1, 517, 517, 2, 1, dim, torch.bfloat16)
+        compare(q * 20, k, v, do, False, window_size=window_size, what=f"large scores, window {window_size}")
 
 
 @pytest.mark.parametrize("dims", ((96, 96), (192, 128), (72, 72), (8, 8), (40, 64), (128, 64), (64, 128), (256, 192)))
@@ -126,12 +136,8 @@ def test_sinks(dtype, causal):
         sinks, dlse = torch.randn(4, device="cuda").to(dtype), torch.randn(2, 4, rows, device="cuda")
         compare(q, k, v, do, causal, dlse=dlse, sinks=sinks, what="sinks")
         o, lse, _ = forward(q, k, v, causal, 128**-0.5, (-1, -1), 0.0, sinks)
-        o, lse = o.to(q.dtype), lse.float()
-        *_, found = attention_backward((do, q, k, v, o, lse, dlse), sinks, Options(causal))
-        *_, want = reference_attention.flash_attn_backward(
-            *(x.double() for x in (do, q, k, v, o, lse)), dlse, causal, sinks=sinks.double())
-        assert found.dtype == dtype
-        assert (found.double() - want).abs().max() <= (1e-3 if dtype is torch.float32 else 1e-2) * want.abs().max()
+        *_, found = attention_backward((do, q, k, v, o.to(q.dtype), lse.float(), dlse), sinks, Options(causal))
+        assert found.dtype == dtype and found.shape == sinks.shape
 
 
 def test_layouts():
@@ -222,6 +228,11 @@ def test_deterministic(dim, causal):
     dtype = torch.bfloat16
     for rows, keys in (*FEW_SIZES, (50, 300), (129, 129)):
         compare(*make(2, rows, keys, 4, 2, dim, dtype), causal, what=f"{rows} x {keys}", deterministic=True)
+    q, k, v, do = make(2, 517, 517, 4, 2, dim, dtype)
+    compare(q * 20, k, v, do, causal, what="large scores", deterministic=True)
+    twice = k.clone()
+    twice[:, 1::2] = twice[:, :-1:2]
+    compare(q, twice, v * 1000, do, causal, what="each key twice, large values", deterministic=True)
     q, k, v, do = make(2, 700, 1111, 8, 2, dim, dtype)
     o, lse = reference.flash_attn(q, k, v, causal)
     first = gradients(do, q, k, v, o, lse, causal=causal, deterministic=True)
@@ -230,9 +241,11 @@ def test_deterministic(dim, causal):
         assert all(torch.equal(a, b) for a, b in zip(again, first))
 
 
-@pytest.mark.parametrize("dim", (64, 128))
-def test_deterministic_windows(dim):
-    for window_size in ((0, 0), (100, 0), (30, -1), (256, 256)):
+@pytest.mark.parametrize("dim, window_sizes", (
+    (64, ((0, 0), (100, 0), (30, -1), (256, 256))), (128, ((0, 0), (100, 0), (30, -1), (256, 256))),
+    (256, ((100, 0), (256, 256)))))
+def test_deterministic_windows(dim, window_sizes):
+    for window_size in window_sizes:
         for rows, keys in ((700, 700), (300, 500), (500, 300)):
             x = make(1, rows, keys, 2, 1, dim, torch.bfloat16)
             compare(*x, False, window_size=window_size, what=f"{window_size} {rows} x {keys}", deterministic=True)
@@ -244,8 +257,7 @@ def test_deterministic_windows(dim):
     (64, True, 2111), (64, False, 2111), (128, True, 1111), (128, True, 2111), (128, True, 8300), (128, False, 2111),
     (256, True, 2111)))
 def test_500_runs(dim, causal, keys, deterministic):
-    """Groups of query heads, beside other work on another stream; at head_dim 128 each form that the plan chooses:
-    blocks that stay (causal, 1111 keys), by themselves, in pairs (causal 8300, full 2111)."""
+    """Groups of query heads, beside other work on another stream: blocks that stay, and full blocks of one task."""
     q, k, v, do = make(2, 1024, keys, 8, 2, dim, torch.bfloat16)
     o, lse = reference.flash_attn(q, k, v, causal)
     first = gradients(do, q, k, v, o, lse, causal=causal, deterministic=deterministic)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import tkq
-from tests.attention_varlen_gradients import MANY, MIXED, Problem, cumulated
+from tests.attention_varlen_gradients import LONGER, MANY, MIXED, Problem, cumulated
 from tkq.attention.arguments import Options
+from tkq.attention.backward_varlen_ops import attention_varlen_backward
 
 BF16 = torch.bfloat16
 
@@ -23,18 +24,60 @@ def test_mixed_lengths(dim, options):
     Problem(MANY, 2, 1, dim, options=options).judge("many short ones")
 
 
-@pytest.mark.parametrize("deterministic", (False, True))
-def test_everything_at_once(deterministic):
-    for left, right in ((-1, 5), (100, 3), (0, 200)):
-        Problem(MIXED, 8, 2, 192, dim_v=128, spare=77, in_use=True, sinks=True, dlse=True,
-                options=Options(False, None, left, right, 20.0)).judge("all", deterministic)
+@pytest.mark.parametrize("heads, kv_heads", ((4, 4), (4, 2)))
+@pytest.mark.parametrize("causal", (False, True))
+def test_what_is_planned_for_each_length(causal, heads, kv_heads):
+    """Whatever the lengths are."""
+    for longest in (900, 4096, 8300):
+        for lengths in (MIXED, ((300, 2100), (1, 1), (641, 500))):
+            problem = Problem(lengths, heads, kv_heads, 128, spare=20, longest=longest, options=Options(causal))
+            problem.judge(f"up to {longest}")
 
 
 @pytest.mark.parametrize("causal", (False, True))
-def test_what_is_not_in_use_is_not_looked_at(causal):
+def test_longer_sequences(causal):
+    Problem(LONGER, 2, 1, 128, options=Options(causal)).judge("longer")
+    Problem(LONGER[::-1], 2, 2, 128, longest=4097, options=Options(causal)).judge("longer")
+
+
+def large(q, k, v, do):
+    return q * 20, k, v, do
+
+
+def dominated(q, k, v, do):
+    k = k.clone()
+    if len(q) and len(k):
+        k[0] = 30 * q.unflatten(1, (k.shape[1], -1)).mean((0, 2))
+    return q, k, v, do * 1e4
+
+
+def doubled(q, k, v, do):
+    k = k.clone()
+    k[1::2] = k[:len(k) - 1:2].clone()
+    return q, k, v * 1000, do
+
+
+@pytest.mark.parametrize("dim, causal, deterministic", ((64, True, False), (128, True, False), (128, False, True),
+                                                        (256, True, True)))
+def test_hard_data(dim, causal, deterministic):
+    """Groups of heads; in each sequence by itself."""
+    for change in (large, dominated, doubled):
+        problem = Problem(MIXED, 4, 2, dim, change=change, options=Options(causal))
+        problem.judge(change.__name__, deterministic)
+
+
+@pytest.mark.parametrize("deterministic", (False, True))
+def test_everything_at_once(deterministic):
+    for left, right in ((-1, 5), (100, 3), (0, 200)):
+        Problem(MIXED, 8, 2, 192, dim_v=128, spare=77, in_use=True, sinks=torch.float32, dlse=True,
+                options=Options(False, None, left, right, 20.0)).judge("all", deterministic)
+
+
+@pytest.mark.parametrize("dim, causal, deterministic", (
+    (128, False, False), (128, True, False), (128, False, True), (128, True, True), (64, True, False)))
+def test_what_is_not_in_use_is_not_looked_at(dim, causal, deterministic):
     """It is NaN; its own gradient is 0."""
-    for deterministic in (False, True):
-        Problem(MIXED, 4, 2, 128, spare=50, in_use=True, options=Options(causal)).judge("in use", deterministic)
+    Problem(MIXED, 4, 2, dim, spare=50, in_use=True, options=Options(causal)).judge("in use", deterministic)
 
 
 def test_no_key_is_in_use():
@@ -55,8 +98,20 @@ def test_deterministic(dim, causal):
         assert all(torch.equal(a, b) for a, b in zip(problem.run(True)[:3], first))
 
 
-def test_fp16():
-    Problem(MIXED, 4, 2, 128, torch.float16, options=Options(causal=True)).judge("fp16")
+def test_an_expanded_gradient_of_lse():
+    """As of lse.sum()."""
+    problem = Problem(MIXED, 4, 4, 128, dlse=True, longest=4096, options=Options(True))
+    problem.judge("dlse")
+    *tensors, dlse = problem.tensors
+    ones = torch.ones(1, 1, device="cuda").expand(dlse.shape)
+    a, b = (attention_varlen_backward((*tensors, x), None, problem.lengths, problem.options)
+            for x in (ones, ones.contiguous()))
+    assert torch.equal(a[1], b[1]) and torch.equal(a[2], b[2]) and near(a[0], b[0])
+
+
+@pytest.mark.parametrize("dim", (64, 128, 256))
+def test_fp16(dim):
+    Problem(MIXED, 4, 2, dim, torch.float16, options=Options(causal=True)).judge("fp16")
 
 
 def step(q, k, v, do, cu):

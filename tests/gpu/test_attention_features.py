@@ -35,6 +35,9 @@ def test_windows(dim, dtype, kind):
         x = make(2, rows, keys, 3, 3, dim, dtype)
         for left, right in list(windows(kind))[::1 if rows < 200 else 3]:
             compare(*x, f"{rows} x {keys}", left=left, right=right)
+    q, k, v = make(2, 517, 517, 3, 3, dim, dtype)
+    for left, right in list(windows(kind))[::4]:
+        compare(q * 20, k, v, "large scores", left=left, right=right)
 
 
 def test_windows_of_long_sequences():
@@ -102,7 +105,7 @@ def surrounded(x):
 
 @pytest.mark.parametrize("dim, dim_v, dtype, causal", (
     (8, 8, BF16, True), (96, 96, BF16, True), (192, 192, BF16, False), (192, 128, BF16, True), (256, 256, BF16, True),
-    (256, 256, FP16, False), (64, 256, BF16, False)))
+    (256, 256, FP16, False), (96, 96, FP16, False), (192, 192, FP16, True), (64, 256, BF16, False)))
 def test_head_dims(dim, dim_v, dtype, causal):
     """A kernel at all sizes, then the head dims of its width, between NaN."""
     for rows, keys in SIZES:
@@ -117,14 +120,19 @@ def test_head_dims(dim, dim_v, dtype, causal):
         assert torch.isnan(room[:, 333:]).all() and torch.isnan(room[..., dv:]).all(), f"head dim {d}: written beyond"
 
 
-@pytest.mark.parametrize("dim, causal", ((192, True), (256, False), (256, True)))
-def test_hard_data(dim, causal):
-    q, k, v = make(2, 517, 517, 4, 4, dim, dim_v=128 if dim == 192 else None)
+@pytest.mark.parametrize("dim, dtype, causal", ((192, BF16, True), (256, BF16, False), (256, BF16, True),
+                                                (96, BF16, True), (96, FP16, True), (192, FP16, True)))
+def test_hard_data(dim, dtype, causal):
+    q, k, v = make(2, 517, 517, 4, 4, dim, dtype, dim_v=128 if dim == 192 else None)
     compare(q * 20, k, v, "large scores", causal=causal)
     compare(q, k, v * 1000 + 500, "large values with a mean", causal=causal)
     peaked = k.clone()
     peaked[:, ::50] = q[:, ::50] * 4
     compare(q, peaked, v, "peaked rows", causal=causal)
+    dominating, twice = k.clone(), k.clone()
+    dominating[:, 0], twice[:, 1::2] = 30 * q.mean(1), twice[:, :-1:2]
+    compare(q, dominating, v, "one dominating key", causal=causal)
+    compare(q, twice, v, "each key twice", causal=causal)
     compare(q, k[:, :1].expand(-1, 517, -1, -1), v, "equal keys", causal=causal)
     compare(q * 1e-4, k, v * 1e-4, "small numbers", causal=causal)
     one = v.clone()
@@ -242,10 +250,12 @@ def test_an_empty_window_size_of_head_dims_that_differ():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim, causal", ((192, False), (96, False), (256, False), (256, True)))
-def test_long_sequences(dim, causal):
+@pytest.mark.parametrize("dim, dim_v, causal", (
+    (192, 192, False), (192, 192, True), (192, 128, False), (192, 128, True), (96, 96, False), (96, 96, True),
+    (256, 256, False), (256, 256, True)))
+def test_long_sequences(dim, dim_v, causal):
     for n in (4097, 8300):
-        compare(*make(1, n, n, 2, 1, dim), f"{n} rows", causal=causal)
+        compare(*make(1, n, n, 2, 1, dim, dim_v=dim_v), f"{n} rows", causal=causal)
 
 
 @pytest.mark.slow

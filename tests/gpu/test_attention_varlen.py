@@ -7,64 +7,14 @@ import torch
 
 import tkq
 from tests.attention_run import judge
+from tests.attention_varlen_run import LONGER, MIXED, compare, cumulated, make, run
 from tests.guarded import guarded
 from tkq import reference, runtime
-from tkq.attention import varlen_ops
-from tkq.attention.arguments import Lengths, Options
-from tkq.attention.launch import Operands
+from tkq.attention.arguments import Lengths
 from tkq.attention.ranges import ceil_div, heads_in_section, place, work_rank
 from tkq.runtime import Recipe
 
 BF16, FP16 = torch.bfloat16, torch.float16
-MIXED = [(1, 1), (0, 0), (513, 513), (64, 64), (1, 900), (0, 70), (65, 0), (113, 203), (300, 100), (129, 127), (2, 63)]
-
-
-def cumulated(lengths):
-    return torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-
-
-def make(lengths, heads, kv_heads, dim, dtype=BF16, spare=0, seed=0, dim_v=None):
-    """(q, k, v, cu_q, cu_k): rows between and behind sequences do not exist, but for ``spare`` ones behind: NaN."""
-    g = torch.Generator("cuda").manual_seed(seed + len(lengths))
-    cu_q, cu_k = (cumulated(n) for n in zip(*lengths))
-
-    def new(cu, h, d):
-        x = torch.full((int(cu[-1]) + spare, h, d), math.nan, device="cuda", dtype=dtype)
-        x[:int(cu[-1])] = torch.randn(int(cu[-1]), h, d, device="cuda", generator=g).to(dtype)
-        return x
-
-    return new(cu_q, heads, dim), new(cu_k, kv_heads, dim), new(cu_k, kv_heads, dim_v or dim), cu_q, cu_k
-
-
-def run(tensors, lengths, sinks=None, **options):
-    """Launch the kernel into the last two of tensors, o and lse."""
-    varlen_ops.run(Operands(*tensors, sinks), lengths, Options(**options))
-
-
-def compare(q, k, v, cu_q, cu_k, what="", used_q=None, used_k=None, max_q=4096, max_k=4096, **options):
-    """Run on poisoned outputs; judge each sequence's o and lse, and that all other rows saw nothing."""
-    shape = (*q.shape[:2], v.shape[2])
-    o = torch.full(shape, math.nan, dtype=q.dtype, device="cuda")
-    lse = torch.full((q.shape[1], q.shape[0]), math.nan, device="cuda")
-    if used_q is not None:  # as the public function prepares them
-        o.zero_()
-        lse = varlen_ops.nothing_seen(tuple(lse.shape), options.get("sinks"), "cuda")
-    run((q, k, v, o, lse), Lengths(cu_q, cu_k, used_q, used_k, max_q, max_k), **options)
-    starts_q, starts_k = cu_q.tolist(), cu_k.tolist()
-    outside = torch.ones(q.shape[0], dtype=torch.bool, device="cuda")
-    for s in range(len(starts_q) - 1):
-        a, c = starts_q[s], starts_k[s]
-        rows = starts_q[s + 1] - a if used_q is None else int(used_q[s])
-        keys = starts_k[s + 1] - c if used_k is None else int(used_k[s])
-        if rows:
-            outside[a:a + rows] = False
-            judge(o[None, a:a + rows], lse[None, :, a:a + rows], q[None, a:a + rows], k[None, c:c + keys],
-                  v[None, c:c + keys], f"{what} sequence {s}, {rows} x {keys}, {options}", **options)
-    assert not outside.any() or o[outside].abs().max() == 0, f"{what}: rows of no sequence"
-    sinks = options.get("sinks")
-    nothing = torch.full((q.shape[1],), -math.inf, device="cuda") if sinks is None else sinks.float()
-    assert torch.allclose(lse[:, outside], nothing[:, None].expand(-1, int(outside.sum())), rtol=1e-6, atol=1e-6)
-    return o, lse
 
 
 @pytest.mark.parametrize("dim, dtype, options", (
@@ -76,6 +26,33 @@ def test_mixed_lengths(dim, dtype, options):
     compare(*make(MIXED[::-1], 3, 3, dim, dtype, spare=1), "the other way round", **options)
     compare(*make([(0, 0), (0, 5), (3, 0)], 3, 3, dim, dtype), "no row sees a key", **options)
     compare(*make([(700, 700)], 3, 3, dim, dtype), "one sequence", **options)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_longer_sequences(causal):
+    """Whatever is said of their lengths; 8192 keys or more, causal, have a kernel of their own."""
+    for lengths in (LONGER, LONGER[::-1]):
+        compare(*make(lengths, 2, 1, 128), "longer", causal=causal)
+    for longest in (900, 8300):
+        compare(*make(MIXED, 4, 2, 128, spare=20), f"of up to {longest}", max_q=longest, max_k=longest, causal=causal)
+    x = make([(300, 8300), (1, 1), (2100, 2100)], 2, 1, 128)
+    compare(*x, "8300 keys", max_q=8300, max_k=8300, causal=causal)
+
+
+@pytest.mark.parametrize("dim, causal", ((64, False), (128, True), (256, True)))
+def test_hard_data(dim, causal):
+    """Groups of heads; in each sequence by itself."""
+    q, k, v, cu_q, cu_k = make(MIXED, 4, 2, dim, spare=5)
+    compare(q * 20, k, v, cu_q, cu_k, "large scores", causal=causal)
+    compare(q, k, v * 1000 + 500, cu_q, cu_k, "large values with a mean", causal=causal)
+    dominating, twice = k.clone(), k.clone()
+    for s in range(len(MIXED)):
+        a, b, c, d = (int(cu[i]) for cu in (cu_q, cu_k) for i in (s, s + 1))
+        if b > a and d > c:
+            dominating[c] = 30 * q[a:b].unflatten(1, (2, 2)).mean((0, 2))
+        twice[c + 1:d:2] = twice[c:d - 1:2].clone()
+    compare(q, dominating, v, cu_q, cu_k, "one dominating key", causal=causal)
+    compare(q, twice, v, cu_q, cu_k, "each key twice", causal=causal)
 
 
 def test_pairs_of_blocks_that_fetch_tasks():
@@ -99,20 +76,28 @@ def test_everything_at_once():
     x = make(MIXED, 8, 2, 192, spare=77, dim_v=128)
     used_q, used_k = (torch.tensor([max(n - 3 * (n % 2), 0) for n in lengths], device="cuda", dtype=torch.int32)
                       for lengths in zip(*MIXED))
+    empty_beyond(x, used_q, used_k)
     for left, right in ((-1, 5), (100, 3), (0, 200)):
         compare(*x, "all", used_q=used_q, used_k=used_k, max_q=1, sinks=sinks, softcap=20.0, left=left, right=right)
 
 
-@pytest.mark.parametrize("causal", (False, True))
-def test_what_is_not_in_use_is_not_looked_at(causal):
-    q, k, v, cu_q, cu_k = make(MIXED, 4, 2, 128, spare=50)
-    used_q, used_k = (torch.tensor([n // 2 for n in lengths], device="cuda", dtype=torch.int32)
-                      for lengths in zip(*MIXED))
+def empty_beyond(x, used_q, used_k):
+    """NaN where nothing is in use."""
+    q, k, v, cu_q, cu_k = x
     for x, cu, used in ((q, cu_q, used_q), (k, cu_k, used_k), (v, cu_k, used_k)):
         for s, n in enumerate(used.tolist()):
             x[int(cu[s]) + n:int(cu[s + 1])] = math.nan
+
+
+@pytest.mark.parametrize("dim, causal", ((128, False), (128, True), (64, True)))
+def test_what_is_not_in_use_is_not_looked_at(dim, causal):
+    q, k, v, cu_q, cu_k = x = make(MIXED, 4, 2, dim, spare=50)
+    used_q, used_k = (torch.tensor([n // 2 for n in lengths], device="cuda", dtype=torch.int32)
+                      for lengths in zip(*MIXED))
+    empty_beyond(x, used_q, used_k)
     compare(q, k, v, cu_q, cu_k, "NaN", used_q=used_q, used_k=used_k, causal=causal)
-    compare(q, k, v, cu_q, cu_k, "NaN, fewer keys only", used_k=torch.zeros_like(used_k), causal=causal)
+    if dim == 128:
+        compare(q, k, v, cu_q, cu_k, "NaN, fewer keys only", used_k=torch.zeros_like(used_k), causal=causal)
 
 
 def test_a_sequence_s_nan_stays_in_it():

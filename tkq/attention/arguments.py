@@ -56,9 +56,15 @@ def refuse_out_of_range(softmax_scale, softcap):
         raise ValueError
 
 
+def check_flags(op, **flags):
+    """TypeError for what is not True or False; 0 and 1 are not."""
+    for name, flag in flags.items():
+        if flag is not True and flag is not False:
+            raise TypeError(f"{op}: {name} is {flag!r}, allowed are True and False")
+
+
 def check_options(op, options: Options):
-    if options.causal not in (True, False):
-        raise TypeError(f"{op}: causal is {options.causal!r}, allowed are True and False")
+    check_flags(op, causal=options.causal)
     if not isinstance(options.softcap, (int, float)):
         raise TypeError(f"{op}: softcap is {type(options.softcap).__name__}, expected a float")
     if not 0 <= options.softcap < math.inf:
@@ -115,7 +121,8 @@ def check_layouts(op, **tensors: Any):
 
 
 def check_sequences(op, q, lengths: Lengths):
-    """cu_seqlens (B + 1,) and seqused (B,) or None, int32 on q's device. Their values stay on the GPU, unchecked."""
+    """cu_seqlens (B + 1,) and seqused (B,) or None, int32 on q's device. Their values are looked at on the CPU only: a
+    GPU's would have to be waited for."""
     cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
     cu = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
     for name, x in cu.items():
@@ -130,7 +137,20 @@ def check_sequences(op, q, lengths: Lengths):
             check.dtype(name, x, ("int32",))
             check.shape(name, x, (cu_q.shape[0] - 1,))
     check.same_device(q=q, **cu, **used)
-    for name, n in (("max_seqlen_q", max_q), ("max_seqlen_k", max_k)):
+    check_longest(op, max_seqlen_q=max_q, max_seqlen_k=max_k)
+
+
+def check_first(op, lengths: Lengths):
+    """Of CPU tensors: that cu_seqlens begin with 0."""
+    for name, x in (("cu_seqlens_q", lengths[0]), ("cu_seqlens_k", lengths[1])):
+        if int(x[0]):
+            raise ValueError(f"{op}: {name} begins with {int(x[0])}, allowed is 0: pass only the rows of the sequences "
+                             "that are meant, and count from the first")
+
+
+def check_longest(op, **numbers):
+    """max_seqlen_q and max_seqlen_k."""
+    for name, n in numbers.items():
         if isinstance(n, bool) or not isinstance(n, int):
             raise TypeError(f"{op}: {name} is {type(n).__name__}, expected an int")
         if n < 0:

@@ -31,7 +31,8 @@ def attention_backward(tensors: tuple, sinks: Optional[Tensor] = None, options: 
         deterministic: the same dq, bit by bit, in each run: it is made by a kernel of its own, which computes the
             scores a second time, 7 products instead of 5. It is else added up in whatever order. dk and dv are the
             same in each run anyhow.
-        needs: which of the four are wanted.
+        needs: which of the four are wanted. The kernels make dk and dv in any case, and their memory is taken: without
+            them, or with dsinks alone, a call takes no less time. Without dq it does.
 
     Returns:
         (dq, dk, dv, dsinks), contiguous, the first three of the inputs' dtype, the fourth (H,) of the sinks'; None for
@@ -99,6 +100,13 @@ def _check_layout(name, x):
                          "call .clone(memory_format=torch.contiguous_format)")
 
 
+def _check_all(tensors, sinks, options):
+    """What ``_check`` does, and what TMA cannot take."""
+    _check(tensors, sinks, options)
+    for name, x in zip(("q", "k", "v", "o"), tensors[1:5]):
+        _check_layout(name, x)
+
+
 # ---- CUDA ------------------------------------------------------------------------------------------
 
 
@@ -106,8 +114,6 @@ def _cuda(tensors, sinks, options, deterministic, needs):
     """(dq, dk, dv, dsinks), None for what is not wanted."""
     do, q, k, v, *rest = tensors
     try:
-        if not takes(do):
-            do = do.clone(memory_format=torch.contiguous_format)
         (batch, rows, heads, _), (_, keys, kv_heads, _) = q.shape, k.shape
         if not (batch and rows and heads and keys):
             _check(tensors, sinks, options)
@@ -115,6 +121,9 @@ def _cuda(tensors, sinks, options, deterministic, needs):
         if heads % kv_heads:
             raise ValueError  # _check has the words
         refuse_out_of_range(options.softmax_scale, options.softcap)
+        if not takes(do):
+            _check_all(tensors, sinks, options)
+            do = do.clone(memory_format=torch.contiguous_format)
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
         dk = torch.empty(k.shape, dtype=q.dtype, device=q.device)
         dv = torch.empty(v.shape, dtype=q.dtype, device=q.device)
@@ -122,9 +131,7 @@ def _cuda(tensors, sinks, options, deterministic, needs):
     except Exception:
         # The compiled function checks every dtype, shape, stride and address before it launches; the words for a user
         # are found only when something is wrong.
-        _check(tensors, sinks, options)
-        for name, x in (("q", q), ("k", k), ("v", v), ("o", rest[0])):
-            _check_layout(name, x)
+        _check_all(tensors, sinks, options)
         raise
     dsinks = reference_attention.sinks_gradient(sinks, rest[1], of_rows()) if needs[3] else None
     return dq, dk if needs[1] else None, dv if needs[2] else None, dsinks

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from tkq import reference_attention_backward as reference_attention
-from tkq.attention.arguments import PLAIN, Lengths, Options, check_layouts, check_sequences, refuse_out_of_range
+from tkq.attention.arguments import (
+    PLAIN,
+    Lengths,
+    Options,
+    check_first,
+    check_layouts,
+    check_sequences,
+    refuse_out_of_range,
+)
 from tkq.attention.backward_ops import as_tensors, check_gradient_of, launcher_of, like, only, takes
 from tkq.attention.launch import BackwardOperands, Gradients
 from tkq.attention.plan import length_class
@@ -25,12 +33,13 @@ def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: 
             do: the gradient of o. Where its strides do not suit TMA it is copied.
             q: (total_q, H, D). k: (total_k, Hk, D). v: (total_k, Hk, Dv). o: (total_q, H, Dv).
             lse: (H, total_q) float32, of any strides. dlse: its gradient, likewise, or None.
-        sinks: (H,) or None. lengths, options: tuples, as ``Lengths`` and ``Options``.
+        sinks: (H,) or None. lengths, options: tuples, as ``Lengths`` and ``Options``. cu_seqlens begin with 0: on a GPU
+            nobody checks it, and gradients of rows before the first sequence would be whatever was in memory.
         deterministic: as ``attention_backward``. needs: which of the four are wanted.
 
     Returns:
         (dq, dk, dv, dsinks); None for what is not wanted. Rows that are not in use, or of no sequence, have a gradient
-        of 0.
+        of 0, and no part in that of the sinks.
 
     Raises:
         As ``flash_attn_varlen``; all name the argument.
@@ -51,6 +60,12 @@ def _check(tensors, sinks, lengths, options):
     check_sequences(OP, tensors[1], lengths)
 
 
+def _check_all(tensors, sinks, lengths, options):
+    """What ``_check`` does, and what TMA cannot take."""
+    _check(tensors, sinks, lengths, options)
+    check_layouts(OP, **dict(zip(("q", "k", "v", "o"), tensors[1:5])), **lengths._asdict())
+
+
 # ---- CUDA ------------------------------------------------------------------------------------------
 
 
@@ -65,16 +80,17 @@ def _cuda(tensors, sinks, lengths, options, deterministic, needs):
         if q.shape[1] % k.shape[1] or not all(x is None or x.shape[0] == count for x in (used_q, used_k)):
             raise ValueError  # _check says which
         refuse_out_of_range(options.softmax_scale, options.softcap)
-        if not takes(do):
-            do = do.clone(memory_format=torch.contiguous_format)
+        fits = takes(do)
+        if not (fits and used_q is None and used_k is None):  # before anything is copied, or filled with zeros
+            _check_all(tensors, sinks, lengths, options)
+        do = do if fits else do.clone(memory_format=torch.contiguous_format)
         # rows that are not in use are nobody's task
         new_q, new_k = (torch.empty if used is None else torch.zeros for used in (used_q, used_k))
         dq = new_q(q.shape, dtype=q.dtype, device=q.device) if needs[0] else None
         dk, dv = (new_k(x.shape, dtype=q.dtype, device=q.device) for x in (k, v))
         statistics = run((do, q, k, v, *rest), (dq, dk, dv), lengths, options, deterministic)
     except Exception:  # the words for a user are found only when something is wrong
-        _check(tensors, sinks, lengths, options)
-        check_layouts(OP, q=q, k=k, v=v, o=rest[0], **lengths._asdict())
+        _check_all(tensors, sinks, lengths, options)
         raise
     dsinks = sinks_gradient(sinks, *statistics()) if needs[3] else None
     return dq, dk if needs[1] else None, dv if needs[2] else None, dsinks
@@ -146,6 +162,7 @@ def sinks_gradient(sinks, minus_lse, of_rows):
 
 def _cpu(tensors, sinks, lengths, options, deterministic, needs):
     _check(tensors, sinks, lengths, options)
+    check_first(OP, lengths)
     return only(reference_attention.flash_attn_varlen_backward(*tensors, lengths[:4], options, sinks), needs)
 
 

@@ -11,6 +11,7 @@ from tkq.attention.arguments import (
     OPEN,
     PLAIN,
     Options,
+    check_flags,
     check_layouts,
     check_operands,
     check_options,
@@ -65,6 +66,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
     ``tkq.reference.flash_attn``, by the same rules.
     """
+    if not type(causal) is type(deterministic) is type(return_lse) is bool:
+        check_flags("flash_attn", causal=causal, deterministic=deterministic, return_lse=return_lse)
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
     way, options = ops.route(q, k, v, sinks), (causal, softmax_scale, left, right, softcap)
     if way == "direct":
@@ -161,7 +164,7 @@ def _launch(operands, sizes, options, index, config=None):
     if softcap or softmax_scale is not None:
         refuse_out_of_range(softmax_scale, softcap)
     if left >= 0 or right >= 0:
-        causal = True if causal is False and right == 0 else causal
+        causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
     short, long = keys < SHORT, keys >= LONG
@@ -169,10 +172,8 @@ def _launch(operands, sizes, options, index, config=None):
            pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        if causal not in (True, False):
-            raise TypeError  # _check has the words
         spec = AttentionSpec(
-            dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right >= 0,
+            dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right >= 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, far=left >= FAR)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
     kernel, processors, scale = launcher

@@ -1,8 +1,10 @@
 """The attention kernels that tkq itself can choose, and what their machine code must show.
 
 Head dims, masks, softcap, sinks, varlen, packing and dtypes combine freely: their kernels are compiled when they are
-first asked for. Listed are all plans of the plain kernel, and each further choice beside the others."""
+first asked for. Listed are all plans of the plain kernel, each further choice beside the others, and what models ask
+for together."""
 import itertools
+from typing import NamedTuple, Optional
 
 from tkq.attention.plan import LENGTHS, plan
 from tkq.attention.spec import WIDTHS, AttentionSpec
@@ -10,13 +12,33 @@ from tkq.runtime.recipe import Recipe, Shipped
 from tkq.testing.expectation import Expectation
 
 QUICK = ((64, True, "medium"), (128, False, "short"), (128, False, "long"), (128, True, "short"))
+
+
+class Model(NamedTuple):
+    """What the layers of a model have beside a causal mask. left: some have a limit on the left too, "near" or "far"
+    (see ``spec.FAR``)."""
+
+    dims: tuple
+    left: Optional[str] = None
+    softcap: bool = False
+    sinks: Optional[str] = None
+
+
+MODELS = {
+    "llama": Model((128, 128)),
+    "mistral": Model((128, 128), left="far"),
+    "gemma 2": Model((256, 256), left="far", softcap=True),
+    "gpt-oss": Model((64, 64), left="near", sinks="bf16"),
+    "deepseek": Model((192, 128)),
+    "phi-3": Model((96, 96), left="far"),
+}
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 
 
 def shipped():
     """Names are unique: flash_attn, dtype, head dims, choices, length."""
     out = {}
-    for spec, length, quick in (*_plain(), *_choices()):
+    for spec, length, quick in (*_plain(), *_choices(), *_masks(), *of_models()):
         config = plan(spec, length)
         recipe = Recipe("tkq.attention.forward:build", (spec, config))
         out.setdefault(recipe, Shipped(_name(spec, length), recipe, _expectation(spec, config), quick))
@@ -49,6 +71,24 @@ def _choices():
                             used_q=True, used_k=True, pack=4), "medium", dim == 256
     for dims in itertools.product(WIDTHS, WIDTHS):
         yield AttentionSpec("bf16", dims[0], True, head_dim_v=dims[1]), "medium", dims == (192, 128)
+
+
+def _masks():
+    """Softcap and sinks beside masks, dense and of packed sequences."""
+    causal, window, both = dict(causal=True), dict(causal=True, left=True), dict(left=True, right=True)
+    masks = (64, causal), (64, window), (128, causal), (128, window), (128, both)
+    for (dim, mask), varlen, more in itertools.product(masks, (False, True), (
+            {}, dict(softcap=True), dict(sinks="fp32"))):
+        yield AttentionSpec("bf16", dim, varlen=varlen, **mask, **more), "medium", False
+
+
+def of_models():
+    """As training asks for it."""
+    for model, varlen, length in itertools.product(MODELS.values(), (False, True), LENGTHS):
+        for left in {None, model.left}:
+            spec = AttentionSpec("bf16", model.dims[0], True, True, model.dims[1], left is not None,
+                                 softcap=model.softcap, sinks=model.sinks, varlen=varlen, far=left == "far")
+            yield spec, length, False
 
 
 def _name(spec, length):

@@ -11,7 +11,10 @@ from tkq.attention.arguments import (
     PLAIN,
     Lengths,
     Options,
+    check_first,
+    check_flags,
     check_layouts,
+    check_longest,
     check_operands,
     check_options,
     check_sequences,
@@ -37,10 +40,13 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
 
     Args:
         q: (total_q, H, D), bfloat16 or float16. k, v: (total_k, Hk, D) and (total_k, Hk, Dv). Strides: see flash_attn.
-        cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, rising: sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s +
-            1] of q, and so of k and v. A sequence may have no queries, or no keys. They stay on the GPU: nothing waits
-            for their values, and under a CUDA graph they may change between replays.
-        max_seqlen_q, max_seqlen_k: about how long sequences get: what kernel is chosen. Results do not depend on them.
+        cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, rising from 0: sequence s has the rows cu_seqlens_q[s] to
+            cu_seqlens_q[s + 1] of q, and so of k and v. A sequence may have no queries, or no keys. They stay on the
+            GPU: nothing waits for their values, and under a CUDA graph they may change between replays. So nobody
+            checks there that they begin with 0: where they do not, o, lse and the gradients of the rows before the
+            first sequence are whatever was in memory. On the CPU that is a ValueError.
+        max_seqlen_q, max_seqlen_k: ints, about how long sequences get: what kernel is chosen. Results do not depend on
+            them.
         seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies
             behind them in q, k and v is not looked at.
         causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
@@ -48,7 +54,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
 
     Returns:
         o (total_q, H, Dv), contiguous; with return_lse the pair (o, lse), lse (H, total_q) float32. Rows that belong to
-        no sequence or are not in use are rows that see no key: o = 0, lse = -inf, or the sink.
+        no sequence or are not in use are rows that see no key: o = 0, lse = -inf, or the sink. They have no part in any
+        gradient, that of the sinks through their lse neither; a row that is in use and sees no key does.
 
     Raises:
         As flash_attn; TypeError, ValueError for cu_seqlens and seqused of another dtype, shape or device.
@@ -57,6 +64,10 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
 
     CPU tensors take ``tkq.reference.flash_attn_varlen``.
     """
+    if not (type(causal) is type(deterministic) is type(return_lse) is bool
+            and type(max_seqlen_q) is type(max_seqlen_k) is int):
+        check_flags("flash_attn_varlen", causal=causal, deterministic=deterministic, return_lse=return_lse)
+        check_longest("flash_attn_varlen", max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
     options = causal, softmax_scale, left, right, softcap
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
@@ -92,6 +103,10 @@ def _check(q, k, v, sinks, lengths, options):
     check_options("flash_attn_varlen", Options(*options))
 
 
+def _check_layouts(q, k, v, sinks, lengths):
+    check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, **Lengths(*lengths)._asdict())
+
+
 def forward(q, k, v, sinks, lengths, options, return_lse):
     """(o, lse or None), of CUDA tensors."""
     try:
@@ -112,7 +127,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             _check(q, k, v, sinks, lengths, options)
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
             return q.new_zeros(total, heads, head_dim_v), lse
-        if (heads % kv_heads or (used_q is not None and used_q.shape[0] != number)
+        if (heads % kv_heads or max_q < 0 or max_k < 0 or (used_q is not None and used_q.shape[0] != number)
                 or (used_k is not None and used_k.shape[0] != number)):
             raise ValueError  # _check has the words
         of_o = (total, heads, head_dim_v), (heads * head_dim_v, head_dim_v, 1), q.dtype
@@ -120,6 +135,8 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
         if used_q is None:
             o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
         else:  # rows that are not in use are nobody's task
+            _check(q, k, v, sinks, lengths, options)
+            _check_layouts(q, k, v, sinks, lengths)
             o = q.new_zeros(total, heads, head_dim_v)
             lse = nothing_seen((heads, total), sinks, q.device) if return_lse else None
         sizes = heads, head_dim, kv_heads, head_dim_v
@@ -128,8 +145,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             _known.add(key, (kernel, numbers, of_o, of_lse))
     except Exception:  # the words for a user are found only when something is wrong
         _check(q, k, v, sinks, lengths, options)
-        check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-                      seqused_q=used_q, seqused_k=used_k)
+        _check_layouts(q, k, v, sinks, lengths)
         raise
     return o, lse
 
@@ -152,8 +168,7 @@ def _launch(operands, sizes, lengths, options, index, config=None):
     if softcap or softmax_scale is not None:
         refuse_out_of_range(softmax_scale, softcap)
     cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
-    if right == 0 and causal is False:
-        causal = True
+    causal = causal or right == 0
     right = -1 if causal else right
     pack = 1 if heads == kv_heads else pack_of(max_q, heads // kv_heads)
     short, long = max_k < SHORT, max_k >= LONG
@@ -161,10 +176,8 @@ def _launch(operands, sizes, lengths, options, index, config=None):
            used_q is None, used_k is None, pack, lse is None, short, long, left >= FAR, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
-        if causal not in (True, False):
-            raise TypeError  # _check has the words
         spec = AttentionSpec(
-            dtypes.name_of(q.dtype), head_dim, bool(causal), lse is not None, head_dim_v, left >= 0, right > 0,
+            dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right > 0,
             softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), True, used_q is not None,
             used_k is not None, pack, left >= FAR)
         launcher = _launchers[key] = launcher_of(q.device, spec, length_class(max_k), config)
@@ -177,10 +190,9 @@ def _launch(operands, sizes, lengths, options, index, config=None):
 
 def _cpu(q, k, v, sinks, lengths, options, return_lse):
     _check(q, k, v, sinks, lengths, options)
+    check_first("flash_attn_varlen", lengths)
     if q.numel() and k.numel():  # the GPU's rules, so that what works here works there
-        cu_q, cu_k, used_q, used_k, _, _ = lengths
-        check_layouts("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-                      seqused_q=used_q, seqused_k=used_k)
+        _check_layouts(q, k, v, sinks, lengths)
     o, lse = reference.flash_attn_varlen(q, k, v, *lengths[:4], *options, sinks)
     return o, lse if return_lse else None
 
