@@ -25,6 +25,8 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "cluster no hold": Config(hold=False),
     "cluster spread": Config(spread=1),
     "cluster spread pdl": Config(spread=1, pdl=True),
+    "cluster pdl": Config(pdl=True),
+    "cluster latest pdl": Config(spread=4, late=True, pdl=True),
     "cluster later pdl": Config(spread=2, late=True, pdl=True),
     "cluster late": Config(spread=1, late=True),
     "cluster later": Config(spread=2, late=True),
