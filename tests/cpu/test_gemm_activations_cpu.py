@@ -10,7 +10,7 @@ from bench import gemm_activations as others
 from tkq.gemm import epilogue_tile as ep
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 
-TRUTH = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+TRUTH = {"gelu": F.gelu, "silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 INF, NAN = float("inf"), float("nan")
 SPECIAL = {0.0: 0.0, 1e-30: 5e-31, 1e4: 1e4, 1e30: 1e30, 3e38: 3e38, INF: INF, NAN: NAN, -1e4: 0.0, -3e38: 0.0,
            -INF: NAN}
@@ -69,7 +69,9 @@ def test_which_gelu_a_result_gets():
     assert all(callable(ep.function(Epilogue(name), BFloat16)) for name in (*ACTIVATIONS, *GATED))
 
 
-@pytest.mark.parametrize("f, absolute, relative", ((others.gelu_series, 1.9e-4, 0), (others.gelu_by_tanh, 5e-4, 0)))
+@pytest.mark.parametrize("f, absolute, relative", ((others.gelu_series, 1.9e-4, 0), (others.gelu_by_tanh, 5e-4, 0),
+                                                   (others.gelu_odds, 1e-9, 5e-3), (others.silu_of_one, 0, 3.1e-4)))
 def test_the_others(f, absolute, relative):
-    x, error = x_and_error(f, "gelu")
-    assert (error <= absolute + relative * x.abs()).all()
+    name = others.MEANS[f.__name__]
+    x, error = x_and_error(f, name)
+    assert (error <= absolute + relative * TRUTH[name](x).abs()).all()
