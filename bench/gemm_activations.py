@@ -6,7 +6,8 @@ from cutlass import Float32, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-MEANS = {"gelu_odds": "gelu", "silu_of_one": "silu", "gelu_series": "gelu", "gelu_by_tanh": "gelu", "silu_by_tanh": "silu", "gelu_abramowitz": "gelu"}
+MEANS = {"gelu_odds": "gelu", "silu_of_one": "silu",
+         "gelu_series": "gelu", "gelu_by_tanh": "gelu", "silu_by_tanh": "silu", "gelu_abramowitz": "gelu"}
 # Phi(x) - 1/2 on |x| < 4 is x times this, of x^2; beyond, the sum saturates
 _SERIES = (0.39789981758, -0.064596720771, 8.7834045584e-3, -8.1633812766e-4, 4.8199769176e-5, -1.6111003863e-6,
            2.3029265538e-8)
