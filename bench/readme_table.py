@@ -64,8 +64,8 @@ def _sums(found: dict) -> str:
     for x in found["errors"]:
         rows.setdefault((x["operands"], str(x["K"])), {})[x["way"]] = (
             f"{x['mean_signed']:+.1e}" if "mean_signed" in x else "not there")
-    head = (f"{found['type']} on one {found['device']}, results in float32: the mean signed error as a share of the mean "
-            "absolute result; below 0, results are too near to zero. Operands between 0 and 1, or normal.")
+    head = (f"{found['type']} on one {found['device']}, results in float32: the mean signed error as a share of the "
+            "mean absolute result; below 0, results are too near to zero. Operands between 0 and 1, or normal.")
     return f"{head}\n\n" + _table(("operands", "K", *ways), ((*row, *(said[way] for way in ways))
                                                              for row, said in rows.items()))
 

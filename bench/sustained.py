@@ -67,7 +67,8 @@ def case(section: str, kind: str, size: int, batches: dict, turns: Iterator[tupl
         readings[name].append(reading)
     timings = tuple(timing.Timing(name, b.mode, tuple(times[name]), b.launches, note=b.note)
                     for name, b in batches.items())
-    return Case(section, f"gemm {kind}", f"{size}^3 {section}", "TFLOP/s", 2 * size**3, timing.Comparison(timings, *sizes),
+    comparison = timing.Comparison(timings, *sizes)
+    return Case(section, f"gemm {kind}", f"{size}^3 {section}", "TFLOP/s", 2 * size**3, comparison,
                 readings={name: tuple(found) for name, found in readings.items()})
 
 
