@@ -11,7 +11,8 @@ import argparse
 from dataclasses import replace
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
-from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
+from tkq.gemm.fp8_config import Fp8Config
+from tkq.gemm.fp8_plan import fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)

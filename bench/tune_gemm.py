@@ -15,9 +15,10 @@ import dataclasses
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
+from tkq.gemm.config import Config
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.narrow_plan import NarrowConfig
-from tkq.gemm.plan import Config, recipe
+from tkq.gemm.plan import recipe
 from tkq.gemm.spec import GemmSpec
 
 VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes

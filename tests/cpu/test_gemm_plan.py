@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tkq.gemm import plan as plans
+from tkq.gemm.config import SHARED_BYTES, Config, raster
 from tkq.gemm.plan import (
-    SHARED_BYTES,
     TILES,
-    Config,
     cycles,
     even_blocks,
     fitted,
     launch,
     plan,
-    raster,
     recipe,
     tiles,
 )

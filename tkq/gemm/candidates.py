@@ -3,9 +3,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from . import fp8_plan, grouped_spec, narrow_plan, plan
-from .fp8_plan import Fp8Config
+from .config import Config
+from .fp8_config import Fp8Config
 from .narrow_plan import NarrowConfig
-from .plan import Config
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig}, "fp8_gemm": {"Fp8Config": Fp8Config},
            "grouped_gemm": {"Fp8Config": Fp8Config}}

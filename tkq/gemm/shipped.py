@@ -5,9 +5,10 @@ from dataclasses import replace
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
 from . import narrow_plan
+from .config import PANEL_BYTES, STEP, Config, wide_residual
 from .epilogue import Epilogue
 from .narrow_plan import NarrowConfig
-from .plan import PANEL_BYTES, STEP, TILES, Config, fitted, wide_residual, with_epilogue
+from .plan import TILES, fitted, with_epilogue
 from .spec import BYTES, GemmSpec
 
 EPILOGUES = {  # beside the plain one, in the largest tile and a small one
