@@ -138,7 +138,8 @@ def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, 
             raise ValueError(f"{name}: has {len(shape)} dimensions, shape {tuple(shape)}; allowed: 2")
     (m, k), n = shape_a, shape_b[1]
     if shape_b[0] != k:
-        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)}, b is {tuple(shape_b)}; allowed are (M, K) and (K, N)")
+        help = ": pass b.t()" if shape_b[1] == k else ""
+        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)}, b is {tuple(shape_b)}; allowed are (M, K) and (K, N){help}")
     if k % K_UNIT:
         raise ValueError(f"fp8_gemm: a is {tuple(shape_a)} and b {tuple(shape_b)}: K is {k}, allowed are multiples of "
                          f"{K_UNIT}: pad with zeros")
