@@ -78,6 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     for x in found:
         print(f"{x['operands']:9s} K {x['K']:6d} {x['way']:16s} "
               + (x["note"] if "note" in x else f"{x['mean_signed']:+.2e} {x['root_mean_square']:.2e}"))
+    options.out.mkdir(parents=True, exist_ok=True)
     device = Environment.here().device
     text = json.dumps({"device": device, "type": "float8_e4m3fn", "errors": found}, indent=1)
     (options.out / "fp8_sums.json").write_text(text + "\n")
