@@ -68,7 +68,8 @@ def test_every_tile_and_order(config, a_major, b_major):
 
 OTHERS = {
     "not held": Config(hold=False), "alone, not held": Config(cluster=1, hold=False), "narrow bands": Config(group=3),
-    "64 rows in a cluster": Config(m=64, n=128, stages=8), "two stages": Config(stages=2),
+    "64 rows in a cluster": Config(m=64, n=128, stages=8), "two stages": Config(stages=2), "spread": Config(spread=1),
+    "spread, 64 rows": Config(m=64, n=128, stages=8, cluster=1, spread=1),
 }
 
 

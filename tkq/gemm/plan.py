@@ -77,9 +77,10 @@ def fitted(config: Config, spec: GemmSpec) -> Config:
 def with_epilogue(config: Config, spec: GemmSpec) -> Config:
     """The configuration as this spec's epilogue wants it: a tile of the result is spread over the next one's first
     steps of K, a panel to a step; of an activation, which takes as long as several steps, a quarter or, of the half as
-    many numbers that a gated one gives, a half. What each is worth on an H100 is in docs/attempts.md."""
+    many numbers that a gated one gives, a half; all at once where it is added to what is there. What each is worth on
+    an H100 is in docs/attempts.md."""
     e = spec.epilogue
-    if e.plain or not (config.hold and can_hold(spec)):
+    if spec.accumulate or not (config.hold and can_hold(spec)):
         return config
     return replace(config, spread=(2 if e.gate else 4) if e.curved else 1, late=e.curved)
 
