@@ -29,7 +29,7 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
             found.append(replace(plan.with_epilogue(tile, spec), group=group))
     best = replace(plan.with_epilogue(tiles[0], spec), group=tiles[0].group)
     found += [replace(best, hold=False, spread=0, late=False), replace(best, spread=0, late=False)]
-    found += [replace(best, spread=1), replace(best, spread=2)]
+    found += [replace(best, spread=1), replace(best, spread=2), replace(best, pdl=not best.pdl)]
     return _fitting(found, lambda x: _FITTED["gemm"](x, spec))
 
 

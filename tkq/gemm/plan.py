@@ -19,8 +19,8 @@ TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
 
 
 TILES = (  # the larger first, and with a cluster before without
-    Config(),
-    Config(cluster=1),
+    Config(pdl=True),
+    Config(cluster=1, pdl=True),
     Config(n=128, stages=6),
     Config(n=128, stages=6, cluster=1),
     Config(m=64, n=128, stages=8, cluster=1),

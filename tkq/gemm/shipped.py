@@ -77,7 +77,7 @@ def _epilogues():
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
         yield _dense(spec, Config(spread=2 if name == "bias_silu" else 4, late=True), f"{name}_other")
-    yield _dense(GemmSpec(), Config(spread=1, pdl=True), "spread")
+    yield _dense(GemmSpec(), Config(), "in_the_gap")
 
 
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
