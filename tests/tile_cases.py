@@ -104,7 +104,8 @@ PIPES = [(1, 1, ()), (2, 1, (40, 200)), (2, 2, ()), (3, 2, ()), (1, 3, ()), (3, 
 
 # kind, cluster, capped
 DEALS = [("single", 1, True), ("single", 2, True), ("static", 1, True), ("static", 1, False), ("static", 2, True),
-         ("static", 2, False), ("dynamic", 1, True), ("dynamic", 1, False)]
+         ("static", 2, False), ("dynamic", 1, True), ("dynamic", 1, False),
+         ("dynamic", 2, True), ("dynamic", 4, False)]
 
 # kind, consumers, stages, lag
 LCFS = [("single", 2, 3, 1), ("static", 2, 3, 1), ("dynamic", 2, 3, 1), ("static", 1, 2, 0), ("dynamic", 3, 4, 2),
@@ -159,7 +160,7 @@ def _cases():
     yield from (("narrow:build_roles", (x,), ("USETMAXREG",)) for x in ROLES)
     yield "narrow:build_scratch", (), ("UTMALDG", "UTMASTG", "STSM")
     yield from ((f"sync:{x}", (), ()) for x in ("build_semaphores", "build_named_barrier", "build_who"))
-    yield from (("schedule:build_deal", x, ("ATOMG",) if x[0] == "dynamic" else ()) for x in DEALS)
+    yield from (("schedule:build_deal", x, ("ATOMG", "STAS")[:x[1]] if x[0] == "dynamic" else ()) for x in DEALS)
     yield from (("schedule:build_lcf", x, ("HGMMA", "UTMALDG", "UTMASTG", "STSM", "USETMAXREG")) for x in LCFS)
     yield "schedule:build_own_schedule", ("static", 2, 3, 1), ("HGMMA", "UTMALDG", "UTMASTG", "USETMAXREG")
     yield "grid:build_grid", (), ("REDG",)

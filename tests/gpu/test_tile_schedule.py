@@ -18,8 +18,9 @@ def test_each_task_once(kind, cluster, capped, tasks):
         done, who = torch.zeros(tasks, dtype=torch.int32, device="cuda"), poisoned("int32", tasks)
         for launch in range(1, 4):
             run("schedule:build_deal", (kind, cluster, capped), done, who, counter, blocks)
-            assert (done == launch).all(), f"{blocks} blocks, launch {launch}: {done.unique().tolist()} times"
+            assert (done == launch * cluster).all(), f"{blocks} blocks, launch {launch}: {done.unique().tolist()} times"
             assert counter is None or counter.item() == 0, f"{blocks} blocks: the counter is left at {counter.item()}"
+        assert (who % cluster == 0).all(), f"{blocks} blocks: first blocks are {who.unique().tolist()}"
         if kind == "static" and not capped:
             number = torch.arange(tasks, dtype=torch.int32, device="cuda")
             same(who, number % blocks * cluster, "block b takes b, b + n, ..")

@@ -5,7 +5,7 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Constexpr, Float32, Int32
 
 import tkq.tile as tk
 
@@ -13,8 +13,8 @@ from .common import sym, tensor
 
 
 class Deal:
-    """done[i] += 1 and who[i] = block, for each task i that a warp is dealt. capped: as many blocks as ``blocks_for``
-    says, else ``blocks`` clusters, though there be fewer tasks."""
+    """done[i] += 1 by each block, and who[i] = its cluster's first block, for each task i that it is dealt. capped: as
+    many blocks as ``blocks_for`` says, else ``blocks`` clusters, though there be fewer tasks."""
 
     def __init__(self, kind, cluster, capped):
         self.kind, self.cluster, self.capped = kind, cluster, capped
@@ -31,13 +31,48 @@ class Deal:
 
     @cute.kernel
     def kernel(self, order: tk.Schedule, done: cute.Tensor, who: cute.Tensor):
-        number = order.first()
+        al = tk.SharedAllocator()
+        told = Told(self.cluster, al.vector(1, 1), al.semaphores(), al.semaphores())
+        tk.init_block(told.init, self.cluster)
+        turn, number, rank = tk.ring(1), order.first(), tk.cluster_rank()
         while number < order.tasks:
             fetched = order.fetch()
-            if tk.lane_id() == 0 and tk.cluster_rank() == 0:
+            if tk.lane_id() == 0:
                 cute.arch.atomic_add((done.iterator + number).llvm_ptr, Int32(1))
-                who[number] = cute.arch.block_idx()[0]
-            number = order.following(number, fetched)
+                if rank == 0:
+                    who[number] = cute.arch.block_idx()[0]
+            number = order.following(number, fetched, lambda found: told.tell(found, turn))
+        tk.cluster_sync()  # nobody leaves while another may still write to it
+
+
+@dataclass(frozen=True)
+class Told:
+    """A cluster's first block tells the others a number: place, and semaphores (it is there, all have read it)."""
+
+    cluster: Constexpr[int]
+    place: cute.Tensor
+    there: tk.Semaphore
+    read: tk.Semaphore
+
+    def init(self):
+        tk.init(self.there, 1)
+        tk.init(self.read, max(self.cluster - 1, 1))
+
+    @cute.jit
+    def tell(self, number, turn):
+        """From the first block's number to that of all. turn: a ring of one, how often it was told."""
+        if tk.cluster_rank() == 0:
+            tk.wait(self.read, turn.phase ^ 1)
+            if 0 < tk.lane_id() < self.cluster:
+                tk.store_remote(self.place.iterator, (number.bitcast(Float32),), self.there, tk.lane_id())
+        else:
+            tk.expect_bytes(self.there, 4)
+            tk.wait(self.there, turn.phase)
+            number = self.place[0, 0].bitcast(Int32)
+            cute.arch.sync_warp()
+            tk.arrive_at(self.read, Int32(0))
+        turn.advance()
+        return number
 
 
 def build_deal(kind, cluster=1, capped=True):
