@@ -41,6 +41,8 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
             beyond 448 becomes 448.
         accumulate: "fast": the tensor cores' own sum, of about 14 bits, over all of K. "fp32": their sums of 128 of K
             are added up in float32. Not given: "fast", and "fp32" where scales change along K, which allows no other.
+            Sums are cut off, not rounded: how far they come out too near to zero, up to K = 16384, `python -m
+            bench.fp8_sums` measures and docs/speed.md shows.
 
     Returns:
         (M, N), contiguous.
