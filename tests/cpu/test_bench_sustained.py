@@ -7,6 +7,7 @@ import torch
 
 from bench import fp8_sums, readme_table, sustained
 from bench.results import Reading, Report
+from tkq.testing import timing
 
 
 class Batch:
@@ -39,6 +40,17 @@ def test_each_burst_comes_after_a_rest(batches):
     assert log[::2] == [("sleep", sustained.IDLE)] * 6
     assert [x[0] for x in log[1::2]] == ["torch", "tkq", "tkq", "torch", "tkq", "torch"]
     assert case.ratios() == {"torch": 2.0} and len(case.readings["tkq"]) == 3 and case.rate("tkq") > 0
+
+
+def test_a_bench_rests_before_each_turn_that_counts(batches, monkeypatch):
+    log, found = batches
+    monkeypatch.setattr(timing.time, "sleep", lambda s: log.append(("sleep", s)))
+    effort = timing.Effort(7, 0.1, warmup_seconds=0.1, idle_seconds=0.05)
+    assert [len(x) for x in timing._take_turns(found, {}, effort, None).values()] == [7, 7]
+    assert log[:2] == [("torch", 0.1, False), ("tkq", 0.1, False)] and log[2::2] == [("sleep", 0.05)] * 14
+    log.clear()
+    timing._take_turns(found, {}, timing.Effort(7, 0.1, warmup_seconds=0.1), None)
+    assert ("sleep", 0.05) not in log and len(log) == 16
 
 
 def test_sustained_turns_follow_each_other(batches):
