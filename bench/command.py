@@ -169,7 +169,8 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
         print(f"bench.{bench.name} times kernels: it needs a GPU, and PyTorch finds none here.")
         return 2
     ignore_tuned()  # what is measured is what is planned
-    effort = dataclasses.replace(bench.effort, rounds=options.rounds, round_seconds=options.round_seconds)
+    effort = dataclasses.replace(bench.effort, rounds=options.rounds, round_seconds=options.round_seconds,
+                                 idle_seconds=options.idle)
     if options.quick:
         effort = dataclasses.replace(effort, rounds=QUICK.rounds, round_seconds=QUICK.round_seconds)
     if options.no_graphs:
@@ -220,6 +221,8 @@ def _options(bench, argv):
     parser.add_argument("--rounds", type=int, default=bench.effort.rounds)
     parser.add_argument("--round-seconds", type=float, default=bench.effort.round_seconds,
                         help="one candidate's turn; 2 shows sustained speed")
+    parser.add_argument("--idle", type=float, default=bench.effort.idle_seconds,
+                        help="seconds of rest before each turn: bursts after idle")
     parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
     parser.add_argument("--warm", default="", help="such as 0/4: time nothing, but let the peers of every fourth case "
                         "from the first compile, for the run after it; several of these can run side by side")

@@ -44,6 +44,8 @@ what is fused into it."""
 
 def _of_file(path: Path) -> str:
     text = path.read_text()
+    if path.stem.endswith("_sums"):
+        return _sums(json.loads(text))
     return _memory(json.loads(text)) if path.stem.endswith("_memory") else _run(Report.from_json(text))
 
 
@@ -53,6 +55,19 @@ def _memory(found: dict[str, dict[str, int]]) -> str:
     rows = ((shape, *(f"{taken[name] / 2**20:.0f} MB" if name in taken else "" for name in names),
              f"{taken['tkq'] / taken['torch']:.3f}" if "torch" in taken else "") for shape, taken in found.items())
     return "The most in use above inputs and gradients.\n\n" + _table(("shape", *names, "tkq of torch"), rows)
+
+
+def _sums(found: dict) -> str:
+    """bench.fp8_sums's file: what sums lose."""
+    ways = dict.fromkeys(x["way"] for x in found["errors"])
+    rows: dict[tuple, dict] = {}
+    for x in found["errors"]:
+        rows.setdefault((x["operands"], str(x["K"])), {})[x["way"]] = (
+            f"{x['mean_signed']:+.1e}" if "mean_signed" in x else "not there")
+    head = (f"{found['type']} on one {found['device']}, results in float32: the mean signed error as a share of the "
+            "mean absolute result; below 0, results are too near to zero. Operands between 0 and 1, or normal.")
+    return f"{head}\n\n" + _table(("operands", "K", *ways), ((*row, *(said[way] for way in ways))
+                                                             for row, said in rows.items()))
 
 
 def _run(report: Report) -> str:

@@ -11,7 +11,8 @@ import argparse
 from dataclasses import replace
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
-from tkq.gemm.fp8_plan import Fp8Config, fitted, launch
+from tkq.gemm.fp8_config import Fp8Config
+from tkq.gemm.fp8_plan import fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
@@ -39,11 +40,14 @@ FAST = {  # "NAME on 132": as many blocks, instead of the even number that the p
     "tall spread 2": replace(TALL, spread=2),
     "tall spread 2 pdl": replace(TALL, spread=2, pdl=True),
     "tall spread pdl": replace(TALL, spread=1, pdl=True),
+    "tall spread 4 pdl": replace(TALL, spread=4, pdl=True),
     "tall spread lead 1 pdl": replace(TALL, spread=1, lead=1, pdl=True),
     "tall spread lead 0 pdl": replace(TALL, spread=1, lead=0, pdl=True),
     "128x256 spread pdl": Fp8Config(lag=0, spread=1, pdl=True),
     "128x256 spread": Fp8Config(lag=0, spread=1),
     "128x256 spread 2 pdl": Fp8Config(lag=0, spread=2, pdl=True),
+    "128x256 spread 4 lead 1 pdl": Fp8Config(lag=0, spread=4, lead=1, pdl=True),
+    "128x256 spread 4 lead 3 pdl": Fp8Config(lag=0, spread=4, lead=3, pdl=True),
     "128x256 spread 4 pdl": Fp8Config(lag=0, spread=4, pdl=True),
     "128x256 spread group 16 pdl": Fp8Config(lag=0, spread=1, group=16, pdl=True),
     "128x256 spread lead 1 pdl": Fp8Config(lag=0, spread=1, lead=1, pdl=True),

@@ -15,9 +15,10 @@ import dataclasses
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
+from tkq.gemm.config import Config
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.narrow_plan import NarrowConfig
-from tkq.gemm.plan import Config, recipe
+from tkq.gemm.plan import recipe
 from tkq.gemm.spec import GemmSpec
 
 VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
@@ -25,6 +26,8 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "cluster no hold": Config(hold=False),
     "cluster spread": Config(spread=1),
     "cluster spread pdl": Config(spread=1, pdl=True),
+    "cluster pdl": Config(pdl=True),
+    "cluster latest pdl": Config(spread=4, late=True, pdl=True),
     "cluster later pdl": Config(spread=2, late=True, pdl=True),
     "cluster late": Config(spread=1, late=True),
     "cluster later": Config(spread=2, late=True),

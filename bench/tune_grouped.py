@@ -9,7 +9,7 @@ import argparse
 from dataclasses import replace
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
-from tkq.gemm.fp8_plan import Fp8Config
+from tkq.gemm.fp8_config import Fp8Config
 from tkq.gemm.grouped_spec import GroupedSpec, fitted, recipe
 
 WIDE, TALL = Fp8Config(group=16, panel_bytes=64), Fp8Config(m=256, n=128, across=True, lag=0, group=16, panel_bytes=64)

@@ -4,7 +4,8 @@ import torch
 
 from bench import command, gemm, peers, tune_gemm
 from bench.results import Case
-from tkq.gemm.plan import Config, recipe
+from tkq.gemm.config import Config
+from tkq.gemm.plan import recipe
 from tkq.testing.timing import Comparison, Timing
 
 

@@ -77,6 +77,7 @@ BAD = (
     (replace(3, lambda s: None), TypeError, ("scale_b", "NoneType")),
     (replace(0, lambda a: a[None]), ValueError, ("a", "3")),
     (replace(1, lambda b: b[:16]), ValueError, ("(5, 272)", "(16, 136)")),
+    (replace(1, lambda b: b.t()), ValueError, ("(5, 272)", "(136, 272)", "pass b.t()")),
     (replace(1, lambda b: b.contiguous()), ValueError, ("b", "stride 136 along K", ".t()")),
     (replace(0, lambda a: a.t().contiguous().t()), ValueError, ("a", "stride 5 along K", ".contiguous()")),
     (replace(0, lambda a: torch.zeros(5, 280, dtype=E4M3)[:, :272].as_strided((5, 272), (280, 1))), ValueError,

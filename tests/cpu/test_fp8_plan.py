@@ -5,21 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.gemm.fp8_plan import (
-                               FAST,
-                               PROMOTED,
-                               SHARED_BYTES,
-                               SMALL,
-                               Fp8Config,
-                               cycles,
-                               fitted,
-                               launch,
-                               plan,
-                               shipped,
-                               tiles,
-)
+from tkq.gemm.config import SHARED_BYTES, raster
+from tkq.gemm.fp8_config import Fp8Config
+from tkq.gemm.fp8_plan import FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, tiles
 from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
-from tkq.gemm.plan import raster
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
          for p in ((True,) if s in ("block", "line") else (False, True)) for store in ("tma", "elements")]

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 import tkq
 from tkq.gemm import call
+from tkq.gemm.config import Config, can_hold
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue, is_located, name_of, sources
-from tkq.gemm.plan import Config, can_hold, fitted, launch, plan, with_epilogue
+from tkq.gemm.plan import fitted, launch, plan, with_epilogue
 from tkq.gemm.spec import GemmSpec
 
 BF16 = torch.bfloat16

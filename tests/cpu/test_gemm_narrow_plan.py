@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tkq.gemm import narrow_plan
+from tkq.gemm.config import Config
 from tkq.gemm.epilogue import Epilogue
 from tkq.gemm.narrow_plan import MOST_ROWS, SLOT_BYTES, WIDTHS, NarrowConfig, fill, fitted, parts_of_k, plan, takes
-from tkq.gemm.plan import Config, launch
+from tkq.gemm.plan import launch
 from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec
 
 rows, sizes, processors = st.integers(1, MOST_ROWS), st.integers(1, 60000), st.integers(1, 264)

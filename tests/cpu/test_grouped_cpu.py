@@ -4,7 +4,7 @@ import torch
 
 import tkq
 from tests.fp8_cases import E4M3, matrix, scale
-from tkq.gemm.fp8_plan import SHARED_BYTES
+from tkq.gemm.config import SHARED_BYTES
 from tkq.gemm.grouped_spec import FAST, PROMOTED, GroupedSpec, plan, shared_bytes, shipped
 
 SIZES = (3, 0, 5, 1)

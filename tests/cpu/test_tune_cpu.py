@@ -12,12 +12,13 @@ from tests.cpu.test_bench_harness import FakeBatch, FakeGpu
 from tkq import runtime, tuning
 from tkq.gemm import call, candidates, fp8_ops, grouped_ops, plan
 from tkq.gemm import tuned as chosen
+from tkq.gemm.config import Config
 from tkq.gemm.epilogue import Epilogue
-from tkq.gemm.fp8_plan import Fp8Config, launch
+from tkq.gemm.fp8_config import Fp8Config
+from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import Fp8Spec
 from tkq.gemm.grouped_spec import GroupedSpec
 from tkq.gemm.narrow_plan import NarrowConfig
-from tkq.gemm.plan import Config
 from tkq.gemm.spec import GemmSpec
 from tkq.runtime import build, tuned
 from tkq.testing import timing

@@ -8,7 +8,8 @@ import torch
 import tkq
 from tests.rule import assert_2x
 from tkq.gemm import ops
-from tkq.gemm.plan import TILES, Config
+from tkq.gemm.config import Config
+from tkq.gemm.plan import TILES
 
 MAJORS = tuple(itertools.product("km", "kn"))
 SIZES = ((1, 8, 8), (7, 16, 16), (8, 64, 56), (63, 136, 64), (64, 256, 72), (65, 264, 128), (127, 128, 136),
@@ -66,8 +67,10 @@ def test_every_tile_and_order(config, a_major, b_major):
 
 
 OTHERS = {
-    "not held": Config(hold=False), "alone, not held": Config(cluster=1, hold=False), "narrow bands": Config(group=3),
-    "64 rows in a cluster": Config(m=64, n=128, stages=8), "two stages": Config(stages=2),
+    "not under the one before": Config(), "not held": Config(hold=False), "narrow bands": Config(group=3),
+    "alone, not held": Config(cluster=1, hold=False),
+    "64 rows in a cluster": Config(m=64, n=128, stages=8), "two stages": Config(stages=2), "spread": Config(spread=1),
+    "spread, 64 rows": Config(m=64, n=128, stages=8, cluster=1, spread=1),
 }
 
 
@@ -200,6 +203,35 @@ def test_graph_and_repeats():
     x, y = torch.randn_like(a.float()).to(a.dtype), torch.randn_like(b.float()).to(b.dtype)
     once = tkq.gemm(x, y)
     assert all(torch.equal(once, tkq.gemm(x, y)) for _ in range(5))
+
+
+@pytest.mark.parametrize("captured", (False, True))
+def test_launched_under_the_end_of_the_one_before(captured):
+    """Back and forth: each product reads what the one before wrote, and writes what that one read. Beside the same with
+    a pause after each launch."""
+    size, pairs, config = 1024, 50, Config(spread=1, pdl=True)
+    first = torch.randn(size, size, device="cuda").to(torch.bfloat16)
+    weights = [torch.linalg.qr(torch.randn(size, size, device="cuda"))[0].to(first.dtype) for _ in range(2)]
+
+    def back_and_forth(x, y, times, wait=lambda: None):
+        for _ in range(times):
+            for source, weight, target in ((x, weights[0], y), (y, weights[1], x)):
+                ops.run(source, weight, target, config)
+                wait()
+
+    want, got = ((first.clone(), torch.empty_like(first)) for _ in range(2))
+    back_and_forth(*want, pairs, torch.cuda.synchronize)
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            back_and_forth(*got, 10)
+        for _ in range(pairs // 10):
+            graph.replay()
+    else:
+        back_and_forth(*got, pairs)
+    torch.cuda.synchronize()
+    assert want[0].float().abs().mean() > 0.1, "nothing is left to compare"
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
 def test_side_stream():

@@ -12,7 +12,7 @@ from tests.rule import assert_2x
 from tkq import reference
 from tkq.gemm import call
 from tkq.gemm.call import Extra
-from tkq.gemm.plan import Config
+from tkq.gemm.config import Config
 from tkq.reference_gemm import activate
 
 BF16 = torch.bfloat16

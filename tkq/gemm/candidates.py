@@ -3,9 +3,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from . import fp8_plan, grouped_spec, narrow_plan, plan
-from .fp8_plan import Fp8Config
+from .config import Config
+from .fp8_config import Fp8Config
 from .narrow_plan import NarrowConfig
-from .plan import Config
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig}, "fp8_gemm": {"Fp8Config": Fp8Config},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
@@ -29,7 +29,7 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
             found.append(replace(plan.with_epilogue(tile, spec), group=group))
     best = replace(plan.with_epilogue(tiles[0], spec), group=tiles[0].group)
     found += [replace(best, hold=False, spread=0, late=False), replace(best, spread=0, late=False)]
-    found += [replace(best, spread=1), replace(best, spread=2)]
+    found += [replace(best, spread=1), replace(best, spread=2), replace(best, pdl=not best.pdl)]
     return _fitting(found, lambda x: _FITTED["gemm"](x, spec))
 
 

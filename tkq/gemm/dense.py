@@ -10,7 +10,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 from .. import tile as tk
 from . import epilogue_tile as ep
 from . import operands
-from .plan import BUFFERS, PANEL_BYTES, STEP, Config, raster
+from .config import BUFFERS, PANEL_BYTES, STEP, Config, raster
 from .spec import BYTES, GemmSpec
 
 OUTPUT_BARRIER = 8  # and one more for each further consumer

@@ -7,11 +7,11 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
+from .config import raster
+from .fp8_config import STEP, Fp8Config
 from .fp8_epilogue import activate, fma_line, pairs_of, store_e4m3, store_e4m3_elements
-from .fp8_plan import STEP, Fp8Config
 from .fp8_spec import BYTES, GROUP, Fp8Spec
 from .fp8_state import Globals, Shared, State, Tile, at, transposed, vector
-from .plan import raster
 
 OUTPUT_BARRIER = 8  # and one more for each further consumer
 

@@ -41,6 +41,8 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
             beyond 448 becomes 448.
         accumulate: "fast": the tensor cores' own sum, of about 14 bits, over all of K. "fp32": their sums of 128 of K
             are added up in float32. Not given: "fast", and "fp32" where scales change along K, which allows no other.
+            Sums are cut off, not rounded: how far they come out too near to zero, up to K = 16384, `python -m
+            bench.fp8_sums` measures and docs/speed.md shows.
 
     Returns:
         (M, N), contiguous.
@@ -138,7 +140,8 @@ def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, 
             raise ValueError(f"{name}: has {len(shape)} dimensions, shape {tuple(shape)}; allowed: 2")
     (m, k), n = shape_a, shape_b[1]
     if shape_b[0] != k:
-        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)}, b is {tuple(shape_b)}; allowed are (M, K) and (K, N)")
+        help = ": pass b.t()" if shape_b[1] == k else ""
+        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)}, b is {tuple(shape_b)}; allowed are (M, K) and (K, N){help}")
     if k % K_UNIT:
         raise ValueError(f"fp8_gemm: a is {tuple(shape_a)} and b {tuple(shape_b)}: K is {k}, allowed are multiples of "
                          f"{K_UNIT}: pad with zeros")

@@ -1,123 +1,20 @@
 """Which tile of a float8 GEMM, how many stages, in which order: pure Python, no torch, no DSL."""
-from dataclasses import dataclass, replace
-from math import gcd
+from dataclasses import replace
 from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
-from .fp8_spec import ACTIVATIONS, BYTES, GROUP, Fp8Spec
-from .plan import SHARED, SHARED_BYTES, even_blocks
+from .config import SHARED_BYTES
+from .fp8_config import STEP, Fp8Config, can_spread
+from .fp8_spec import ACTIVATIONS, Fp8Spec
+from .plan import SHARED, even_blocks
 
-STEP = 128  # of K in a stage: a swizzle of 128 bytes, and what shares a scale
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
 ROLLING = 0.96  # of that
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
-
-
-@dataclass(frozen=True)
-class Fp8Config:
-    """One kernel's shape; bench/fp8_gemm.py times the alternatives.
-
-    m, n: a block's tile of C; each of ``consumers`` warpgroups has m / consumers rows of it, in waves of 64.
-    stages: of a and b in shared memory. cluster: so many blocks lie one above the other and share B's tiles or, with
-    ``across``, side by side and share A's. group: columns of tiles to a band of the tile order. panels: buffers of a
-    consumer's output, each at most panel_bytes of 64 rows. pdl: the launch lies under the end of the kernel before.
-    lead: stages by which the first consumer starts before the second, so that one's epilogue
-    runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
-    spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
-    if it is 2 or 4 and there is an activation, a half or a quarter of one.
-    Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: of a step's
-    two halves one is multiplied while the other is promoted, so many steps long, for scales by blocks.
-    """
-
-    m: int = 128
-    n: int = 256
-    stages: int = 4
-    consumers: int = 2
-    cluster: int = 2
-    across: bool = False
-    group: int = 8
-    panels: int = 2
-    panel_bytes: int = 128
-    pdl: bool = False
-    lead: int = 2
-    lag: int = 1
-    spread: int = 0
-    split: int = 1
-    rolling: int = 0
-
-    @property
-    def name(self) -> str:
-        words = [f"{self.m}x{self.n}"]
-        words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
-        words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
-        words += [f"split{self.split}"] * (self.split > 1)
-        words += [f"rolling{self.rolling}"] * (self.rolling > 0)
-        return "_".join(words)
-
-    @property
-    def waves(self) -> int:
-        """64-row register tiles of a consumer."""
-        return self.m // (64 * self.consumers)
-
-    @property
-    def part(self) -> int:
-        """Columns that are multiplied, and promoted, together."""
-        return self.n // self.split
-
-    @property
-    def chunk(self) -> int:
-        """Columns of a part that surely share a block scale."""
-        return gcd(self.part, GROUP)
-
-    def panel(self, out: str) -> int:
-        """Columns of C in one buffer: they divide a part, in 32, 64 or 128 bytes."""
-        widths = [b // BYTES[out] for b in (128, 64, 32) if b <= self.panel_bytes]
-        fits = [width for width in widths if self.part % width == 0]
-        return fits[0] if fits else 0
-
-    def scales(self, spec: Fp8Spec) -> int:
-        """Scales in a stage."""
-        return {"block": self.m + 32, "line": self.m + self.n}.get(spec.scales, 0)
-
-    def shared_bytes(self, spec: Fp8Spec) -> int:
-        """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
-        stage = (self.m + self.n) * STEP + 4 * self.scales(spec) + 16
-        panels = self.consumers * self.panels * 64 * self.panel(spec.out) * BYTES[spec.out]
-        return self.stages * stage + panels * (spec.store == "tma") + 256
-
-    def check(self, spec: Fp8Spec) -> "Fp8Config":
-        """Self, if the kernel can take it for this spec.
-
-        Raises:
-            ValueError: naming the field that does not fit.
-        """
-        rules = {
-            "consumers": self.consumers in (1, 2),
-            "m": self.m % (64 * self.consumers) == 0 and 0 < self.waves <= 2,
-            "n": self.n % (16 * self.split) == 0 and 0 < self.part <= 256,
-            "stages": self.stages > 1,
-            "cluster": self.cluster in (1, 2, 4) and (self.n if not self.across else self.m) % (8 * self.cluster) == 0,
-            "group": self.group > 0,
-            "panel_bytes": self.panel_bytes in (32, 64, 128),
-            "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
-            "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
-            "lag": self.lag in (0, 1),
-            "spread": self.spread in (0, 1, 2, 4) and (not self.spread or (self.lag == 0 and can_spread(spec)
-                                                                           and self.n % 64 == 0)),
-            "split": self.split == 1 or spec.promote,
-            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split == 2),
-        }
-        for name, kept in rules.items():
-            if not kept:
-                raise ValueError(f"fp8_gemm: {name} does not fit in {self} for {spec}")
-        if self.shared_bytes(spec) > SHARED_BYTES:
-            raise ValueError(f"fp8_gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
-                             f"allowed are {SHARED_BYTES}")
-        return self
 
 
 # The larger first. What each is worth on an H100 is in docs/attempts.md.
@@ -139,11 +36,6 @@ SMALL = (  # M up to 64: B comes once, and is all that counts
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
 )
-
-
-def can_spread(spec: Fp8Spec) -> bool:
-    """May results wait in registers: beside sums that are not promoted, in 16 bits?"""
-    return not spec.promote and spec.store == "tma" and BYTES[spec.out] == 2
 
 
 def tiles(config: Fp8Config, M: int, N: int):

@@ -8,12 +8,12 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
+from .config import raster
 from .fp8 import Fp8Gemm
-from .fp8_plan import Fp8Config
+from .fp8_config import Fp8Config
 from .fp8_spec import BYTES, GROUP
 from .fp8_state import at, transposed
 from .grouped_spec import MOST_GROUPS, GroupedSpec
-from .plan import raster
 
 
 @dataclass(frozen=True)

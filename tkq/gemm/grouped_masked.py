@@ -8,7 +8,7 @@ from cutlass import Constexpr, Float32, Int32, Int64
 
 from .. import tile as tk
 from .fp8 import OUTPUT_BARRIER
-from .fp8_plan import STEP, Fp8Config
+from .fp8_config import STEP, Fp8Config
 from .fp8_spec import BYTES, GROUP
 from .fp8_state import State, at, transposed
 from .grouped import GroupedGemm

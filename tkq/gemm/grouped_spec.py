@@ -4,7 +4,8 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
-from .fp8_plan import SHARED_BYTES, Fp8Config, can_spread
+from .config import SHARED_BYTES
+from .fp8_config import Fp8Config, can_spread
 from .fp8_spec import BYTES, FP8
 
 HALF = ("bf16", "fp16")

@@ -3,105 +3,28 @@
 The sizes come from a model of one processor's clocks (``cycles``), which knows what ranks the tiles of a Hopper GEMM:
 a wgmma reads both operands from shared memory while TMA writes the next ones there.
 """
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Optional, Union
 
 from ..runtime.recipe import Recipe
 from . import narrow_plan
+from .config import STEP, Config, can_hold, wide_residual
 from .epilogue import sources
-from .spec import BYTES, GemmSpec
+from .spec import GemmSpec
 
-SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
-STEP = 64  # of K in a stage: a swizzle of 128 bytes
-PANEL_BYTES = 128  # of a row of C in shared memory: one swizzle
-BUFFERS = 2  # panels of C in shared memory, for each consumer
 MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 64  # bytes a clock and processor
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
 
 
-@dataclass(frozen=True)
-class Config:
-    """One kernel's shape; bench/tune_gemm.py times the alternatives.
-
-    m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory.
-    cluster: so many blocks lie one above the other and share B's tiles. group: columns of tiles to a band of the tile
-    order. hold: a tile's result waits in registers, in 16 bits, and is written while the next tile's first products
-    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2 and 4: a half
-    and a quarter of a panel, of what is late. late: what waits is the product, and the activation is computed when it
-    is written: the product is rounded before and after it, as where both are calls of their own.
-    pdl: the launch lies under the end of the kernel before.
-    """
-
-    m: int = 128
-    n: int = 256
-    stages: int = 4
-    cluster: int = 2
-    group: int = 8
-    hold: bool = True
-    spread: int = 0
-    late: bool = False
-    pdl: bool = False
-
-    @property
-    def consumers(self) -> int:
-        """Warpgroups that multiply."""
-        return self.m // 64
-
-    @property
-    def name(self) -> str:
-        return f"{self.m}x{self.n}" + (f"_cluster{self.cluster}" if self.cluster > 1 else "")
-
-    def shared_bytes(self, spec: GemmSpec) -> int:
-        """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
-        stage = (self.m + self.n) * STEP * BYTES[spec.dtype]
-        panels = self.consumers * BUFFERS * 64 * PANEL_BYTES if spec.store == "tma" else 0
-        return self.stages * stage + panels + 1024
-
-    def check(self, spec: GemmSpec) -> "Config":
-        """Self, if the kernel can take it for this spec.
-
-        Raises:
-            ValueError: naming the field that does not fit.
-        """
-        rules = {
-            "m": self.m in (64, 128),
-            "n": self.n == 128 or (self.n == 256 and not wide_residual(spec)),
-            "stages": self.stages > 1,
-            "cluster": self.cluster in (1, 2),
-            "group": self.group > 0,
-            "hold": not self.hold or can_hold(spec),
-            "spread": self.spread in (0, 1, 2, 4) and (self.hold or not self.spread) and (self.late or self.spread < 2),
-            "late": not self.late or (self.hold and spec.epilogue.curved),
-        }
-        for name, kept in rules.items():
-            if not kept:
-                raise ValueError(f"gemm: {name} does not fit in {self} for {spec}")
-        if self.shared_bytes(spec) > SHARED_BYTES:
-            raise ValueError(f"gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
-                             f"allowed are {SHARED_BYTES}")
-        return self
-
-
 TILES = (  # the larger first, and with a cluster before without
-    Config(),
-    Config(cluster=1),
+    Config(pdl=True),
+    Config(cluster=1, pdl=True),
     Config(n=128, stages=6),
     Config(n=128, stages=6, cluster=1),
     Config(m=64, n=128, stages=8, cluster=1),
 )
-
-
-def raster(number, rows, cols, group, least=min):
-    """(row, column) of tile ``number`` in the order of work: in bands, so that a wave shares its inputs in L2.
-
-    A band is ``group`` columns wide and goes down, its tiles from left to right. Python ints or the DSL's (with their
-    ``least``)."""
-    band = number // (rows * group)
-    width = least(cols - band * group, group)
-    rest = number - band * rows * group
-    return rest // width, band * group + rest % width
 
 
 def tiles(config: Config, M: int, N: int):
@@ -151,23 +74,13 @@ def fitted(config: Config, spec: GemmSpec) -> Config:
     return config.check(spec)
 
 
-def wide_residual(spec: GemmSpec) -> bool:
-    """Is there a c of fp32? Beside an accumulator of 128 numbers a thread, those of it do not stay in registers."""
-    return spec.epilogue.residual and spec.out == "fp32"
-
-
-def can_hold(spec: GemmSpec) -> bool:
-    """May a result wait in registers: do 16 bits suffice, and for c, which waits there before?"""
-    pairs = not spec.epilogue.residual or spec.epilogue.residual_pairs
-    return spec.out != "fp32" and spec.store == "tma" and pairs
-
-
 def with_epilogue(config: Config, spec: GemmSpec) -> Config:
     """The configuration as this spec's epilogue wants it: a tile of the result is spread over the next one's first
     steps of K, a panel to a step; of an activation, which takes as long as several steps, a quarter or, of the half as
-    many numbers that a gated one gives, a half. What each is worth on an H100 is in docs/attempts.md."""
+    many numbers that a gated one gives, a half; all at once where it is added to what is there. What each is worth on
+    an H100 is in docs/attempts.md."""
     e = spec.epilogue
-    if e.plain or not (config.hold and can_hold(spec)):
+    if spec.accumulate or not (config.hold and can_hold(spec)):
         return config
     return replace(config, spread=(2 if e.gate else 4) if e.curved else 1, late=e.curved)
 

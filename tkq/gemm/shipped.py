@@ -5,9 +5,10 @@ from dataclasses import replace
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
 from . import narrow_plan
+from .config import PANEL_BYTES, STEP, Config, wide_residual
 from .epilogue import Epilogue
 from .narrow_plan import NarrowConfig
-from .plan import PANEL_BYTES, STEP, TILES, Config, fitted, wide_residual, with_epilogue
+from .plan import TILES, fitted, with_epilogue
 from .spec import BYTES, GemmSpec
 
 EPILOGUES = {  # beside the plain one, in the largest tile and a small one
@@ -76,7 +77,7 @@ def _epilogues():
     for name in ("bias_silu", "swiglu"):
         spec = GemmSpec(b_major="k", epilogue=EPILOGUES[name])
         yield _dense(spec, Config(spread=2 if name == "bias_silu" else 4, late=True), f"{name}_other")
-    yield _dense(GemmSpec(), Config(spread=1, pdl=True), "spread")
+    yield _dense(GemmSpec(), Config(), "in_the_gap")
 
 
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:

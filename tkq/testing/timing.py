@@ -32,6 +32,7 @@ class Effort:
     """How long and how to measure.
 
     round_seconds: one candidate's turn; 0.04 s shows burst speed, a second or more sustained.
+    idle_seconds: rest before each turn that counts: bursts after idle, for a card that is warm by the time others end.
     graphs: False times eager calls behind a backlog even where a CUDA graph could be captured.
     """
 
@@ -39,6 +40,7 @@ class Effort:
     round_seconds: float = 0.04
     warmup_seconds: float = 0.25
     graphs: bool = True
+    idle_seconds: float = 0.0
 
     def __post_init__(self):
         if self.rounds < 7:
@@ -201,6 +203,8 @@ def _take_turns(batches: dict, failed: dict, effort: Effort, during) -> dict[str
         lap += 1
     for round_ in range(effort.rounds):
         for name in turn_order(alive(), round_):
+            if effort.idle_seconds:
+                time.sleep(effort.idle_seconds)
             ms = turn(name, effort.round_seconds, None if during is None else lambda name=name: during(name))
             if ms is not None:
                 times[name].append(ms)
