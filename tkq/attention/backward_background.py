@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
@@ -67,14 +67,15 @@ class BackwardBackground:
         n = claim(counters.next, FINISHED)
         while n < tiles:
             at = self.tile(g, n)
-            goal = cutlass.min(n + self.lead(g, at), tiles)
-            while zeroed < goal:
-                zeroed = claim(counters.next, ZEROED)
-                if zeroed < tiles:
-                    self.zero(g, self.tile(g, zeroed))
-                zeroed = zeroed + 1
             head = self.head(g, at)
-            await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
+            if const_expr(self.config.zero_ahead):
+                goal = cutlass.min(n + self.lead(g, at), tiles)
+                while zeroed < goal:
+                    zeroed = claim(counters.next, ZEROED)
+                    if zeroed < tiles:
+                        self.zero(g, self.tile(g, zeroed))
+                    zeroed = zeroed + 1
+                await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
             await_count(counters.added, head, 4 * self.blocks(at.rows_k))
             self.convert(g, at)
             n = claim(counters.next, FINISHED)

@@ -66,7 +66,8 @@ class BackwardBase(BackwardTasks):
         tasks = blocks * kv_heads * batches
         stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
-        BackwardPre(spec, c)(rows, parts._replace(acc=None) if const_expr(c.background) else parts, places, stream)
+        zeroes = not (c.background and c.zero_ahead)
+        BackwardPre(spec, c)(rows, parts if const_expr(zeroes) else parts._replace(acc=None), places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         section = row_bytes if const_expr(ragged) else section_of(

@@ -23,7 +23,7 @@ class BackwardConfig:
     make P one after the other, so that they stay out of step. late: dK of a tile is made under P of the next, which is
     a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
     persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
-    kernels before and after would (``tkq.attention.backward_background``).
+    kernels before and after would (``tkq.attention.backward_background``); zero_ahead: also the zeroes.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -43,6 +43,7 @@ class BackwardConfig:
     direct: bool = False
     persistent: bool = False
     background: bool = False
+    zero_ahead: bool = True
     kv: int = 128
     kv_stages: int = 2
     alone_registers: tuple = (24, 240)
