@@ -35,8 +35,7 @@ CHANGES = {
     "plan": {}, "kv64": dict(kv=64), "kv80": dict(kv=80), "kv96": dict(kv=96), "kv112": dict(kv=112),
     "kv128": dict(kv=128), "kv144": dict(kv=144), "kv160": dict(kv=160), "kv176": dict(kv=176), "kv192": dict(kv=192),
     "1wg": dict(consumers=1), "2wg": dict(consumers=2), "3wg": dict(consumers=3), "1stage": dict(stages=1),
-    "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "6stages": dict(stages=6),
-    "static": dict(schedule="static"),
+    "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "static": dict(schedule="static"),
     "dynamic": dict(schedule="dynamic", cluster=1), "single": dict(schedule="single", bridge=False),
     "pairs": dict(schedule="static", cluster=2), "fetch": dict(schedule="dynamic"),
     "bridge": dict(bridge=True, q_stages=2), "alone": dict(bridge=False), "turns": dict(turns=True),
@@ -47,7 +46,6 @@ CHANGES = {
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
     "late": dict(late=True), "early": dict(late=False),
-    "own": dict(own=True), "two": dict(kv=64, own=True, span=2, stages=4),
 }
 
 WINDOW = ("plan", "bridge", "free", "bridge free", "late", "pairs fetch", "pairs fetch free", "kv96")

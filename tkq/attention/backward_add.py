@@ -22,7 +22,7 @@ class BackwardAdding(BackwardBase):
     @cute.jit
     def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
         tk.wait(s.kv_full[0], kv.phase)
-        if const_expr(self.background is not None and self.config.zero_ahead):
+        if const_expr(self.background is not None):
             self.background.await_ready(g, t)
 
         def add(_, h, m):

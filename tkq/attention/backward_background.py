@@ -1,14 +1,15 @@
 """What else attention's backward has to do, under its products: warps that are free make the zeroes that dQ is added
 to, ahead of the tasks, and dQ of what has been added, behind them. So all of it stays in L2."""
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_split import await_count, tell, turn
 from tkq.attention.backward_tasks import claim
 from tkq.attention.query_ranges import lead_of, section_of
 from tkq.attention.ranges import ceil_div
@@ -67,15 +68,14 @@ class BackwardBackground:
         n = claim(counters.next, FINISHED)
         while n < tiles:
             at = self.tile(g, n)
+            goal = cutlass.min(n + self.lead(g, at), tiles)
+            while zeroed < goal:
+                zeroed = claim(counters.next, ZEROED)
+                if zeroed < tiles:
+                    self.zero(g, self.tile(g, zeroed))
+                zeroed = zeroed + 1
             head = self.head(g, at)
-            if const_expr(self.config.zero_ahead):
-                goal = cutlass.min(n + self.lead(g, at), tiles)
-                while zeroed < goal:
-                    zeroed = claim(counters.next, ZEROED)
-                    if zeroed < tiles:
-                        self.zero(g, self.tile(g, zeroed))
-                    zeroed = zeroed + 1
-                await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
+            await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
             await_count(counters.added, head, 4 * self.blocks(at.rows_k))
             self.convert(g, at)
             n = claim(counters.next, FINISHED)
@@ -83,7 +83,12 @@ class BackwardBackground:
     def tile(self, g, n):
         """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
         return g.places.at(False, self.config.tile, n, g.heads,
-                           lambda index, slots, *_: (index // slots, index % slots), self.config.longest_first)
+                           lambda index, slots, *_: (self.turn(g, index // slots), index % slots),
+                           self.config.longest_first)
+
+    def turn(self, g, head):
+        """As of the tasks."""
+        return turn(head, g.kv_heads, g.share) if self.config.split else head
 
     def number(self, g, at):
         """The tile's place in the workspace."""
@@ -167,24 +172,3 @@ def columns(x: cute.Tensor, first) -> cute.Tensor:
     rows, cols = x.shape
     start = (x.iterator + first * x.stride[1]).align(16)
     return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))
-
-
-@cute.jit
-def await_count(counts, i, wanted):
-    """A whole warp."""
-    found = load_acquire(counts, i)
-    while found < wanted:
-        found = load_acquire(counts, i)
-
-
-def load_acquire(counts, i) -> Any:
-    return Int32(cute.arch.load(counts.iterator + i, Int32, sem="acquire", scope="gpu"))
-
-
-@cute.jit
-def tell(counts, i):
-    """One more, after all that the warp's lanes have done."""
-    cute.arch.fence_acq_rel_gpu()
-    cute.arch.sync_warp()
-    if tk.lane_id() == 0:
-        cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")

@@ -23,7 +23,9 @@ class BackwardConfig:
     make P one after the other, so that they stay out of step. late: dK of a tile is made under P of the next, which is
     a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
     persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
-    kernels before and after would (``tkq.attention.backward_background``); zero_ahead: also the zeroes.
+    kernels before and after would (``tkq.attention.backward_background``). split: query
+    heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are handed on
+    from task to task (``tkq.attention.backward_split``). 0: all of them in one task.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -43,7 +45,7 @@ class BackwardConfig:
     direct: bool = False
     persistent: bool = False
     background: bool = False
-    zero_ahead: bool = True
+    split: int = 0
     kv: int = 128
     kv_stages: int = 2
     alone_registers: tuple = (24, 240)
@@ -67,6 +69,10 @@ class BackwardConfig:
         and counters, two of each sequence."""
         return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 2) + 8
 
+    def handed_floats(self, spec: BackwardSpec, keys: int) -> int:
+        """More of it, of a K/V head of ``keys`` keys: dK and dV on their way, and a counter for each warp."""
+        return -(-keys // self.block) * (2 * self.block * spec.width + 8) + 8 if self.split else 0
+
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
         tile = self.tile * width * 2
@@ -88,6 +94,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: persistent needs direct")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
+        if self.split and (wide or not self.persistent):
+            raise ValueError(f"{self}: split needs persistent, and is for two warpgroups with keys")
         if self.late and (wide or self.stages < 2):
             raise ValueError(f"{self}: late is for two warpgroups with keys, and 2 stages or more")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:

@@ -1,16 +1,11 @@
 """A consumer warpgroup of the attention kernel: 64 rows of Q and all that becomes of them."""
-from dataclasses import replace
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Uint32, const_expr
+from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
-from tkq.attention.ranges import ceil_div, part_of
 from tkq.attention.softmax import LEFT, RIGHT, Softmax
-from tkq.attention.state import Fields, State, Tiles, clipped, extent, field_names
-
-BEFORE, AFTER, TURNS = range(3)  # of State.pass_by
+from tkq.attention.state import Fields, State, Tiles, clipped, field_names
 
 
 class Consumer:
@@ -20,16 +15,14 @@ class Consumer:
 
     @cute.jit
     def run(self, g, s, wg):
-        config, kv, span = self.config, self.config.kv, range(self.config.span)
-        c = State(att=tuple(tk.rt_fl(kv) for _ in span), att_mma=tuple(tk.rt(kv, self.tiles.q.dtype) for _ in span),
-                  o=tk.rt_fl(self.spec.head_dim_v),
+        config, kv = self.config, self.config.kv
+        c = State(att=tk.rt_fl(kv), att_mma=tk.rt(kv, self.tiles.q.dtype), o=tk.rt_fl(self.spec.head_dim_v),
                   max=tk.rv(), norm=tk.rv(), correct=tk.rv(), max_scaled=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
                   task=Fields.new(self.fields), last=Fields.new(self.fields),
                   k=s.k_pipe.ring(), v=s.v_pipe.ring(), q=tk.ring(config.q_stages),
-                  turns=tk.Turns(config.consumers, wg, enabled=config.turns),
-                  pass_by=cute.make_rmem_tensor((3,), Int32), wg=wg)
+                  turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg)
         c.turns.start()
-        blocks = self.next_task(g, s, c)
+        blocks = self.next_task(s, c)
         if const_expr(config.bridge and not self.spec.varlen):
             self.begin(g, s, c)
         elif const_expr(config.bridge):
@@ -44,7 +37,7 @@ class Consumer:
                 tk.arrive(s.q_empty[self.q_at(c)])
             self.turn_page(c)
             if const_expr(config.bridge):
-                blocks = self.next_task(g, s, c)
+                blocks = self.next_task(s, c)
                 if blocks > 0:
                     self.bridge(g, s, c)
                 else:
@@ -52,9 +45,8 @@ class Consumer:
                 self.finish(g, s, c)
             else:
                 self.end(s, c)
-                self.let_pass(s, c, AFTER, s.k_pipe, s.v_pipe)
                 self.finish(g, s, c)
-                blocks = self.next_task(g, s, c)
+                blocks = self.next_task(s, c)
         tk.store_wait()
 
     def turn_page(self, c):
@@ -67,68 +59,27 @@ class Consumer:
         return c.q.stage * self.config.consumers + c.wg
 
     @cute.jit
-    def next_task(self, g, s, c):
+    def next_task(self, s, c):
         """Wait for the next task's Q, and the task with it. How many blocks it has: none, and all is done."""
         i = self.q_at(c)
         tk.wait(s.q_full[i], c.q.phase)
         for f in cutlass.range_constexpr(len(self.fields)):
             c.task.values[f] = cute.arch.make_warp_uniform(s.task[f, i])
-        blocks = c.task["blocks"]
-        if const_expr(self.config.own):
-            self.own_part(g, c)
-        return blocks
-
-    def own_part(self, g, c):
-        """Of the task's key blocks those that this consumer's rows see."""
-        config, pack, t = self.config, self.spec.pack, c.task
-        rows_q, rows_k = g.tasks.lengths(t)
-        rows_k = cutlass.max(rows_k, 1) if self.spec.varlen else rows_k  # as the producer has it
-        e = replace(extent(self.spec, config, g, rows_q, rows_k), tile_rows=64 // pack)
-        row = t["tile"] * (config.rows // pack) + c.wg * (64 // pack)
-        part = part_of(e, row, t["first"], t["blocks"], config.span)
-        steps = lambda blocks: ceil_div(blocks, config.span)
-        c.pass_by[BEFORE], c.pass_by[AFTER] = part.before, part.after
-        c.pass_by[TURNS] = steps(t["blocks"]) - steps(part.seen.blocks)
-        for name, value in vars(part.seen).items():
-            t[name] = value
-
-    @cute.jit
-    def let_pass(self, s, c, which: Constexpr[int], *pipes: Constexpr):
-        """With ``own``, tiles of K and V that are for others: not released before they are there, as a release counts
-        for the stage's present tile."""
-        if const_expr(self.config.own):
-            for _ in cutlass.range(c.pass_by[which], unroll=1):
-                for pipe in pipes:
-                    ring = c.k if pipe is s.k_pipe else c.v
-                    pipe.wait(ring)
-                    self.release(pipe, ring)
+        return c.task["blocks"]
 
     @cute.jit
     def begin(self, g, s, c):
         """A task's first S = Q @ K.T, and its softmax."""
-        self.let_pass(s, c, BEFORE, s.k_pipe)
-        self.wait(s.k_pipe, c.k, self.config.span)
-        self.scores(s, c, self.config.span)
+        s.k_pipe.wait(c.k)
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         tk.mma_wait()
-        self.release(s.k_pipe, c.k, self.config.span)
+        self.release(s.k_pipe, c.k)
         self.softmax.first(g, c)
-        self.narrow(c, self.config.span)
-        self.let_pass(s, c, BEFORE, s.v_pipe)
-        if const_expr(self.config.own and self.config.turns):  # all take as many
-            for _ in cutlass.range(c.pass_by[TURNS], unroll=1):
-                c.turns.take()
-                c.turns.give()
+        tk.copy(c.att_mma, c.att)
 
     @cute.jit
     def steps(self, g, s, c):
         """Each further S and softmax, over the P @ V of the block before."""
-        if const_expr(self.config.span == 2):
-            self.double_steps(g, s, c)
-        else:
-            self.single_steps(g, s, c)
-
-    @cute.jit
-    def single_steps(self, g, s, c):
         blocks, masked = c.task["blocks"], Int32(1)
         if const_expr(self.spec.causal or self.spec.right):
             masked = c.task["masked"]
@@ -144,53 +95,26 @@ class Consumer:
                 self.step(g, s, c, i, LEFT)
 
     @cute.jit
-    def double_steps(self, g, s, c):
-        """Two blocks at a time, and one that is left over. 64 rows or fewer: no more than the first two blocks need a
-        mask on the right."""
-        blocks = c.task["blocks"]
-        whole = (blocks - c.task["masked_left"]) // 2
-        for i in cutlass.range(1, whole, unroll=1):
-            self.step(g, s, c, 2 * i, 0, 2)
-        for i in cutlass.range(cutlass.max(whole, 1), blocks // 2, unroll=1):
-            self.step(g, s, c, 2 * i, LEFT, 2)
-        if blocks % 2 == 1:
-            self.step(g, s, c, blocks - 1, LEFT)
-
-    @cute.jit
-    def step(self, g, s, c, i, sides: Constexpr[int], n: Constexpr[int] = 1):
-        """n blocks of the visit, from the i-th on."""
-        self.issue(s, c, n)
-        self.softmax.step(g, c, i, sides, n)
+    def step(self, g, s, c, i, sides: Constexpr[int]):
+        """The i-th block of the visit."""
+        self.issue(s, c)
+        self.softmax.step(g, c, i, sides)
         tk.mma_wait(0)
-        self.release(s.v_pipe, c.v, self.config.span)
-        self.narrow(c, n)
+        self.release(s.v_pipe, c.v)
+        tk.copy(c.att_mma, c.att)
         self.correct(c, late=False)
 
-    def issue(self, s, c, n=1):
-        """The next S = Q @ K.T, of n blocks, and O += P @ V of those before; wait for S."""
-        self.wait(s.k_pipe, c.k, n)
+    def issue(self, s, c):
+        """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
+        s.k_pipe.wait(c.k)
         c.turns.take()
-        self.scores(s, c, n)
+        tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         self.correct(c, late=True)
-        self.wait(s.v_pipe, c.v, self.config.span)
-        self.values(s, c, self.config.span)
+        s.v_pipe.wait(c.v)
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         c.turns.give()
-        tk.mma_wait(self.config.span)
-        self.release(s.k_pipe, c.k, n)
-
-    def scores(self, s, c, n):
-        """S of n blocks."""
-        for i in range(n):
-            tk.mm_ABt(c.att[n - 1 - i], s.q[self.q_at(c)], s.k[ahead(c.k, i).stage])
-
-    def values(self, s, c, n):
-        """O += P @ V of n blocks."""
-        for i in range(n):
-            tk.mma_AB(c.o, c.att_mma[n - 1 - i], s.v[ahead(c.v, i).stage])
-
-    def narrow(self, c, n):
-        for p, x in zip(c.att_mma[:n], c.att):
-            tk.copy(p, x)
+        tk.mma_wait(1)
+        self.release(s.k_pipe, c.k)
 
     @cute.jit
     def bridge(self, g, s, c):
@@ -200,39 +124,26 @@ class Consumer:
         self.softmax.first(g, c)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
-        self.narrow(c, 1)
+        tk.copy(c.att_mma, c.att)
 
     @cute.jit
     def end(self, s, c):
         """The last P @ V."""
-        if const_expr(self.config.span == 1):
-            self.last_values(s, c, 1)
-        elif c.task["blocks"] % 2 == 1:
-            self.last_values(s, c, 1)
-        else:
-            self.last_values(s, c, 2)
-
-    def last_values(self, s, c, n):
         self.correct(c, late=True)
-        self.wait(s.v_pipe, c.v, n)
-        self.values(s, c, n)
+        s.v_pipe.wait(c.v)
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         self.keep_statistics(c)
         tk.mma_wait()
-        self.release(s.v_pipe, c.v, n)
+        self.release(s.v_pipe, c.v)
 
     def correct(self, c, late):
         """O so far, after the maximum has moved: at one of two places, which ``late`` names."""
         if self.config.late == late:
             tk.mul_row(c.o, c.o, c.correct)
 
-    def wait(self, pipe, ring, n):
-        for i in range(n):
-            pipe.wait(ahead(ring, i))
-
-    def release(self, pipe, ring, n=1):
-        for _ in range(n):
-            pipe.release(ring)
-            ring.advance()
+    def release(self, pipe, ring):
+        pipe.release(ring)
+        ring.advance()
 
     def keep_statistics(self, c):
         tk.copy(c.last_max, c.max)
@@ -290,12 +201,3 @@ class Consumer:
         first, end = self.rows_of(g, t)
         of = g.lse[t["head"], None] if self.spec.varlen else g.lse[t["batch"], t["head"], None]
         tk.store_rows(of, lse, first + row, end)
-
-
-def ahead(ring, n):
-    """A position n stages further."""
-    if n == 0:
-        return ring
-    further = tk.ring(ring.stages)
-    further.count[0] = ring.count[0] + Uint32(n)
-    return further

@@ -42,8 +42,6 @@ class AttentionForward:
     """
 
     def __init__(self, spec: AttentionSpec, config: AttentionConfig):
-        if config.own and not spec.left:
-            raise NotImplementedError(f"attention: own is for windows, {spec} has no limit on the left")
         self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
         self.producer, self.consumer = Producer(spec, config), Consumer(spec, config)
 

@@ -20,8 +20,7 @@ class AttentionConfig:
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
     together, in MB of L2. cluster: blocks that share K and V. late: O is corrected under the next S, not before it.
-    own: of what a window leaves of the keys, each consumer visits the K and V tiles that its own rows see, and lets the
-    task's others pass. span: tiles that it visits at once; a last one that is left over, by itself. registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
+    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
 
     kv: int = 128
     consumers: int = 2
@@ -36,8 +35,6 @@ class AttentionConfig:
     o_over_q: bool = False
     o_direct: bool = False
     late: bool = False
-    own: bool = False
-    span: int = 1
     registers: tuple = ()
 
     @property
@@ -58,7 +55,7 @@ class AttentionConfig:
 
     def accumulators(self, head_dim_v: int) -> int:
         """Registers of a consumer's thread that hold S, P (16 bits) and O."""
-        return self.span * (self.kv // 2 + self.kv // 4) + head_dim_v // 2
+        return self.kv // 2 + self.kv // 4 + head_dim_v // 2
 
     def check(self, head_dim: int, head_dim_v: int) -> "AttentionConfig":
         """Itself; ValueError for a configuration that cannot run."""
@@ -78,10 +75,6 @@ class AttentionConfig:
             raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
         if head_dim_v % (16 * self.o_panels):
             raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
-        if self.own and self.bridge:
-            raise ValueError(f"{self}: own has no bridge")
-        if self.span not in (1, 2) or (self.span > 1 and not self.own) or self.stages < self.span:
-            raise ValueError(f"{self}: span is 1, or with own 2, and no more than there are stages")
         if self.cluster > 2 and self.schedule == "dynamic":
             raise ValueError(f"{self}: one block of a cluster tells the other the next task, a third is not told")
         return self

@@ -1,6 +1,4 @@
 """The producer warp of the attention kernel: which task next, and its tiles of Q, K and V."""
-from dataclasses import replace
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -73,10 +71,7 @@ class Producer:
         """The key blocks of a task, the same for all blocks of a cluster."""
         rows_k = cutlass.max(t.rows_k, 1) if self.spec.varlen else t.rows_k  # where there is no key, one block of none
         e = extent(self.spec, self.config, g, t.rows_q, rows_k)
-        seen = key_range(e, t.tile * e.tile_rows)
-        if self.config.span > 1:  # what is behind the keys is masked
-            seen = replace(seen, blocks=cutlass.max(seen.blocks, self.config.span))
-        return seen
+        return key_range(e, t.tile * e.tile_rows)
 
     def load(self, dst, src, pipe, ring, of, block):
         sem = pipe.acquire(ring)

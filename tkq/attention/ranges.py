@@ -77,28 +77,6 @@ def key_range(e: Extent, first_row) -> KeyRange:
     return KeyRange(first, blocks, masked, most(least(whole - first, blocks - masked), 0))
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one consumer visits of a task's key blocks: ``seen``, and how many it lets pass ``before`` and ``after``."""
-
-    seen: KeyRange
-    before: Any
-    after: Any
-
-
-def part_of(e: Extent, first_row, task_first, task_blocks, at_least=1) -> Part:
-    """The part of a task that a consumer's rows ``first_row .. first_row + e.tile_rows`` see; the task has
-    ``task_blocks`` from ``task_first`` on. at_least: blocks, as many as the task has or fewer: it visits so many."""
-    seen, task_end = key_range(e, first_row), task_first + task_blocks
-    end = least(most(seen.first + seen.blocks, seen.first + at_least), task_end)
-    first = least(seen.first, end - at_least)
-    above = end - (seen.first + seen.blocks)  # more than are seen
-    below = seen.first - first
-    blocks, masked = end - first, seen.masked + above
-    masked_left = least(seen.masked_left + below, blocks - masked)
-    return Part(KeyRange(first, blocks, masked, masked_left), task_end - end, first - task_first)
-
-
 def keys_of_row(e: Extent, row):
     """The keys that row ``row`` sees, as (first, end); none where first is not below end. What the masks say."""
     own = row + e.rows_k - e.rows_q

@@ -18,22 +18,20 @@ class Softmax:
         self.spec, self.config = spec, config
 
     def first(self, g, c):
-        """The first blocks of a visit."""
+        """The first block of a visit."""
         tk.zero(c.norm)
         tk.neg_infty(c.max)
-        self.step(g, c, 0, RIGHT | LEFT, len(c.att))
+        self.step(g, c, 0, RIGHT | LEFT)
 
-    def step(self, g, c, i, sides, n=1):
-        """att, the scores of the n blocks from the i-th of the visit on, become exponentials. sides: which need a
-        mask."""
-        for att in c.att[:n]:
-            if self.spec.softcap:  # softcap * tanh(scale * att / softcap); the first factor is in g.scale
-                tk.mul(att, att, g.cap)
-                tk.tanh(att, att)
+    def step(self, g, c, i, sides):
+        """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask."""
+        if self.spec.softcap:  # softcap * tanh(scale * att / softcap); the first factor is in g.scale
+            tk.mul(c.att, c.att, g.cap)
+            tk.tanh(c.att, c.att)
         if sides:
-            self.mask(g, c, i, sides, n)
+            self.mask(g, c, i, sides)
         # Rows that have seen no key yet are only in blocks with a mask on the right.
-        self.exponentials(g, c, n, guarded=bool(sides & RIGHT) and self.spec.sides)
+        self.exponentials(g, c, guarded=bool(sides & RIGHT) and self.spec.sides, masked=bool(sides))
 
     def limits(self, g, c, i):
         """``limits_in_block`` of the warpgroup's first row and the i-th block of the visit."""
@@ -45,42 +43,29 @@ class Softmax:
         return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
 
     @cute.jit
-    def mask(self, g, c, i, sides: Constexpr[int], n: Constexpr[int]):
+    def mask(self, g, c, i, sides: Constexpr[int]):
         """The scores of keys that a row does not see become -inf."""
-        for b in cutlass.range_constexpr(n):
-            self.mask_block(g, c.att[n - 1 - b], self.limits(g, c, i + b), sides)
-
-    @cute.jit
-    def mask_block(self, g, att, limits, sides: Constexpr[int]):
         spec, pack = self.spec, self.spec.pack
-        first, end, most = limits
+        first, end, most = self.limits(g, c, i)
         if const_expr(sides & RIGHT):
             if const_expr(spec.causal):  # what a row sees ends where the keys do, or before
-                tk.right_fill(att, end, -Float32.inf, diagonal=pack)
+                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack)
             elif const_expr(spec.right):
-                tk.right_fill(att, end, -Float32.inf, diagonal=pack, end=most)
+                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack, end=most)
             else:
-                tk.right_fill(att, most, -Float32.inf)
+                tk.right_fill(c.att, most, -Float32.inf)
         if const_expr(spec.left and sides == LEFT):
-            tk.left_fill(att, first, -Float32.inf, diagonal=pack)
+            tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
         elif const_expr(spec.left and sides & LEFT and not spec.far):
             if first + 63 // pack > 0:  # few tasks are so short that a block needs both
-                tk.left_fill(att, first, -Float32.inf, diagonal=pack)
+                tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
 
-    def row_max(self, c, tiles):
-        """max, with these tiles' scores."""
-        largest = tiles[0]
-        if len(tiles) > 1:
-            largest = tk.rt_fl(largest.cols)
-            tk.apply(largest, cute.arch.fmax, *tiles)
-        tk.row_max(c.max, largest, c.max)
+    def exponentials(self, g, c, guarded, masked):
+        """att becomes exp2(scale * (att - max)); max and norm move on.
 
-    def exponentials(self, g, c, n, guarded):
-        """att, of n blocks, becomes exp2(scale * (att - max)); max and norm move on. guarded: a row may have seen no
-        key yet."""
-        tiles = c.att[:n]
+        guarded: a row may have seen no key yet. masked: there may be scores of -inf, whose exponentials must be 0."""
         tk.copy(c.correct, c.max)
-        self.row_max(c, tiles)
+        tk.row_max(c.max, c.att, c.max)
         if guarded:
             tk.finite_or_zero(c.max_scaled, c.max)
         else:
@@ -89,13 +74,11 @@ class Softmax:
         tk.mul(c.correct, c.correct, g.scale)
         tk.exp2(c.correct, c.correct)
         tk.mul(c.max_scaled, c.max_scaled, g.scale)
-        for att in tiles:
-            tk.mul(att, att, g.scale)  # one FFMA with the next line
-            tk.sub_row(att, att, c.max_scaled)
-            tk.exp2(att, att)
+        tk.mul(c.att, c.att, g.scale)  # one FFMA with the next line
+        tk.sub_row(c.att, c.att, c.max_scaled)
+        tk.exp2(c.att, c.att)
         tk.mul(c.norm, c.norm, c.correct)
-        for att in tiles:
-            tk.row_sum_partial(c.norm, att, c.norm)
+        tk.row_sum_partial(c.norm, c.att, c.norm)
 
     # ---- of a whole row ------------------------------------------------------------------------
 

@@ -47,9 +47,6 @@ class Fields:
     def __getitem__(self, name):
         return self.values[self.names.index(name)]
 
-    def __setitem__(self, name, value):
-        self.values[self.names.index(name)] = value
-
 
 @dataclass(frozen=True)
 class Globals:
@@ -101,8 +98,8 @@ class Shared:
 class State:
     """A consumer's registers."""
 
-    att: tuple  # scores of the step's tiles of keys, the last tile's last; then their exponentials
-    att_mma: tuple  # those of the step before, as an operand
+    att: tk.RegTile
+    att_mma: tk.RegTile
     o: tk.RegTile
     max: tk.RowVec
     norm: tk.RowVec
@@ -116,5 +113,4 @@ class State:
     v: tk.Ring
     q: tk.Ring
     turns: tk.Turns
-    pass_by: cute.Tensor  # with ``own``: tiles of K and V that pass by before and after those it sees, and turns
     wg: Int32
