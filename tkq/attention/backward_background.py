@@ -9,9 +9,9 @@ from cutlass import Float32, Int32, Int64
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import await_count, tell, turn
+from tkq.attention.backward_split import await_count, tell
 from tkq.attention.backward_tasks import claim
-from tkq.attention.query_ranges import lead_of, section_of
+from tkq.attention.query_ranges import lead_of, part_in_turn, section_of
 from tkq.attention.ranges import ceil_div
 
 WARP = 32
@@ -88,7 +88,7 @@ class BackwardBackground:
 
     def turn(self, g, head):
         """As of the tasks."""
-        return turn(head, g.kv_heads, g.share) if self.config.split else head
+        return part_in_turn(head, g.kv_heads, g.share) if self.config.split else head
 
     def number(self, g, at):
         """The tile's place in the workspace."""

@@ -125,11 +125,22 @@ def _planned(spec, length, grouped):
         return SINGLE[spec.width]
     if spec.varlen and (spec.width == 64 or length == "short"):
         return SINGLE[64] if spec.width == 64 else _D128_SHORT
-    if grouped:  # the heads of all blocks at work do not stay in L2 together: background would only add to it
-        return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
+    if grouped:
+        return _of_groups(spec, length)
     if spec.width == 64 and length == "long" and not spec.right:
         return SINGLE[64]
-    return replace(_BEHIND[spec.width], section_mb=4 if length == "short" else 8)
+    return replace(_BEHIND[spec.width], section_mb=4) if length == "short" else _BEHIND[spec.width]
+
+
+def _of_groups(spec, length):
+    """The heads of all blocks at work do not stay in L2 together where blocks are causal, and so end at different
+    times: background would only add to it."""
+    if spec.width == 128 and not spec.varlen:
+        if spec.right and length != "short":
+            return _SPLIT
+        if length == "short" and not spec.right:
+            return _BEHIND[128]
+    return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
 # What a softcap's slope takes of registers is missing for tiles of 128 rows, and for wider parts of dQ.
@@ -141,7 +152,9 @@ _D128 = BackwardConfig(dq_add="bulk", late=True, direct=True)
 _D128_SHORT = BackwardConfig(dq_add="bulk", turns=True)
 _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
 _STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
-_BEHIND = {width: replace(config, background=True, registers=(32, 64, 208)) for width, config in _STAYS.items()}
+_BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
+           for width, config in _STAYS.items()}
+_SPLIT = replace(_BEHIND[128], split=1)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 

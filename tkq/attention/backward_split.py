@@ -31,13 +31,6 @@ class Handed(NamedTuple):
         return Handed(sums, counts)
 
 
-def turn(head, heads, share):
-    """Part ``head`` in order, of all batch elements, which have ``heads`` each, ``share`` for each K/V head: all first
-    ones, then the second ones, batch element by batch element."""
-    kv_heads, within = heads // share, head % heads
-    return head - within + within % kv_heads * share + within // kv_heads
-
-
 @cute.jit
 def hand_on(handed: Handed, place, head, share, tiles: Constexpr):
     """Add what has been handed on to the tiles dK and dV, and hand them on. head: which of ``share`` parts this is. A

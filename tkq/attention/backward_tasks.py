@@ -6,9 +6,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_split import turn
 from tkq.attention.backward_state import Task
-from tkq.attention.query_ranges import QueryExtent, place, query_range, section_of
+from tkq.attention.query_ranges import QueryExtent, part_in_turn, place, query_range, section_of
 
 
 class BackwardTasks:
@@ -83,7 +82,7 @@ class BackwardTasks:
     def turn(self, g, head):
         """The head whose turn it is when head ``head`` in order is worked on: with ``split`` the first parts of all
         K/V heads come before the second ones, so that nobody waits for dK and dV to be handed on."""
-        return turn(head, g.kv_heads, g.share) if self.config.split else head
+        return part_in_turn(head, g.kv_heads, g.share) if self.config.split else head
 
     def kv_head(self, g, t):
         return t.head // g.share if self.config.split else t.head
