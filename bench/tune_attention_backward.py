@@ -47,6 +47,7 @@ VARIANTS = {
     "late persistent turns": {**_STAYS, **_LATE, "turns": True},
     "background": {**_BEHIND, "late": False, "turns": True},
     "late background": {**_BEHIND, **_LATE, "turns": True},
+    "late background no turns": {**_BEHIND, **_LATE, "turns": False},
     "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
     "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
