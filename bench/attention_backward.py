@@ -30,12 +30,13 @@ WIDE_AT_LEAST = 440  # TFLOP/s at head_dim 256, S 8192
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """batch and heads follow from length and dim; kv_heads: 0 for as many as query heads."""
+    """batch and, unless given, heads follow from length and dim; kv_heads: 0 for as many as query heads."""
 
     length: int
     dim: int
     causal: bool
     kv_heads: int = 0
+    query_heads: int = 0
 
     @property
     def batch(self) -> int:
@@ -43,7 +44,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        return WIDTH // self.dim
+        return self.query_heads or WIDTH // self.dim
 
     @property
     def flops(self) -> float:
