@@ -89,7 +89,8 @@ def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen, grou
     config = plan(dataclasses.replace(spec, varlen=varlen), length, grouped)
     if spec.left or spec.softcap or not spec.adds_dq:
         assert not (config.persistent or config.background)
-    assert not (config.background and grouped)
+    assert not (config.background and grouped and varlen)
+    assert not config.split or (grouped and not varlen and spec.right)
 
 
 def test_each_shipped_kernel_has_its_name():
