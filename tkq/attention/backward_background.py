@@ -87,8 +87,11 @@ class BackwardBackground:
                            self.config.longest_first)
 
     def turn(self, g, head):
-        """As of the tasks."""
-        return part_in_turn(head, g.kv_heads, g.share) if self.config.split else head
+        """The query head whose turn it is, of all: in the order of the tasks."""
+        if not self.config.split:
+            return head
+        part = part_in_turn(head // g.heads_per_kv, g.kv_heads, g.share)
+        return part * g.heads_per_kv + head % g.heads_per_kv
 
     def number(self, g, at):
         """The tile's place in the workspace."""

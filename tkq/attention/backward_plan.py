@@ -129,16 +129,23 @@ def _planned(spec, length, grouped):
         return _of_groups(spec, length)
     if spec.width == 64 and length == "long" and not spec.right:
         return SINGLE[64]
-    return replace(_BEHIND[spec.width], section_mb=4) if length == "short" else _BEHIND[spec.width]
+    return replace(_BEHIND[spec.width], section_mb=_section(spec, length))
+
+
+def _section(spec, length):
+    """Without masks it is only how far ahead zeroes are made."""
+    if spec.width == 128 and not spec.right and (spec.varlen or length == "short"):
+        return 24
+    return 4 if length == "short" else 8
 
 
 def _of_groups(spec, length):
-    """The heads of all blocks at work do not stay in L2 together where blocks are causal, and so end at different
-    times: background would only add to it."""
+    """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
+    together: background would only add to it, and short and long sequences have them in parts."""
     if spec.width == 128 and not spec.varlen:
-        if spec.right and length != "short":
-            return _SPLIT
-        if length == "short" and not spec.right:
+        if spec.right and length != "medium":
+            return _SPLIT[length]
+        if length == "short":
             return _BEHIND[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
@@ -154,7 +161,7 @@ _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, 
 _STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
 _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
            for width, config in _STAYS.items()}
-_SPLIT = replace(_BEHIND[128], split=1)
+_SPLIT = {"short": replace(_STAYS[128], split=2), "long": replace(_BEHIND[128], split=1)}
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
