@@ -29,7 +29,8 @@ class AttentionBackward(BackwardAdding):
 
       producer (warp 0)        K V, then Q dO of one tile after the other
       2 warpgroups, 64 keys    S' = K Q' | P, dP' = V dO' under it | dV += P' dO, dS under it | dS' to shared memory,
-                               dK += dS' Q, with ``late`` under the next tile's P | next tile .. | write dK, dV
+                               dK += dS' Q, with ``late`` under the next tile's P | next tile .. | write dK, dV, with
+                               ``split`` hand them on
       1 warpgroup              dQ = dS K | added to the accumulator in global memory | next tile ..
       background (warps 1-3)   see ``BackwardBackground``
 
