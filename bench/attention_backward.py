@@ -1,9 +1,10 @@
 """Attention's gradients beside FA4's and cuDNN's, everything that a call launches included.
 
-    python -m bench.attention_backward [--sections backward,gqa] [--quick | --shapes 1024x64,4096x128]
+    python -m bench.attention_backward [--sections backward,gqa,deterministic] [--quick | --shapes 1024x64,4096x128]
 
 Shapes: a sequence's length and the head dimension; B * S = 16384 and H * D = 2048, full and causal. gqa: one K/V head
-to 4 query heads. FLOPs: 2.5 times the forward's. A result is judged against the formula in float32 on two heads.
+to 4 query heads. deterministic: what that costs, beside our own as they usually are. FLOPs: 2.5 times the forward's. A
+result is judged against the formula in float32 on two heads.
 Results go to OUT/attention_backward.json after every case.
 """
 
@@ -29,12 +30,13 @@ WIDE_AT_LEAST = 440  # TFLOP/s at head_dim 256, S 8192
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """batch and heads follow from length and dim; kv_heads: 0 for as many as query heads."""
+    """batch and, unless given, heads follow from length and dim; kv_heads: 0 for as many as query heads."""
 
     length: int
     dim: int
     causal: bool
     kv_heads: int = 0
+    query_heads: int = 0
 
     @property
     def batch(self) -> int:
@@ -42,7 +44,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        return WIDTH // self.dim
+        return self.query_heads or WIDTH // self.dim
 
     @property
     def flops(self) -> float:
@@ -61,6 +63,15 @@ def jobs(section: str, shapes) -> Iterator[Job]:
                                         Bound(tuple(PEERS), AT_LEAST))
             yield Job(question, ours(shape), "attention_backward", tuple(PEERS), inputs(shape), error(shape),
                       dict(shape=shape))
+
+
+def deterministic(shapes) -> Iterator[Job]:
+    for length, dim in shapes:
+        for causal in (False, True):
+            shape = Shape(length, dim, causal)
+            question = harness.Question("deterministic", "attention_backward", str(shape), "TFLOP/s", shape.flops)
+            yield Job(question, ours(shape, same=True), "attention_backward_deterministic", tuple(SAME), inputs(shape),
+                      error(shape), dict(shape=shape))
 
 
 def inputs(shape: Shape) -> Callable[[int], tuple]:
@@ -108,7 +119,8 @@ def error(shape: Shape) -> Callable:
 # ---- the candidates --------------------------------------------------------------------------------
 
 
-def ours(shape: Shape, config=None) -> Callable:
+def ours(shape: Shape, config=None, same=False) -> Callable:
+    """same: gradients that are the same in each run."""
     from tkq.attention import backward_ops
     from tkq.attention.arguments import Options
 
@@ -116,7 +128,7 @@ def ours(shape: Shape, config=None) -> Callable:
 
     def call(do, q, k, v, o, lse):
         if config is None:
-            return backward_ops.attention_backward((do, q, k, v, o, lse, None), None, options)
+            return backward_ops.attention_backward((do, q, k, v, o, lse, None), None, options, deterministic=same)
         out = [torch.empty_like(x) for x in (q, k, v)]
         backward_ops.run((do, q, k, v, o, lse, None), out, options, config=config)
         return out
@@ -124,11 +136,11 @@ def ours(shape: Shape, config=None) -> Callable:
     return call
 
 
-def flash_attention_4(shape: Shape) -> Callable:
+def flash_attention_4(shape: Shape, same=False) -> Callable:
     from flash_attn.cute.interface import _flash_attn_bwd
 
     def call(do, q, k, v, o, lse):
-        return _flash_attn_bwd(q, k, v, o, do, lse, causal=shape.causal)[:3]
+        return _flash_attn_bwd(q, k, v, o, do, lse, causal=shape.causal, deterministic=same)[:3]
 
     return call
 
@@ -158,6 +170,8 @@ def cudnn(shape: Shape) -> Callable:
 
 PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn}
 peers.PEERS["attention_backward"] = PEERS
+SAME = {"as usual": ours, "FA4, deterministic": lambda shape: flash_attention_4(shape, same=True)}
+peers.PEERS["attention_backward_deterministic"] = SAME
 
 
 def judge(cases) -> list[str]:
@@ -169,8 +183,9 @@ def judge(cases) -> list[str]:
 
 BENCH = Bench(
     "attention_backward", __doc__,
-    {section: lambda shapes, section=section: jobs(section, shapes) for section in ("backward", "gqa")},
-    shapes={"backward": SHAPES, "gqa": SHAPES},
+    {**{section: lambda shapes, section=section: jobs(section, shapes) for section in ("backward", "gqa")},
+     "deterministic": deterministic},
+    shapes={"backward": SHAPES, "gqa": SHAPES, "deterministic": SHAPES},
     quick=QUICK,
     default=("backward",),
     judge=judge,

@@ -6,7 +6,7 @@
 Runs of three: a variant, FA4 and cuDNN take turns, on the same inputs, everything that a call launches included; what
 counts is the ratio to the better of the two in the same round. --together: all variants and FA4 in one run, to tell
 variants apart that are close. A length may be the name of a batch of sequences one behind the other, "mixed": then FA4
-is the peer. "gqa1024": of 1024, with a K/V head to 4 query heads, and no peer.
+is the peer. "gqa1024": of 1024, 32 query heads on 8 heads of K and V, and no peer; "mha1024": on 32.
 """
 
 from __future__ import annotations
@@ -47,8 +47,14 @@ VARIANTS = {
     "late persistent turns": {**_STAYS, **_LATE, "turns": True},
     "background": {**_BEHIND, "late": False, "turns": True},
     "late background": {**_BEHIND, **_LATE, "turns": True},
+    "late background no turns": {**_BEHIND, **_LATE, "turns": False},
     "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
+    "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
+    "split background": {**_BEHIND, **_LATE, "turns": True, "split": 1},
+    "split background 4 MB": {**_BEHIND, **_LATE, "turns": True, "split": 1, "section_mb": 4},
+    "split in 2s": {**_STAYS, **_LATE, "turns": True, "split": 2},
+    "split in 2s background": {**_BEHIND, **_LATE, "turns": True, "split": 2},
     "wide background": _WIDE_BEHIND,
     "wide bulk background": {**_BULK, **_WIDE_BEHIND},
     "2 stages": {"stages": 2},
@@ -70,7 +76,7 @@ def longest(length: int | str) -> int:
 
 def dense_length(length: int | str) -> int:
     """0: a batch of any lengths."""
-    return length if isinstance(length, int) else int(length[3:]) if length.startswith("gqa") else 0
+    return length if isinstance(length, int) else int(length[3:]) if length[:3] in ("gqa", "mha") else 0
 
 
 def packed(name: str) -> tuple:
@@ -174,10 +180,10 @@ def problem_of(dim: int, length: int | str, causal: bool) -> Problem:
     from bench.attention_peers import pairs
 
     if dense_length(length):
-        kv_heads = 0 if isinstance(length, int) else dense.WIDTH // dim // 4
-        shape = dense.Shape(dense_length(length), dim, causal, kv_heads)
+        heads = (0, 0) if isinstance(length, int) else (8, 32) if length.startswith("gqa") else (32, 32)
+        shape = dense.Shape(dense_length(length), dim, causal, *heads)
         return Problem(str(shape), shape.flops, lambda c: dense.ours(shape, c), "attention_backward",
-                       () if kv_heads else tuple(dense.PEERS), {"shape": shape}, dense.inputs(shape),
+                       () if heads[0] else tuple(dense.PEERS), {"shape": shape}, dense.inputs(shape),
                        dense.error(shape))
     name, lengths = packed(length)
     options, heads = {"longest": max(lengths), "causal": causal}, varlen.WIDTH // dim

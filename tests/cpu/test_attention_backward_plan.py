@@ -17,9 +17,9 @@ SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), width=st.sampled_
                   deterministic=st.booleans())
 
 
-@given(SPECS, st.sampled_from(LENGTHS))
-def test_what_is_planned_can_run(spec, length):
-    config = plan(spec, length).check(spec.width)
+@given(SPECS, st.sampled_from(LENGTHS), st.booleans())
+def test_what_is_planned_can_run(spec, length, grouped):
+    config = plan(spec, length, grouped).check(spec.width)
     assert config.shared_bytes(spec.width) <= SHARED_BYTES
     assert sum(groups for _, groups in config.roles) == 4
     assert sum(registers * groups for registers, groups in config.roles) <= 512
@@ -33,6 +33,17 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     assert config.workspace_floats(spec, rows) == tiles * (config.tile * a_row + 2) + 8
 
 
+@given(st.integers(1, 100_000), st.integers(1, 9))
+def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
+    """Behind the counters: a counter for each of 4 warps of each 64 keys, then dK and dV, from 16 bytes on."""
+    config, spec = plan(BackwardSpec(right=True), "long", grouped=True), BackwardSpec(right=True)
+    halves = 2 * heads * -(-keys // 128)
+    for at in range(4):
+        counters = at + 4 * halves
+        assert -(-counters // 4) * 4 + halves * 2 * 64 * 128 - at <= heads * config.handed_floats(spec, keys)
+    assert plan(spec, "long").handed_floats(spec, keys) == 0
+
+
 @pytest.mark.parametrize("change, words", [
     ({"tile": 80}, "tile must be a multiple of 64"),
     ({"dq_cols": 48}, "dq_cols divide"),
@@ -44,6 +55,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
     ({"registers": (24, 72, 216)}, "512 for a thread"),
     ({"persistent": True}, "persistent needs direct"),
     ({"background": True}, "background needs persistent"),
+    ({"split": 1}, "split needs persistent"),
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
@@ -77,7 +89,8 @@ def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen, grou
     config = plan(dataclasses.replace(spec, varlen=varlen), length, grouped)
     if spec.left or spec.softcap or not spec.adds_dq:
         assert not (config.persistent or config.background)
-    assert not (config.background and grouped)
+    assert not (config.background and grouped and varlen)
+    assert not config.split or (grouped and not varlen and spec.right)
 
 
 def test_each_shipped_kernel_has_its_name():

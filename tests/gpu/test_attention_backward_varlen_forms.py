@@ -1,5 +1,7 @@
 """The forms of attention's backward that the plan, or a measurement, chooses for packed sequences, on small ones."""
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -43,3 +45,8 @@ def test_dk_and_dv_are_the_same_in_each_run(causal):
     first = problem.judge("background", config=config)
     for _ in range(20):
         assert all(torch.equal(a, b) for a, b in zip(problem.run(config=config)[1:3], first[1:3]))
+
+
+def test_few_queries_of_a_long_sequence_are_in_use():
+    """In a process of its own: it would hang if zeroes were made too late. See there."""
+    subprocess.run([sys.executable, "-m", "tests.attention_few_in_use"], check=True, timeout=60)

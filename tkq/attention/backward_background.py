@@ -1,6 +1,6 @@
 """What else attention's backward has to do, under its products: warps that are free make the zeroes that dQ is added
 to, ahead of the tasks, and dQ of what has been added, behind them. So all of it stays in L2."""
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -9,8 +9,9 @@ from cutlass import Float32, Int32, Int64
 import tkq.tile as tk
 from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_split import await_count, tell
 from tkq.attention.backward_tasks import claim
-from tkq.attention.query_ranges import lead_of, section_of
+from tkq.attention.query_ranges import lead_of, part_in_turn, section_of
 from tkq.attention.ranges import ceil_div
 
 WARP = 32
@@ -82,7 +83,15 @@ class BackwardBackground:
     def tile(self, g, n):
         """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
         return g.places.at(False, self.config.tile, n, g.heads,
-                           lambda index, slots, *_: (index // slots, index % slots), self.config.longest_first)
+                           lambda index, slots, *_: (self.turn(g, index // slots), index % slots),
+                           self.config.longest_first)
+
+    def turn(self, g, head):
+        """The query head whose turn it is, of all: in the order of the tasks."""
+        if not self.config.split:
+            return head
+        part = part_in_turn(head // g.heads_per_kv, g.kv_heads, g.share)
+        return part * g.heads_per_kv + head % g.heads_per_kv
 
     def number(self, g, at):
         """The tile's place in the workspace."""
@@ -166,24 +175,3 @@ def columns(x: cute.Tensor, first) -> cute.Tensor:
     rows, cols = x.shape
     start = (x.iterator + first * x.stride[1]).align(16)
     return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))
-
-
-@cute.jit
-def await_count(counts, i, wanted):
-    """A whole warp."""
-    found = load_acquire(counts, i)
-    while found < wanted:
-        found = load_acquire(counts, i)
-
-
-def load_acquire(counts, i) -> Any:
-    return Int32(cute.arch.load(counts.iterator + i, Int32, sem="acquire", scope="gpu"))
-
-
-@cute.jit
-def tell(counts, i):
-    """One more, after all that the warp's lanes have done."""
-    cute.arch.fence_acq_rel_gpu()
-    cute.arch.sync_warp()
-    if tk.lane_id() == 0:
-        cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")

@@ -16,6 +16,7 @@ from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_pre import BackwardPre, Rows, Workspace
 from tkq.attention.backward_sequences import Equal, Ragged, heads_outside, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_split import Handed
 from tkq.attention.backward_state import Globals, Numbers, Shared, Task
 from tkq.attention.backward_tasks import BackwardTasks, claim, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
@@ -34,6 +35,8 @@ class BackwardBase(BackwardTasks):
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config.check(spec.width)
+        if config.split and spec.varlen:
+            raise NotImplementedError("attention backward: split of packed sequences")
         if config.background and not spec.adds_dq:
             raise NotImplementedError("attention backward: background without dQ to be added up")
         self.background = BackwardBackground(spec, config) if config.background else None
@@ -62,9 +65,16 @@ class BackwardBase(BackwardTasks):
         places = (Ragged(sequences, q.shape[0], k.shape[0]) if const_expr(ragged) else
                   Equal(q.shape[1], k.shape[1], q.shape[0]))
         heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
+        share = None
+        if const_expr(c.split):  # K/V heads in number, as many as have tasks of their own
+            of_task = cutlass.select_(heads // kv_heads % c.split == 0, Int32(c.split), Int32(1))
+            share = heads // kv_heads // of_task
+            kv_heads = heads // of_task
         tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block)
         tasks = blocks * kv_heads * batches
-        stats, acc, counters = parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences)
+        parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences,
+                              tasks // share if const_expr(c.split) else 0)
+        stats, acc, counters, handed = parts
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
         BackwardPre(spec, c)(rows, parts._replace(acc=None) if const_expr(c.background) else parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
@@ -78,10 +88,10 @@ class BackwardBase(BackwardTasks):
         g = Globals(
             q=loads(q, self.q_tile, ragged), do=loads(do, self.q_tile, ragged),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
-            dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc,
+            dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc, handed=handed,
             next=counters if c.persistent else None, tasks=tasks, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
-            tiles=tiles, scale=numbers.scale, section=section, tail=tail,
+            share=share, tiles=tiles, scale=numbers.scale, section=section, tail=tail,
             background=self.in_background(dq, counters, lead_of(section, tail, heads // kv_heads * tiles),
                                           numbers.processors),
             scores=Scores.of(numbers.scale, numbers.softcap, spec.softcap))
@@ -106,9 +116,9 @@ class BackwardBase(BackwardTasks):
         """dk or dv, as it is written."""
         return heads_outside(x, self.spec.varlen) if self.config.direct else stores(x, self.out_tile, self.spec.varlen)
 
-    def parts_of(self, workspace, tiles, heads) -> Workspace:
-        """Of so many tiles and K/V heads: the statistics; the accumulator, where dQ is added up; counters, where blocks
-        take one task after the other."""
+    def parts_of(self, workspace, tiles, heads, blocks) -> Workspace:
+        """Of so many tiles, K/V heads and blocks of keys: the statistics; the accumulator, where dQ is added up;
+        counters, where blocks take one task after the other; where dK and dV are handed on."""
         spec, c = self.spec, self.config
         of_stats, of_acc = 2 * c.tile, c.tile * spec.width  # floats of a tile
         end, acc = workspace.iterator + Int64(tiles) * of_stats, None
@@ -118,8 +128,10 @@ class BackwardBase(BackwardTasks):
             acc = cute.make_tensor(end, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
             end = end + Int64(tiles) * of_acc
         if c.persistent:
-            counters = cute.make_layout((Counters.count(heads) if c.background else 1,))
-            return Workspace(stats, acc, cute.make_tensor(cute.recast_ptr(end, dtype=Int32), counters))
+            count = Counters.count(heads) if c.background else 1
+            counters = cute.make_tensor(cute.recast_ptr(end, dtype=Int32), cute.make_layout((count,)))
+            handed = Handed.of(end + count, blocks, spec.width) if c.split else None
+            return Workspace(stats, acc, counters, handed)
         return Workspace(stats, acc)
 
     # ---- device --------------------------------------------------------------------------------
@@ -259,7 +271,8 @@ class BackwardBase(BackwardTasks):
         src = piece(g.places, src, t.rows_k)
         tk.expect_bytes(s.kv_full[which], self.halves * self.kv_tile.bytes)
         for i in range(self.halves):
-            tk.load_async(tile[i], src, (t.batch_k, t.head, self.halves * t.block + i, 0), s.kv_full[which])
+            tk.load_async(tile[i], src, (t.batch_k, self.kv_head(g, t), self.halves * t.block + i, 0),
+                          s.kv_full[which])
 
     def load_stats(self, g, s, number, stage, sem):
         with cute.arch.elect_one():
@@ -318,10 +331,11 @@ class BackwardBase(BackwardTasks):
         if tk.first_warp_of_group():
             tk.store_async(dst, tile, at)
 
-    def write(self, dst, x, t, number, part=0):
+    def write(self, g, dst, x, t, number, part=0):
         """x, from registers, to rows of dK or dV: 64 from 64 * number on, columns of part ``part`` of x's width."""
         first = t.batch_k - t.rows_k if self.spec.varlen else 0
-        head = dst[None, None, t.head] if self.spec.varlen else dst[None, None, t.head, t.batch_k]
+        head = self.kv_head(g, t)
+        head = dst[None, None, head] if self.spec.varlen else dst[None, None, head, t.batch_k]
         rows, cols = head.shape
         cols = cute.make_tensor(head.iterator + part * x.cols, cute.make_layout((rows, cols - part * x.cols),
                                                                                 stride=head.stride))

@@ -163,7 +163,8 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key)
     kernels, spec, config, processors = launcher
-    workspace = torch.empty(batch * heads * config.workspace_floats(spec, rows), dtype=torch.float32, device=q.device)
+    floats = heads * config.workspace_floats(spec, rows) + k.shape[2] * config.handed_floats(spec, keys)
+    workspace = torch.empty(batch * floats, dtype=torch.float32, device=q.device)
     kernels(tuple(tensors), tuple(gradients), workspace, None,
             (head_dim**-0.5 if scale is None else scale, softcap, left, right, processors))
 

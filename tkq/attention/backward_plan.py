@@ -23,7 +23,9 @@ class BackwardConfig:
     make P one after the other, so that they stay out of step. late: dK of a tile is made under P of the next, which is
     a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
     persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
-    kernels before and after would (``tkq.attention.backward_background``).
+    kernels before and after would (``tkq.attention.backward_background``). split: query
+    heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are handed on
+    from task to task (``tkq.attention.backward_split``). 0: all of them in one task.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -43,6 +45,7 @@ class BackwardConfig:
     direct: bool = False
     persistent: bool = False
     background: bool = False
+    split: int = 0
     kv: int = 128
     kv_stages: int = 2
     alone_registers: tuple = (24, 240)
@@ -66,6 +69,10 @@ class BackwardConfig:
         and counters, two of each sequence."""
         return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 2) + 8
 
+    def handed_floats(self, spec: BackwardSpec, keys: int) -> int:
+        """More of it, of a K/V head of ``keys`` keys: dK and dV on their way, and a counter for each warp."""
+        return -(-keys // self.block) * (2 * self.block * spec.width + 8) + 8 if self.split else 0
+
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
         tile = self.tile * width * 2
@@ -87,6 +94,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: persistent needs direct")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
+        if self.split and (wide or not self.persistent):
+            raise ValueError(f"{self}: split needs persistent, and is for two warpgroups with keys")
         if self.late and (wide or self.stages < 2):
             raise ValueError(f"{self}: late is for two warpgroups with keys, and 2 stages or more")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
@@ -116,11 +125,29 @@ def _planned(spec, length, grouped):
         return SINGLE[spec.width]
     if spec.varlen and (spec.width == 64 or length == "short"):
         return SINGLE[64] if spec.width == 64 else _D128_SHORT
-    if grouped:  # the heads of all blocks at work do not stay in L2 together: background would only add to it
-        return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
+    if grouped:
+        return _of_groups(spec, length)
     if spec.width == 64 and length == "long" and not spec.right:
         return SINGLE[64]
-    return replace(_BEHIND[spec.width], section_mb=4 if length == "short" else 8)
+    return replace(_BEHIND[spec.width], section_mb=_section(spec, length))
+
+
+def _section(spec, length):
+    """Without masks it is only how far ahead zeroes are made."""
+    if spec.width == 128 and not spec.right and (spec.varlen or length == "short"):
+        return 24
+    return 4 if length == "short" else 8
+
+
+def _of_groups(spec, length):
+    """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
+    together: background would only add to it, and short and long sequences have them in parts."""
+    if spec.width == 128 and not spec.varlen:
+        if spec.right and length != "medium":
+            return _SPLIT[length]
+        if length == "short":
+            return _BEHIND[128]
+    return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
 # What a softcap's slope takes of registers is missing for tiles of 128 rows, and for wider parts of dQ.
@@ -132,7 +159,9 @@ _D128 = BackwardConfig(dq_add="bulk", late=True, direct=True)
 _D128_SHORT = BackwardConfig(dq_add="bulk", turns=True)
 _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
 _STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
-_BEHIND = {width: replace(config, background=True, registers=(32, 64, 208)) for width, config in _STAYS.items()}
+_BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
+           for width, config in _STAYS.items()}
+_SPLIT = {"short": replace(_STAYS[128], split=2), "long": replace(_BEHIND[128], split=1)}
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 

@@ -32,6 +32,7 @@ class Workspace(NamedTuple):
     stats: cute.Tensor
     acc: Optional[cute.Tensor] = None
     counters: Optional[cute.Tensor] = None
+    handed: Any = None
 
 
 class BackwardPre:
@@ -60,13 +61,16 @@ class BackwardPre:
         # the first heads last: they are in L2 when the next kernel begins
         n, t = Int32(cute.arch.grid_dim()[0] - cute.arch.block_idx()[0]) - 1, Int32(cute.arch.thread_idx()[0])
         at = self.place(places, n, rows.lse.shape[1])
-        stats, acc, counters = workspace
+        stats, acc, counters, handed = workspace
         if const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
         if const_expr(counters is not None):
             i = n * COUNTERS + t
             if t < COUNTERS and i < cute.size(counters):
                 counters[i] = Int32(0)
+        if const_expr(handed is not None):
+            for i in cutlass.range(n * THREADS + t, cute.size(handed.counts), Int32(cute.arch.grid_dim()[0]) * THREADS):
+                handed.counts[i] = Int32(0)
         sums = self.row_sums(rows, at, t)
         for i in cutlass.range_constexpr(self.tile // self.together):
             if t % self.lanes == 0:

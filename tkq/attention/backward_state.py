@@ -30,14 +30,16 @@ class Globals:
     stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
     background: Any  # a Background, where there is one
+    handed: Any  # where dK and dV are handed on, or None
     next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
     tasks: Int32  # how many there are
     places: Any  # Equal or Ragged: where a task's rows are
     left: Int32
     right: Int32
     heads: Int32
-    kv_heads: Int32
+    kv_heads: Int32  # with ``split``, so many times ``share``, as if each part of the query heads had its own
     heads_per_kv: Int32
+    share: Optional[Int32]  # with ``split``: in how many parts the query heads of a K/V head are
     tiles: Int32  # slots of a query head
     section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
     tail: Int32  # see ``place``

@@ -55,7 +55,7 @@ class WideBackward(BackwardAdding):
         """Write dK or dV: from registers, or by way of a ring of shared memory that nobody reads any more."""
         if self.config.direct:
             for i, x in enumerate(kept):
-                self.write(dst, x, t, t.block, i)
+                self.write(g, dst, x, t, t.block, i)
         else:
             room = ring.scratch(self.out_tile)
             for i, x in enumerate(kept):
