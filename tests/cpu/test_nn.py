@@ -17,6 +17,11 @@ ARGUMENTS = [dict(normalized_shape=48), dict(normalized_shape=(48,)), dict(norma
              dict(normalized_shape=(3, 4, 4), elementwise_affine=False), dict(normalized_shape=48, eps=1e-3)]
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
 def both(pair, arguments, dtype=torch.float32):
     ours, theirs = pair[0](**arguments, dtype=dtype), pair[1](**arguments, dtype=dtype)
     for p in theirs.parameters():
