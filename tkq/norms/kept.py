@@ -2,11 +2,14 @@
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Constexpr, Float32, Int32
 
+from .. import tile as tk
 from ..row_kernel import RowKernel
 from ..rows.elements import or_neutral
+from ..rows.exchange import Slots, across_lanes
 from ..rows.monoid import Exchange, Monoid
+from ..rows.plan import WARP
 from ..rows.spec import RowSpec, Stream
 from ..utils import rsqrt
 from .build import _arguments
@@ -40,13 +43,14 @@ class KeptLayerNorm(RowKernel):
 
     loads, stores, vectors, parameters, results = ("x",), ("y",), ("weight", "bias"), ("eps",), ("rstd", "mean")
     exchanges = (Exchange(Monoid(_join, (0.0,) * SUMS, symmetric=False)),)
+    sums = None
 
     def __init__(self, spec, plan):
         given = shape(spec)
         vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
         super().__init__(RowSpec(__name__, "KeptLayerNorm", spec.N, (Stream("x", spec.x),), (Stream("y", spec.x),),
                                  vectors, results=self.results if spec.stats else (), vector=given.vector,
-                                 bulk=given.bulk, sums=given.sums), plan)
+                                 bulk=given.bulk, sums=self.sums or given.sums), plan)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, eps: Float32, units: Int32, stream: cuda.CUstream):
@@ -87,3 +91,53 @@ class KeptLayerNormTrained(KeptLayerNorm):
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, mR, mT, mRstd: cute.Tensor, mMean: cute.Tensor,
                  mScale, eps: Float32, offset, units: Int32, stream: cuda.CUstream):
         self._launch(mX, mO, _given(mW, mB), (mRstd, mMean), eps, units, stream)
+
+
+# ---- experiment -------------------------------------------------------------------------------------------------
+
+
+def build_even(spec, plan):
+    x, w, b, out, *_, eps, _ = _arguments(spec)
+    return KeptEven(spec, plan), (x, w, b, out, eps, Int32(0))
+
+
+def _join_even(a, b):
+    """(mean, variance) of two parts of as many elements."""
+    apart = (b[0] - a[0]) * 0.5
+    return (a[0] + b[0]) * 0.5, (a[1] + b[1]) * 0.5 + apart * apart
+
+
+class TreeSlots(Slots):
+    def collect(self, r, part):
+        p = self.plan
+        tk.wait(self.met[r.stage * p.groups + part.group], r.phase)
+        lanes = min(p.width, WARP)
+        first = tk.lane_id() % lanes if lanes < WARP else tk.lane_id()
+        parts = [self._read(r, part, first + i if i else first) for i in range(0, max(p.width, lanes), WARP)]
+        while len(parts) > 1:
+            parts = [self.monoid.combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return across_lanes(parts[0], self.monoid, lanes)
+
+
+class KeptEven(KeptLayerNorm):
+    exchanges = (Exchange(Monoid(_join_even, (0.0, 0.0))),)
+    sums = (2,)
+
+    @cute.jit
+    def compute(self, c: Constexpr):
+        c.slots = [TreeSlots(s.data, s.met, s.plan, s.monoid) for s in c.slots]
+        RowKernel.compute(self, c)
+
+    def _accumulate(self, c, k, views, r, total):
+        inverse = 1.0 / self.plan.per_thread
+        added = sum(self._elements(c, views, j).x for j in range(self.plan.chunks)).reduce(cute.ReductionOp.ADD, 0.0, 0)
+        mean = added * inverse
+        cute.arch.sync_warp()  # or the compiler keeps the first pass's values
+        squares = None
+        for j in range(self.plan.chunks):
+            d = self._elements(c, views, j).x - mean
+            squares = d * d if squares is None else squares + d * d
+        total[0], total[1] = mean, squares.reduce(cute.ReductionOp.ADD, 0.0, 0) * inverse
+
+    def row(self, sums, r):
+        return dict(mean=sums[0], rstd=rsqrt(sums[1] + r.eps))
