@@ -1,8 +1,10 @@
 """LayerNorm of long rows by blocks that stay, on RowKernel: they read weight and bias once, and not for every row."""
+import operator
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32
+from cutlass import Constexpr, Float32, Int32, Int64
 
 from .. import tile as tk
 from ..row_kernel import RowKernel
@@ -11,7 +13,8 @@ from ..rows.exchange import Slots, across_lanes
 from ..rows.monoid import Exchange, Monoid
 from ..rows.plan import WARP
 from ..rows.spec import RowSpec, Stream
-from ..utils import rsqrt
+from ..utils import _words, collect, elem_pointer, lanes_used, pack_f32x2, rsqrt, unpack_f32x2, warp_reduce
+from .layernorm import LayerNorm
 from .build import _arguments
 from .kept_plan import SUMS, shape
 
@@ -141,3 +144,57 @@ class KeptEven(KeptLayerNorm):
 
     def row(self, sums, r):
         return dict(mean=sums[0], rstd=rsqrt(sums[1] + r.eps))
+
+
+def build_together(spec, config):
+    x, w, b, out, *_, eps, _ = _arguments(spec)
+    return LayerNormTogether(spec, config), (x, w, b, out, eps)
+
+
+@cute.jit
+def _send(val, buffer: cute.Tensor, mbar_ptr: cute.Pointer):
+    rows, (warps_per_row, cluster_n) = buffer.shape
+    lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    row, col = warp // warps_per_row, warp % warps_per_row
+    if warp == 0:
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(mbar_ptr, rows * warps_per_row * cluster_n * 8)
+    if lane < cluster_n:
+        mine = elem_pointer(buffer, (row, (col, cute.arch.block_idx_in_cluster())))
+        cute.arch.store_async_dsmem(cute.recast_ptr(mine, dtype=Int32), _words(val), mbar_ptr, lane)
+
+
+class LayerNormTogether(LayerNorm):
+    def statistics(self, row, eps, first):
+        self.first = first
+        mean, squares = super().statistics(row, eps, first)
+        return mean, squares, row, eps
+
+    def _join(self, mean, squares, row):
+        _send(pack_f32x2(mean, squares), row.buffer, row.mbar_ptr)
+        return mean, squares
+
+    def _finish(self, g, parts, mine, statistics, affine):
+        found = []
+        for _, _, row, eps in statistics:
+            cute.arch.mbarrier_wait(row.mbar_ptr, 0)
+            mean, squares = self._joined(row)
+            found.append((mean, rsqrt(squares * (1.0 / self.N) + eps)))
+        super()._finish(g, parts, mine, found, affine)
+
+    def _joined(self, row):
+        warps, blocks = row.buffer.shape[1]
+        parts = collect(row.buffer, Int64(0))
+        means, sums, counts = [], [], []
+        for i in range(cute.size(parts)):
+            m, s = unpack_f32x2(parts[i])
+            slot = (tk.lane_id() + i * WARP) % (warps * blocks)
+            means.append(m)
+            sums.append(s)
+            counts.append(self._count(slot % warps, slot // warps))
+        lanes = lanes_used(warps * blocks)
+        about = cute.arch.shuffle_sync(means[0], 0)
+        weighted = [c * (m - about) for c, m in zip(counts, means, strict=True)]
+        mean = about + warp_reduce(sum(weighted[1:], weighted[0]), operator.add, lanes) * (1.0 / self.N)
+        spread = [s + c * (m - mean) * (m - mean) for s, c, m in zip(sums, counts, means, strict=True)]
+        return mean, warp_reduce(sum(spread[1:], spread[0]), operator.add, lanes)
