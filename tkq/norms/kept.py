@@ -1,20 +1,14 @@
 """LayerNorm of long rows by blocks that stay, on RowKernel: they read weight and bias once, and not for every row."""
-import operator
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64
+from cutlass import Float32, Int32
 
-from .. import tile as tk
 from ..row_kernel import RowKernel
 from ..rows.elements import or_neutral
-from ..rows.exchange import Slots, across_lanes
 from ..rows.monoid import Exchange, Monoid
-from ..rows.plan import WARP
 from ..rows.spec import RowSpec, Stream
-from ..utils import _words, collect, elem_pointer, lanes_used, pack_f32x2, rsqrt, unpack_f32x2, warp_reduce
-from .layernorm import LayerNorm
+from ..utils import rsqrt
 from .build import _arguments
 from .kept_plan import SUMS, shape
 
@@ -46,14 +40,13 @@ class KeptLayerNorm(RowKernel):
 
     loads, stores, vectors, parameters, results = ("x",), ("y",), ("weight", "bias"), ("eps",), ("rstd", "mean")
     exchanges = (Exchange(Monoid(_join, (0.0,) * SUMS, symmetric=False)),)
-    sums = None
 
     def __init__(self, spec, plan):
         given = shape(spec)
         vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
         super().__init__(RowSpec(__name__, "KeptLayerNorm", spec.N, (Stream("x", spec.x),), (Stream("y", spec.x),),
                                  vectors, results=self.results if spec.stats else (), vector=given.vector,
-                                 bulk=given.bulk, sums=self.sums or given.sums), plan)
+                                 bulk=given.bulk, sums=given.sums), plan)
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, eps: Float32, units: Int32, stream: cuda.CUstream):
@@ -94,107 +87,3 @@ class KeptLayerNormTrained(KeptLayerNorm):
     def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, mR, mT, mRstd: cute.Tensor, mMean: cute.Tensor,
                  mScale, eps: Float32, offset, units: Int32, stream: cuda.CUstream):
         self._launch(mX, mO, _given(mW, mB), (mRstd, mMean), eps, units, stream)
-
-
-# ---- experiment -------------------------------------------------------------------------------------------------
-
-
-def build_even(spec, plan):
-    x, w, b, out, *_, eps, _ = _arguments(spec)
-    return KeptEven(spec, plan), (x, w, b, out, eps, Int32(0))
-
-
-def _join_even(a, b):
-    """(mean, variance) of two parts of as many elements."""
-    apart = (b[0] - a[0]) * 0.5
-    return (a[0] + b[0]) * 0.5, (a[1] + b[1]) * 0.5 + apart * apart
-
-
-class TreeSlots(Slots):
-    def collect(self, r, part):
-        p = self.plan
-        tk.wait(self.met[r.stage * p.groups + part.group], r.phase)
-        lanes = min(p.width, WARP)
-        first = tk.lane_id() % lanes if lanes < WARP else tk.lane_id()
-        parts = [self._read(r, part, first + i if i else first) for i in range(0, max(p.width, lanes), WARP)]
-        while len(parts) > 1:
-            parts = [self.monoid.combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return across_lanes(parts[0], self.monoid, lanes)
-
-
-class KeptEven(KeptLayerNorm):
-    exchanges = (Exchange(Monoid(_join_even, (0.0, 0.0))),)
-    sums = (2,)
-
-    @cute.jit
-    def compute(self, c: Constexpr):
-        c.slots = [TreeSlots(s.data, s.met, s.plan, s.monoid) for s in c.slots]
-        RowKernel.compute(self, c)
-
-    def _accumulate(self, c, k, views, r, total):
-        inverse = 1.0 / self.plan.per_thread
-        added = sum(self._elements(c, views, j).x for j in range(self.plan.chunks)).reduce(cute.ReductionOp.ADD, 0.0, 0)
-        mean = added * inverse
-        cute.arch.sync_warp()  # or the compiler keeps the first pass's values
-        squares = None
-        for j in range(self.plan.chunks):
-            d = self._elements(c, views, j).x - mean
-            squares = d * d if squares is None else squares + d * d
-        total[0], total[1] = mean, squares.reduce(cute.ReductionOp.ADD, 0.0, 0) * inverse
-
-    def row(self, sums, r):
-        return dict(mean=sums[0], rstd=rsqrt(sums[1] + r.eps))
-
-
-def build_together(spec, config):
-    x, w, b, out, *_, eps, _ = _arguments(spec)
-    return LayerNormTogether(spec, config), (x, w, b, out, eps)
-
-
-@cute.jit
-def _send(val, buffer: cute.Tensor, mbar_ptr: cute.Pointer):
-    rows, (warps_per_row, cluster_n) = buffer.shape
-    lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    row, col = warp // warps_per_row, warp % warps_per_row
-    if warp == 0:
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(mbar_ptr, rows * warps_per_row * cluster_n * 8)
-    if lane < cluster_n:
-        mine = elem_pointer(buffer, (row, (col, cute.arch.block_idx_in_cluster())))
-        cute.arch.store_async_dsmem(cute.recast_ptr(mine, dtype=Int32), _words(val), mbar_ptr, lane)
-
-
-class LayerNormTogether(LayerNorm):
-    def statistics(self, row, eps, first):
-        self.first = first
-        mean, squares = super().statistics(row, eps, first)
-        return mean, squares, row, eps
-
-    def _join(self, mean, squares, row):
-        _send(pack_f32x2(mean, squares), row.buffer, row.mbar_ptr)
-        return mean, squares
-
-    def _finish(self, g, parts, mine, statistics, affine):
-        found = []
-        for _, _, row, eps in statistics:
-            cute.arch.mbarrier_wait(row.mbar_ptr, 0)
-            mean, squares = self._joined(row)
-            found.append((mean, rsqrt(squares * (1.0 / self.N) + eps)))
-        super()._finish(g, parts, mine, found, affine)
-
-    def _joined(self, row):
-        warps, blocks = row.buffer.shape[1]
-        parts = collect(row.buffer, Int64(0))
-        means, sums, counts = [], [], []
-        for i in range(cute.size(parts)):
-            m, s = unpack_f32x2(parts[i])
-            slot = (tk.lane_id() + i * WARP) % (warps * blocks)
-            means.append(m)
-            sums.append(s)
-            counts.append(self._count(slot % warps, slot // warps))
-        lanes = lanes_used(warps * blocks)
-        about = cute.arch.shuffle_sync(means[0], 0)
-        weighted = [c * (m - about) for c, m in zip(counts, means, strict=True)]
-        mean = about + warp_reduce(sum(weighted[1:], weighted[0]), operator.add, lanes) * (1.0 / self.N)
-        spread = [s + c * (m - mean) * (m - mean) for s, c, m in zip(sums, counts, means, strict=True)]
-        return mean, warp_reduce(sum(spread[1:], spread[0]), operator.add, lanes)

@@ -39,7 +39,7 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     if not serves(spec):
         return None
     vectors = sum(shape(spec).vectors)
-    least = FROM_BYTES if vectors > 2 * spec.width else 4 * FROM_BYTES if vectors > spec.width else None
+    least = FROM_BYTES + 1 if vectors > 2 * spec.width else 4 * FROM_BYTES if vectors > spec.width else None
     if least is None or spec.N * spec.width // 8 < least:
         return None
     row = spec.N * spec.width // 8
