@@ -54,8 +54,8 @@ def judge(kind, dy, x, weight, rstd, mean, got, *, dresidual_out=None, weight_of
     truth, peer = (reference_backward.norm_backward(kind, *[None if t is None else t.to(dtype) for t in (
         dy, x, weight, rstd, mean, dresidual_out)], weight_offset) for dtype in (torch.float64, torch.float32))
     dx, dweight, dbias, dresidual = got
-    # dx of one number is 0, and PyTorch has just that: it takes g from its mean, which it is, before it multiplies. Ours
-    # is g * rstd - (the rounded one of them): with one number eps makes rstd 300
+    # dx of a row of one number is 0, and PyTorch has just that: it takes g from its mean, which it is, before it
+    # multiplies. Ours is g * rstd, exact, less the rounded one; with one number eps makes rstd 300
     gradient = dy if weight is None else dy.float() * (weight.float() + weight_offset)
     terms = (gradient * rstd[:, None]).abs().max().item() if (kind, x.shape[1]) == ("layernorm", 1) else 0.0
     for name, ours, i, ulps in (("dx", dx, 0, 2), ("dresidual", dresidual, 0, 2), ("dweight", dweight, 1, 4),

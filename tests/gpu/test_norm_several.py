@@ -1,4 +1,4 @@
-"""LayerNormSeveral: several rows that wait for their cluster together. Against float64, hard rows, the calls that take it."""
+"""LayerNormSeveral, whose rows wait for their cluster together: against float64, hard rows, the calls that take it."""
 import math
 
 import pytest
