@@ -96,13 +96,13 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (524288, 256, 256, 16, "shared"),
     (2097152, 512, 512, 16),
 ))
-# where they are more, their way from L2 is what counts: they stay out of the registers, or two rows share one load
+# where they are more, their way from L2 is what counts: they stay out of the registers, or several rows share one load
 _LATE = (*((limit, Config(*shape, early=False)) for limit, *shape in row_plan.SHORT),
          (49152, Config(512, 512, early=False)))
 _HEAVY = (
     *_LATE,
-    (65536, Config(512, 512, load="shared", early=False)),
-    (131072, Config(256, 256, 8, load="shared", early=False, rows_each=4)),
+    (65536, Config(128, 128, 8, load="shared", early=False, rows_each=4)),
+    (131072, Config(256, 256, 8, load="shared", early=False, rows_each=3)),
     (262144, Config(256, 256, 8, load="shared", early=False, rows_each=2)),
     (2097152, Config(512, 512, 16, early=False)),
 )
