@@ -51,8 +51,7 @@ def recipe(kind: str, N: int, config: RowConfig):
 def label(c) -> str:
     walk = ""
     if isinstance(c, WalkConfig):
-        walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "") + " turned" * c.turned
-        walk += " l1" * c.l1
+        walk = f" walk{c.vectors}" + (f"x{c.stages}" if c.load == "shared" else "")
     resident = f" r{c.resident}" * (c.resident > 0)
     return f"{c.threads_per_row}/{c.threads} c{c.cluster} {c.load[:3]}{walk}{resident}"
 

@@ -66,8 +66,8 @@ def test_the_variants_that_tuning_may_choose(kind, V):
     wanted = loss if kind == "forward" else launch.backward(logits, target, dloss, saved, terms)
     spec, seen = CrossEntropySpec(kind, V, "bf16", vector=8), {}
     for config in variants(spec):
-        turned = getattr(config, "turned", None)
-        seen.setdefault((turned, config.load, config.cluster, config.threads_per_row < config.threads), config)
+        walks = hasattr(config, "stages")
+        seen.setdefault((walks, config.load, config.cluster, config.threads_per_row < config.threads), config)
     assert len(seen) >= 2
     for config in seen.values():
         out = torch.full_like(wanted, float("nan"))

@@ -1,13 +1,15 @@
 """compute-sanitizer over one small call of each kind of kernel: `tests/sanitized.py`, `.._attention.py`."""
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from tests import sanitized, sanitized_attention
+from tests import sanitized as sanitized_cases
+from tests import sanitized_attention
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOOL = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
@@ -16,15 +18,43 @@ FOUND = 9  # the exit status where the tool has something to report
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(TOOL is None, reason="compute-sanitizer is not installed")]
 
 
-@pytest.mark.parametrize("cases", [sanitized, sanitized_attention], ids=["all but attention", "attention"])
+# Whose reports of racecheck are known, by a part of the kernel's name.
+KNOWN = {
+    "tkqnormsbackward": "RowKernel: bulk copies, and numbers in slots, that mbarriers order: see the last test",
+    "MaskedGemm": "both consumers write equal words; its docstring says why",
+}
+
+
+def sanitized(tool, module, *arguments):
+    """What the tool says of a module's run. Without torch's own pool of memory, so that an access behind a tensor is
+    one behind an allocation."""
+    # the driver's functions that it has not, which cuda.bindings asks for, are no errors of ours
+    quiet = ("--report-api-errors", "no") if tool == "memcheck" else ()
+    command = [TOOL, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "1000", *quiet, sys.executable,
+               "-m", module, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500,
+                          env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+
+
+@pytest.mark.parametrize("cases", [sanitized_cases, sanitized_attention], ids=["all but attention", "attention"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_nothing_is_found(tool, cases):
-    """All families in one process: most of the time is the tool's start. Without torch's own pool of memory, so that
-    an access behind a tensor is one behind an allocation."""
-    command = [TOOL, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20",
-               sys.executable, "-m", cases.__name__, *cases.FAMILIES]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500,
-                          env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    """All families in one process: most of the time is the tool's start."""
+    done = sanitized(tool, cases.__name__, *cases.FAMILIES)
     report = f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
-    assert done.returncode == 0, report
+    raced = re.findall(r"Race reported between \w+ access at (\S+?)\+0x", done.stdout)
+    unknown = {name for name in raced if not any(word in name for word in KNOWN)}
+    assert not unknown, report
+    assert done.returncode == (FOUND if raced else 0), report
     assert f"ok  {next(iter(cases.FAMILIES))}" in done.stdout and "BAD" not in done.stdout, report
+
+
+@pytest.mark.parametrize("what", ["copies", "sums"])
+@pytest.mark.parametrize("order, reported", [("none", True), ("block", False), ("mbarrier", True)])
+def test_what_racecheck_follows(what, order, reported):
+    """It finds a race, and no race where the block meets; but what mbarriers order, plain to see in
+    `tests/tile_kernels/races.py`, it takes for a race. Where this fails for "mbarrier", it has learned that: then
+    RowKernel is not to be in KNOWN."""
+    done = sanitized("racecheck", "tests.racecheck_follows", what, order)
+    assert done.returncode == (FOUND if reported else 0), done.stdout
+    assert f"ok  {what} {order}" in done.stdout and ("Race reported" in done.stdout) == reported, done.stdout

@@ -35,7 +35,10 @@ class MaskedGemm(GroupedGemm):
 
     consumer  |wait k0, mask, wgmma|wait k1, wgmma| .. |wait kn, mask, wgmma|
 
-    A consumer masks its rows of A, and all of B, as it knows nothing of the other one, who writes the same.
+    A consumer masks its rows of A, and all of B, as it knows nothing of the other one, who writes the same words over
+    them: a race, which compute-sanitizer reports, and of equal values. With half of B for each, both would have to meet
+    before they multiply, in the first and the last step of every tile, and the first one's ``lead``, by which its
+    epilogue runs under the other's products, would be gone.
     """
 
     # ---- host ----------------------------------------------------------------------------------

@@ -137,11 +137,14 @@ def _setup(ctx, inputs, output):
     x, weight, target, class_weight, *ctx.terms, ctx.grad_x, ctx.grad_weight = inputs
     found = Outcome(*output)
     ctx.mark_non_differentiable(*found[1:])
+    ctx.set_materialize_grads(False)  # or the backward gets zeros as large as x and weight for dx and dweight
     ctx.save_for_backward(x, weight, target, class_weight, *found[1:])
     ctx.handed_out = False
 
 
 def _backward(ctx, dloss, *_):
+    if dloss is None:
+        return (None,) * 11
     x, weight, target, class_weight, kept, all, dx, dweight = ctx.saved_tensors
     terms = Terms(class_weight, *ctx.terms)
     if terms.reduction == "none" or ctx.handed_out:

@@ -139,10 +139,13 @@ def _fake(logits, target, weight, ignore_index, reduction, label_smoothing, z_lo
 def _setup(ctx, inputs, output):
     logits, target, weight, *ctx.terms, _ = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
     ctx.save_for_backward(logits, target, weight, output[1])
 
 
 def _backward(ctx, dloss, _):
+    if dloss is None:
+        return (None,) * 9
     logits, target, weight, saved = ctx.saved_tensors
     return _op_backward(logits, target, dloss, saved, weight, *ctx.terms), *[None] * 8
 

@@ -33,16 +33,11 @@ class WalkConfig(RowConfig):
 
     load: "shared": a ring of `stages` steps, of which one is read while the copies of the others are on their way;
     "registers": a step is loaded when it is its turn.
-    l1: a ring's copies go through L1, and not past it.
-    turned: each row begins at another of its steps, so that rows which begin at once do not read the same places of
-        theirs; for a ring, and rows of whole steps.
     """
 
     load: str = "shared"
     vectors: int = 4
     stages: int = 3
-    turned: bool = False
-    l1: bool = False
 
 
 # Longer rows, without label smoothing: three blocks on a multiprocessor, each with 48 of its 64 KB on their way; from
@@ -103,15 +98,8 @@ def _check_walk(spec, config):
     if config.load == "shared":
         if config.stages < 2 or smem_bytes(spec, config) > geometry.SMEM_BYTES:
             raise ValueError(f"stages: got {config.stages}, allowed are 2 and what {geometry.SMEM_BYTES} bytes hold")
-        if config.turned and (spec.shifted or spec.N % walk_step(spec, config)):
-            raise ValueError(f"turned: N is {spec.N}, allowed are multiples of {walk_step(spec, config)}, not shifted")
         config = replace(config, load="registers")
     row_plan.check(spec, config, spec.exchanges, spec.N)
-
-
-def walk_step(spec: CrossEntropySpec, config: WalkConfig) -> int:
-    """Columns of a step, of all blocks of a cluster."""
-    return config.threads_per_row * config.cluster * config.vectors * spec.vector
 
 
 def smem_bytes(spec: CrossEntropySpec, config: RowConfig) -> int:
@@ -163,8 +151,6 @@ WALKS = [WalkConfig(threads, threads, cluster, "shared", *rest, vectors=vectors,
          for threads, cluster, vectors, stages, *rest in _RINGS]
 WALKS += [WalkConfig(threads, threads, 1, "registers", resident, vectors=vectors)
           for threads, resident, vectors in _LOADS]
-WALKS += [WalkConfig(512, 512, cluster, vectors=2, stages=4, turned=True) for cluster in (1, 2)]
-WALKS += [replace(c, l1=True) for c in (_WALK, _LONG_WALK)]
 
 
 def _serves(spec, config):

@@ -41,9 +41,6 @@ class CrossEntropyWalk(CrossEntropy):
     more on its way. The blocks of a cluster walk side by side.
     """
 
-    def _past_l1(self):
-        return not self.config.l1
-
     @property
     def pace(self):
         """Columns from a thread's vector to its next one."""
@@ -130,21 +127,12 @@ class CrossEntropyWalk(CrossEntropy):
     def _start(self, way: Constexpr[Way], step: Int32):
         """Start a step's copies; past the row's end there is nothing to copy, but a group to count."""
         atom, stage = self._load_atom(way.x), step % self.config.stages
-        within = self._first(way.place, step * self.config.vectors) < self.N
-        at = self._turned(way, step)
+        within = self._first(way.place, step * self.config.vectors) < self.N  # with it, fewer registers: 37, and not 42
         for v in cutlass.range_constexpr(self.config.vectors):
-            j = at * self.config.vectors + v
+            j = step * self.config.vectors + v
             if within & (self._first(way.place, j) < self.N):
                 self._copy(atom, way.x[None, j], way.ring[None, v, stage])
         cute.arch.cp_async_commit_group()
-
-    def _turned(self, way: Way, step: Int32):
-        """The step of the row that is this one of the walk."""
-        if not self.config.turned:
-            return step
-        steps = self._whole_steps()[2]
-        at = step + way.place.there % steps
-        return cutlass.select_(at >= steps, at - steps, at)
 
     def _step(self, way: Way, pair, step, o: Options):
         """A step's vectors into the pair. step: a number known now, where not all of them need lie within the row."""

@@ -28,6 +28,8 @@ def gradients(ctx, needs, dy, dtotal):
     """(dx, dweight, dbias, dresidual), None for those that are not needed. dtotal: of the sum as a result."""
     kind, offset, x_dtype, bias_dtype, residual_dtype = ctx.facts
     need_x, need_weight, need_bias, need_residual = needs
+    if dy is None and dtotal is None:
+        return (None,) * 4
     if dy is None:  # only the sum was used
         return (dtotal.to(x_dtype) if need_x else None, None, None,
                 dtotal.to(residual_dtype) if need_residual else None)

@@ -13,8 +13,8 @@ FROM_BYTES = 131072  # of a row
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 8, 3, 2), (8, 16, 3, 1), (8, 8, 6, 1), (8, 16, 6, 1), (4, 16, 6, 1),
                (4, 8, 6, 1), (8, 4, 6, 2))
 _HINTS = (dict(), dict(evict_first=True, streaming=True))
-# (rows of up to so many bytes, geometry). Of a copy's bytes a second on an H100, weight and bias in float32, at 65536,
-# 131072, 262144 columns: 0.936, 0.966, 0.966 (`plan._HEAVY`: 0.913, 0.851, 0.724).
+# (rows of up to so many bytes, geometry). Of a copy's bytes a second on an H100, weight and bias in float32, at 131072
+# and 262144 columns: 0.966, 0.966 (`plan._HEAVY`: 0.934, 0.868 at best; at 65536 0.995, where this has 0.936).
 _PLANNED = ((196608, (8, 4, 6, 2)), (2097152, (16, 8, 6, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
 
@@ -39,7 +39,7 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     if not serves(spec):
         return None
     vectors = sum(shape(spec).vectors)
-    least = FROM_BYTES if vectors > 2 * spec.width else 4 * FROM_BYTES if vectors > spec.width else None
+    least = FROM_BYTES + 1 if vectors > 2 * spec.width else 4 * FROM_BYTES if vectors > spec.width else None
     if least is None or spec.N * spec.width // 8 < least:
         return None
     row = spec.N * spec.width // 8

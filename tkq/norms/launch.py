@@ -15,7 +15,7 @@ from .. import runtime
 from ..runtime import arch, clusters, dtypes, new
 from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan
-from .plan import plan
+from .plan import plan, waits_together
 from .spec import GROUP, NormSpec
 
 _INF = math.inf
@@ -54,7 +54,8 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    return runtime.Recipe("tkq.norms.build:build", (spec, config or plan(spec)))
+    config = config or plan(spec)
+    return runtime.Recipe(f"tkq.norms.{'several' if waits_together(spec, config) else 'build'}:build", (spec, config))
 
 
 def compiled(spec: NormSpec, device):

@@ -58,6 +58,12 @@ def packed_words(spec: NormSpec, config: Config) -> int:
     return -(-per * bits // 32)
 
 
+def waits_together(spec: NormSpec, config: Config) -> bool:
+    """Do a thread's rows wait for their cluster together (`several.LayerNormSeveral`), or one after the other?"""
+    t = config.tile(spec)
+    return (spec.kind == "layernorm" and not spec.scale and config.rows_each > 1 and t.cluster > 1 and t.even(spec.N))
+
+
 def check(spec: NormSpec, config: Config) -> None:
     """Raises ValueError where a config cannot serve the spec."""
     t = config.tile(spec)
@@ -90,12 +96,13 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (524288, 256, 256, 16, "shared"),
     (2097152, 512, 512, 16),
 ))
-# where they are more, their way from L2 is what counts: they stay out of the registers, or two rows share one load
+# where they are more, their way from L2 is what counts: they stay out of the registers, or several rows share one load
 _LATE = (*((limit, Config(*shape, early=False)) for limit, *shape in row_plan.SHORT),
          (49152, Config(512, 512, early=False)))
 _HEAVY = (
     *_LATE,
-    (65536, Config(512, 512, load="shared", early=False)),
+    (65536, Config(128, 128, 8, load="shared", early=False, rows_each=4)),
+    (131072, Config(256, 256, 8, load="shared", early=False, rows_each=3)),
     (262144, Config(256, 256, 8, load="shared", early=False, rows_each=2)),
     (2097152, Config(512, 512, 16, early=False)),
 )

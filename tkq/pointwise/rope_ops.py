@@ -146,6 +146,7 @@ def _remember(ctx, turn):
     cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
     ctx.save_for_backward(cos, sin, offsets, ids, starts)
     ctx.facts = offset, interleaved, inverse
+    ctx.set_materialize_grads(False)  # where only q was used, nothing is turned for k
 
 
 def _back(ctx):
@@ -165,11 +166,12 @@ def _turned(dy, turn):
 
 
 def _gradient(ctx, dy):
-    return _turned(dy, _back(ctx))
+    return None if dy is None else _turned(dy, _back(ctx))
 
 
 def _gradients(ctx, dq, dk):
-    turn, (need_q, need_k) = _back(ctx), ctx.needs_input_grad[:2]
+    turn, needs = _back(ctx), ctx.needs_input_grad[:2]
+    need_q, need_k = needs[0] and dq is not None, needs[1] and dk is not None
     if need_q and need_k:
         dq, dk = _contiguous(dq), _contiguous(dk)
         direct = ops.direct(dq, dk, *turn[:2], *turn[3:6])

@@ -263,16 +263,18 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
 
 # For two loads of 16 bits, as a norm's backward has them: (most columns, blocks of a cluster, elements of a thread,
 # warps, flags). Of torch.add's bytes a second on an H100, at 1024, 4096, 8192, .. 131072 columns (bench/tune_rows.py),
-# with in brackets what the ladder gives: one column sum 0.946 (0.892), 0.983 (0.929), 0.980 (0.944), 0.964 (0.943),
-# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.926 (0.899), 0.967 (0.918), 0.967 (0.935), 0.960, 0.984,
+# with in brackets what the ladder gives: one column sum 0.956 (0.892), 0.983 (0.929), 0.980 (0.944), 0.964 (0.943),
+# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.946 (0.899), 0.967 (0.918), 0.967 (0.935), 0.960, 0.984,
 # 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at a time,
 # how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
 # 65536 columns.
 _TWO_LOADS = {
-    1: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
+    1: ((1024, 1, 32, 8, dict(stages=2, evict_first=True, streaming=True)),
+        (2048, 1, 32, 8, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
         (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
         (131072, 16, 32, 8, {})),
-    2: ((2048, 1, 32, 4, dict(stages=3, evict_first=True, streaming=True)),
+    2: ((1024, 1, 32, 8, dict(stages=2, evict_first=True, streaming=True)),
+        (2048, 1, 32, 8, dict(stages=3, evict_first=True, streaming=True)),
         (4096, 1, 32, 4, dict(stages=3, resident=2)), (8192, 2, 16, 8, dict(stages=3, resident=2)),
         (16384, 2, 32, 8, {}),
         (32768, 8, 16, 8, dict(stages=4, resident=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
@@ -286,10 +288,12 @@ def _measured(shape: RowShape) -> Optional[RowPlan]:
     for most, cluster, per_thread, warps, flags in _TWO_LOADS[shape.columns]:
         if most >= shape.N:
             found = _fitting(shape, cluster, per_thread, warps)
-            if not found or found.stages < max(len(shape.sums) + 1, flags.get("stages", 1)):
+            least = max(len(shape.sums) + 1, flags.get("stages", 1))
+            if not found or found.stages < least:
                 return None
+            stages = least if "stages" in flags else found.stages
             found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
-            return replace(found, **{**flags, "vector": min(found.vector, flags.get("vector", 8))})
+            return replace(found, **{**flags, "stages": stages, "vector": min(found.vector, flags.get("vector", 8))})
     return None
 
 

@@ -1,0 +1,14 @@
+"""The small kernels by which racecheck is judged do what they stand for: a bulk copy, mbarriers, a read."""
+import pytest
+
+from tests.tile_cases import recipe
+from tkq.testing import sass
+
+
+@pytest.mark.parametrize("what", ["copies", "sums"])
+@pytest.mark.parametrize("order", ["mbarrier", "block", "none"])
+def test_what_is_in_them(what, order):
+    kernel, = sass.report(recipe(f"races:build_{what}", (order,)))
+    assert bool(kernel.count("UBLKCP")) == (what == "copies") and kernel.count("LDS")
+    waits = kernel.count("SYNCS.PHASECHK.TRANS64.TRYWAIT")
+    assert bool(waits) == (what == "copies" or order == "mbarrier")
