@@ -36,7 +36,7 @@ def test_the_workspace_holds_whole_tiles(spec, rows):
 @given(st.integers(1, 100_000), st.integers(1, 9))
 def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     """Behind the counters: a counter for each of 4 warps of each 64 keys, then dK and dV, from 16 bytes on."""
-    config, spec = plan(BackwardSpec(right=True), "long", grouped=True), BackwardSpec(right=True)
+    config, spec = plan(BackwardSpec(right=True), "short", grouped=True), BackwardSpec(right=True)
     halves = 2 * heads * -(-keys // 128)
     for at in range(4):
         counters = at + 4 * halves
@@ -56,6 +56,7 @@ def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     ({"persistent": True}, "persistent needs direct"),
     ({"background": True}, "background needs persistent"),
     ({"split": 1}, "split needs persistent"),
+    ({"split": 1, "persistent": True, "direct": True, "background": True}, "split needs persistent without background"),
 ])
 def test_what_cannot_run_is_refused(change, words):
     with pytest.raises(ValueError, match=words):

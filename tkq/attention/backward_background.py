@@ -11,7 +11,7 @@ from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import await_count, tell
 from tkq.attention.backward_tasks import claim
-from tkq.attention.query_ranges import lead_of, part_in_turn, section_of
+from tkq.attention.query_ranges import lead_of, section_of
 from tkq.attention.ranges import ceil_div
 
 WARP = 32
@@ -83,15 +83,8 @@ class BackwardBackground:
     def tile(self, g, n):
         """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
         return g.places.at(False, self.config.tile, n, g.heads,
-                           lambda index, slots, *_: (self.turn(g, index // slots), index % slots),
+                           lambda index, slots, *_: (index // slots, index % slots),
                            self.config.longest_first)
-
-    def turn(self, g, head):
-        """The query head whose turn it is, of all: in the order of the tasks."""
-        if not self.config.split:
-            return head
-        part = part_in_turn(head // g.heads_per_kv, g.kv_heads, g.share)
-        return part * g.heads_per_kv + head % g.heads_per_kv
 
     def number(self, g, at):
         """The tile's place in the workspace."""

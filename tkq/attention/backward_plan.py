@@ -94,8 +94,8 @@ class BackwardConfig:
             raise ValueError(f"{self}: persistent needs direct")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
-        if self.split and (wide or not self.persistent):
-            raise ValueError(f"{self}: split needs persistent, and is for two warpgroups with keys")
+        if self.split and (wide or not self.persistent or self.background):
+            raise ValueError(f"{self}: split needs persistent without background, and is for two warpgroups with keys")
         if self.late and (wide or self.stages < 2):
             raise ValueError(f"{self}: late is for two warpgroups with keys, and 2 stages or more")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
@@ -141,12 +141,9 @@ def _section(spec, length):
 
 def _of_groups(spec, length):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
-    together: background would only add to it, and short and long sequences have them in parts."""
-    if spec.width == 128 and not spec.varlen:
-        if spec.right and length != "medium":
-            return _SPLIT[length]
-        if length == "short":
-            return _BEHIND[128]
+    together: background would only add to it, and short sequences have them in parts."""
+    if spec.width == 128 and not spec.varlen and length == "short":
+        return _SPLIT if spec.right else _BEHIND[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
@@ -161,7 +158,7 @@ _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, 
 _STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
 _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
            for width, config in _STAYS.items()}
-_SPLIT = {"short": replace(_STAYS[128], split=2), "long": replace(_BEHIND[128], split=1)}
+_SPLIT = replace(_STAYS[128], split=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
