@@ -24,21 +24,14 @@ from .several import LayerNormSeveral, _send
 
 def build(spec, config):
     """As `build.build`, for a layernorm with one scale to a row, a cluster to a row and x in shared memory."""
+    if config.load == "registers":
+        return Resident(spec, config), _arguments(spec)
     kind = LayerNormQuantisedEven if config.tile(spec).even(spec.N) else LayerNormQuantisedLong
     return kind(spec, config), _arguments(spec)
 
 
-class LongRow(Row):
-    def block(self, j):
-        parts = [widened(in_registers(held[None, j])) for held in self.data]
-        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
-
-
-class LayerNormQuantisedLong(Quantised, LayerNorm):
-    """amax crosses the cluster once, in a message of its own for every two rows of a thread:
-
-      rows 0, 1   |sums|squares|send|wait|join| amax |send|wait|  results
-    """
+class Resident(Quantised, LayerNorm):
+    """With registers for so many blocks on a multiprocessor."""
 
     @cute.jit
     def _launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
@@ -51,6 +44,19 @@ class LayerNormQuantisedLong(Quantised, LayerNorm):
             grid=[cute.ceil_div(g.rows, self.config.rows_each), self.cluster_n, 1],
             block=[self.tile.threads, 1, 1], cluster=[1, self.cluster_n, 1], stream=stream,
             min_blocks_per_mp=self.config.resident, preferred_smem_carveout=100)
+
+
+class LongRow(Row):
+    def block(self, j):
+        parts = [widened(in_registers(held[None, j])) for held in self.data]
+        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
+
+
+class LayerNormQuantisedLong(Resident):
+    """amax crosses the cluster once, in a message of its own for every two rows of a thread:
+
+      rows 0, 1   |sums|squares|send|wait|join| amax |send|wait|  results
+    """
 
     def _finish(self, g, parts, mine, statistics, affine):
         amax = self._of_cluster(self._largest_of(g, parts, mine, statistics, affine), parts)
