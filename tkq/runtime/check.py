@@ -45,8 +45,10 @@ def number(name: str, x) -> None:
 
 def finite(name: str, x) -> None:
     """TypeError, ValueError unless x is a finite Python number."""
+    if isinstance(x, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
+        return
     number(name, x)
-    if not math.isfinite(x):
+    if not -math.inf < x < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
         raise ValueError(f"{name}: got {x}, allowed are finite numbers")
 
 
