@@ -47,8 +47,8 @@ class Shapes(NamedTuple):
     rows, results: {place of an argument: dimensions that stay}; those before become one, also where there are none. All
     of rows must have the same leading dimensions; results have those that the caller gave them. columns: places where
     the last dimension decides which kernel it is. takes: for each argument of the kernel its place in the call, or None
-    for nothing; where not given, all in turn. fewest: calls all of whose rows could keep a dimension less are not for this
-    kernel."""
+    for nothing; where not given, all in turn. fewest: calls all of whose rows could keep a dimension less are not for
+    this kernel."""
 
     rows: dict
     results: dict
