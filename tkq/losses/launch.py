@@ -83,6 +83,7 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
              inplace: bool = False) -> Tensor:
     """The logits' gradient, written over them or into a new tensor."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
+    to = None
     try:
         index, dtype = logits.get_device(), logits.dtype
         M, N = logits.shape
@@ -94,15 +95,17 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
             return to
     except Exception:
         pass
-    return _backward_carefully(logits, target, dloss, saved, Terms(*terms), inplace)
+    return _backward_carefully(logits, target, dloss, saved, Terms(*terms), inplace, to)
 
 
-def _backward_carefully(logits, target, dloss, saved, terms, inplace):
+def _backward_carefully(logits, target, dloss, saved, terms, inplace, result=None):
+    """result: a contiguous tensor like logits (M, N) to write to, where there is one."""
     x, index = rows(logits), flat(target)
     if inplace:
         result, to = logits if x.data_ptr() == logits.data_ptr() else x.view_as(logits), x
     else:
-        result = torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype, device=x.device)
+        if result is None:
+            result = torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype, device=x.device)
         to = rows(result)
     if x.shape[0]:
         dloss = dloss if dloss.dim() < 2 and (terms.reduction != "none" or dloss.dim()) else dloss.reshape(-1)

@@ -215,10 +215,12 @@ def _remember(spec, run, arguments):
     if spec.vector != spec.widest:
         return
     kept, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
-    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None)
+    # rows that are one matrix are not for a kernel of heads, or what a call runs would depend on those before it
+    fewest = spec.heads == "rows"
+    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None, fewest=fewest)
     _known[place] = added(_known.get(place), run, arguments, shapes)
     if spec.out is None and not spec.offset and all(t is None for t in arguments[4:9]):
-        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN)
+        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN, fewest=fewest)
         _known[spec.kind] = added(_known.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
 
 

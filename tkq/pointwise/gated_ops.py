@@ -86,6 +86,7 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 
 def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
     """The forward, with as little Python as it takes."""
+    out = None
     try:
         known, shape = _known[kind, packing], tuple(gate.shape)
         if packing != "apart":
@@ -95,13 +96,13 @@ def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tenso
         return out
     except Exception:  # nothing is known, or it was refused
         pass
-    return _value(gate, up, kind, packing)
+    return _value(gate, up, kind, packing, out)
 
 
 def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Optional[Tensor] = None,
            config=None) -> Tensor:
-    """The forward's kernel. out: a contiguous tensor at a multiple of 16 bytes to write to; config: another than the
-    plan's. Both for tests and tuning."""
+    """The forward's kernel. out: a contiguous tensor at a multiple of 16 bytes to write to, where there is one; config:
+    another than the plan's, for tests and tuning."""
     try:
         if out is None:
             out = _empty_result(gate, packing)

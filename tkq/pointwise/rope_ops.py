@@ -43,7 +43,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         ValueError: shapes or devices that do not match, a last dimension that is not contiguous, a table too short for
             S and an integer offset, arguments that contradict each other.
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
-        RuntimeError: a GPU other than Hopper.
+        RuntimeError: a GPU other than Hopper; inplace where autograd allows no writing over x: a leaf, or a view that
+            split, chunk or unbind returned, where a gradient is recorded.
     """
     if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:  # most calls
         turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
@@ -55,6 +56,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
             check.refuse_leaf("rope", x=x)
+            check.refuse_view("rope", x=x)
         return (_InPlaceFunction if inplace else _Function).apply(x, turn)
     check.refuse_gradient("rope", cos=cos, sin=sin)
     check_call((x,), Turn(*turn))

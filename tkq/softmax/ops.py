@@ -82,6 +82,7 @@ def _along(x, dim, scale, log):
 
 def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
     """Run the kernel, with as little Python as it takes."""
+    y = None
     try:
         if x.is_contiguous():
             shape = tuple(x.shape)
@@ -90,11 +91,12 @@ def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
             return y
     except Exception:  # nothing is known, or it was refused
         pass
-    return _carefully(x, scale, log)
+    return _carefully(x, scale, log, y)
 
 
 def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
     """The gradient of x."""
+    dx = None
     try:
         index, dtype = y.get_device(), y.dtype
         M, N = y.shape  # other shapes are not so frequent
@@ -105,11 +107,11 @@ def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
             return dx
     except Exception:
         pass
-    return _backward_carefully(y, dy, scale, log)
+    return _backward_carefully(y, dy, scale, log, dx)
 
 
 def _carefully(x, scale, log, out=None):
-    """out: a contiguous tensor like x to write to, for whoever owns the memory."""
+    """out: a contiguous tensor like x to write to, where there is one."""
     rows = _rows(x)
     if out is None:
         out = torch.empty_like(x) if x.is_contiguous() else torch.empty(*x.shape, dtype=x.dtype, device=x.device)
