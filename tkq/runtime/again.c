@@ -69,7 +69,8 @@ typedef struct {
     Object *other; /* NULL for a tensor */
     DLDataType dtype;
     int32_t dimensions;
-    uint32_t address; /* its last bits, on which it depends how wide an access can be */
+    int16_t same;     /* the first place where the same tensor is given */
+    uint16_t address; /* its last bits, on which it depends how wide an access can be */
     int64_t sizes[DIMENSIONS], strides[DIMENSIONS];
 } Given;
 
@@ -111,6 +112,7 @@ typedef struct {
     DLDevice device;
     void *stream;
     unsigned tensors; /* a bit for each place */
+    int16_t same[GIVENS];
     DLTensor tensor[GIVENS];
 } Call;
 
@@ -164,6 +166,12 @@ static int plain(void) {
            number(ask(&torch.filling)) == 0;
 }
 
+static int first_of(Object *const *given, int i) {
+    int first = 0;
+    while (given[first] != given[i]) ++first;
+    return first;
+}
+
 /* 0 where it is no call that can be remembered. */
 static int look(const Again *again, Object *const *given, Size count, Call *call) {
     long long grad;
@@ -194,8 +202,9 @@ static int look(const Again *again, Object *const *given, Size count, Call *call
             t->device.device_type != call->device.device_type)
             return 0;
         call->tensors |= 1u << i;
+        call->same[i] = (int16_t)first_of(given, i);
         hash = mixed(hash, t->dtype.code | (uint64_t)t->dtype.bits << 8 | (uint64_t)t->ndim << 16 |
-                               ((uintptr_t)t->data & 15) << 32);
+                               (uint64_t)call->same[i] << 24 | ((uintptr_t)t->data & 15) << 32);
         for (int d = 0; d < t->ndim; ++d) hash = mixed(hash, (uint64_t)t->shape[d] << 32 ^ (uint64_t)t->strides[d]);
     }
     call->stream = NULL;
@@ -215,9 +224,9 @@ static int look(const Again *again, Object *const *given, Size count, Call *call
     return 1;
 }
 
-static int same_tensor(const Given *known, const DLTensor *t) {
+static int same_tensor(const Given *known, const DLTensor *t, int same) {
     size_t bytes = (size_t)t->ndim * sizeof *t->shape;
-    return known->other == NULL && known->dimensions == t->ndim && known->dtype.code == t->dtype.code &&
+    return known->other == NULL && known->same == same && known->dimensions == t->ndim && known->dtype.code == t->dtype.code &&
            known->dtype.bits == t->dtype.bits && known->dtype.lanes == t->dtype.lanes &&
            known->address == ((uintptr_t)t->data & 15) && !memcmp(known->sizes, t->shape, bytes) &&
            !memcmp(known->strides, t->strides, bytes);
@@ -243,7 +252,7 @@ static int fits(const Again *again, const Record *record, const Call *call, Obje
         (again->by_stream && record->stream != call->stream))
         return 0;
     for (int i = 0; i < call->count; ++i)
-        if (call->tensors >> i & 1 ? !same_tensor(&record->given[i], &call->tensor[i])
+        if (call->tensors >> i & 1 ? !same_tensor(&record->given[i], &call->tensor[i], call->same[i])
                                    : !same_other(record->given[i].other, given[i]))
             return 0;
     return 1;
@@ -456,8 +465,6 @@ int tkq_wants(Object *capsule, Object *given) {
         int64_t n = 1;
         for (int d = 0; call.tensors >> i & 1 && d < call.tensor[i].ndim; ++d) n *= call.tensor[i].shape[d];
         if (n == 0) return 0; /* nothing would be launched */
-        for (int j = 0; call.tensors >> i & 1 && j < i; ++j)
-            if (places[i] == places[j]) return 0; /* which of the two a kernel was given is not known */
     }
     if (again->missed[call.hash % MISSED] == call.hash) return 1;
     again->missed[call.hash % MISSED] = call.hash;
@@ -475,6 +482,7 @@ static void keep_given(Record *record, const Call *call, Object *given) {
         }
         to->dtype = t->dtype;
         to->dimensions = t->ndim;
+        to->same = call->same[i];
         to->address = (uintptr_t)t->data & 15;
         memcpy(to->sizes, t->shape, (size_t)t->ndim * sizeof *t->shape);
         memcpy(to->strides, t->strides, (size_t)t->ndim * sizeof *t->strides);

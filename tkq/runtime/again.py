@@ -48,8 +48,8 @@ class Again:
     """The calls of one function that came before.
 
     take(*given): the results of a call, launched, where one like it was added: with the same numbers, words and None,
-    and tensors of the same types, sizes, strides and last bits of the address, on the same device. None where it is to
-    be done otherwise, with whatever has to be said of it.
+    and tensors of the same types, sizes, strides and last bits of the address, on the same device, the same of them
+    given twice. None where it is to be done otherwise, with whatever has to be said of it.
 
     by_stream: what is added holds for one stream, and not for calls that a CUDA graph captures: where a kernel takes a
     counter (see `counters`)."""
@@ -69,9 +69,7 @@ class Again:
         given: what `take` gets. run: the compiled function, or a chooser. arguments: what it was given: tensors of
         `given`, those that were allocated for the call, an `Address` of a tensor of `given`, numbers that follow from
         what `take` looks at, None, and tuples of these. result: what the call returns: a tensor of these, or a tuple of
-        such tensors and None. kept: tensors among the arguments that are the same at every call.
-
-        A call that passes one tensor twice is not remembered, nor are those of numbers that are no plain ones."""
+        such tensors and None. kept: tensors among the arguments that are the same at every call."""
         library = _library()
         if library is None or not isinstance(run, tvm_ffi.Function) or len(given) > _MOST_GIVEN:
             return

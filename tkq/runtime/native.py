@@ -1,4 +1,4 @@
-"""Functions in C of this folder, which calls go through: compiled once by the user's compiler, kept with the kernels."""
+"""Functions in C of this folder, that calls go through: compiled once by the user's compiler, kept with kernels."""
 from __future__ import annotations
 
 import contextlib
