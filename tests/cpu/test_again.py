@@ -133,7 +133,7 @@ def test_only_in_plain_eager_mode(name):
         with Watching():
             ask(X)
     elif name == "functorch":
-        torch.func.vmap(ask, in_dims=None, axis_size=2)(X)
+        torch.func.vmap(lambda x: (ask(X), x)[1])(X)
     elif name == "forward mode":
         with forward_ad.dual_level():
             ask(X)
@@ -181,9 +181,9 @@ def test_what_is_refused_is_not_tried_again():
 
 def test_what_cannot_be_described_is_not_kept():
     calls, kernel, y = Again(), Kernel(), torch.empty_like(X)
-    for run, arguments, result in ((lambda *given: None, (X, y), y), (kernel.run, (X, y, object()), y),
-                                   (kernel.run, (X, ((y,),)), y), (kernel.run, (X,), y),
-                                   (kernel.run, (Address(W), y), y), (kernel.run, (X, *[y.clone() for _ in "12345"]), X)):
+    known, five = kernel.run, [y.clone() for _ in range(5)]
+    for run, arguments, result in ((lambda *given: None, (X, y), y), (known, (X, y, object()), y), (known, (X,), y),
+                                   (known, (X, ((y,),)), y), (known, (Address(W), y), y), (known, (X, *five), X)):
         for _ in range(3):
             calls.add((X, 1.0), run, arguments, result)
         assert calls.take(X, 1.0) is None
@@ -207,12 +207,15 @@ def test_what_is_known_does_not_grow_for_ever():
 
 
 def test_nothing_of_a_call_is_held():
-    kernel, calls, x = Kernel(), Again(), torch.zeros(4, 8)
+    def note(*given):
+        pass
+
+    run, calls, x = tvm_ffi.convert(note), Again(), torch.zeros(4, 8)
     word = "".join(["a", " word"])
     before = sys.getrefcount(x), sys.getrefcount(word), sys.getrefcount(None)
     y = torch.empty_like(x)
     for _ in range(2):
-        calls.add((x, word), kernel.run, (x, y), (y, x, None))
+        calls.add((x, word), run, (x, y), (y, x, None))
     gone = weakref.ref(y)
     del y
     assert gone() is None and sys.getrefcount(x) == before[0] and sys.getrefcount(word) == before[1] + 1
@@ -222,10 +225,12 @@ def test_nothing_of_a_call_is_held():
     found = weakref.ref(calls.take(x, word)[0])
     gc.collect()
     assert found() is None
-    note = weakref.ref(kernel)
-    del kernel, calls
+    gone = weakref.ref(note)
+    del note, run
+    assert gone() is not None
+    del calls
     gc.collect()
-    assert sys.getrefcount(word) == before[1] and note() is None
+    assert sys.getrefcount(word) == before[1] and gone() is None
 
 
 def test_from_many_threads_while_all_is_forgotten():
@@ -263,6 +268,9 @@ def test_without_a_compiler_nothing_is_remembered(monkeypatch):
 
 TENSORS = types.SimpleNamespace(**call_cases.inputs("cpu"))
 CASES = call_cases.cases(TENSORS)
+# Copies before its launch, launches twice, or depends on more than `take` looks at.
+LONG = ("rmsnorm of slices", "rope in place of a part", "rope in place of a slice", "rope with ids",
+        "flash_attn_varlen in use", "gemm of a batch that shares", "quantize_fp8, tensor")
 
 
 @pytest.fixture
@@ -302,7 +310,8 @@ def test_ops(kernels, monkeypatch, name):
         before = launched()
         for _ in range(3):
             assert results(CASES[name]()) == first and launched() == before
-        monkeypatch.setattr(ops, "route", lambda *tensors: pytest.fail("goes the long way"))
+        if name not in LONG:
+            monkeypatch.setattr(ops, "route", lambda *tensors: pytest.fail("goes the long way"))
         assert results(CASES[name]()) == first and launched() == before
 
 
