@@ -1,5 +1,7 @@
 """runtime.again: calls that came before, which take no Python. Kernels are replaced by notes of what they are given."""
 import gc
+import pathlib
+import subprocess
 import sys
 import threading
 import types
@@ -79,6 +81,8 @@ OTHERS = {
     "nothing": (X, None, 0.5), "a number": (X, W, 0.25), "a number of another type": (X, W, True),
     "a word": (X, W, "0.5"), "one tensor twice": (X, X, 0.5), "no numbers": (X[:0], W, 0.5),
     "a list": (X, W, [0.5]), "a subclass": (X.as_subclass(type("Mine", (torch.Tensor,), {})), W, 0.5),
+    "not dense": (torch.zeros(4, 8).to_sparse(), W, 0.5), "no memory": (torch.zeros(4, 8, device="meta"), W, 0.5),
+    "zeros that are nowhere": (torch._efficientzerotensor((4, 8)), W, 0.5),
     "too many dimensions": (X.view(1, 1, 1, 1, 4, 8), W, 0.5)}
 
 
@@ -262,6 +266,13 @@ def test_without_a_compiler_nothing_is_remembered(monkeypatch):
     for _ in range(4):
         call(X, W, 0.5)
     assert len(long) == 4
+
+
+def test_the_source_has_no_warnings():
+    source, include = pathlib.Path(again.__file__).with_name("again.c"), tvm_ffi.libinfo.include_paths()
+    done = subprocess.run([link.compiler(), "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", str(source),
+                           *(f"-I{path}" for path in include)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- all ops ------------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ static int look(const Again *again, Object *const *given, Size count, Call *call
         t->data = (char *)t->data + t->byte_offset;
         t->byte_offset = 0;
         if (!call->tensors) call->device = t->device;
-        if (t->ndim > DIMENSIONS || t->strides == NULL || t->device.device_id != call->device.device_id ||
+        if (t->ndim > DIMENSIONS || t->strides == NULL || t->data == NULL || t->device.device_id != call->device.device_id ||
             t->device.device_type != call->device.device_type)
             return 0;
         call->tensors |= 1u << i;
