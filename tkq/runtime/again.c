@@ -421,18 +421,9 @@ int tkq_prepare(Object *things) {
     return 1;
 }
 
-static void forget(Again *again) {
-    for (int i = 0; i < SETS * WAYS; ++i) {
-        Record *record = again->record[i / WAYS][i % WAYS];
-        again->record[i / WAYS][i % WAYS] = NULL;
-        leave(record);
-    }
-    memset(again->missed, 0, sizeof again->missed);
-}
-
 static void gone(Object *capsule) {
     Again *again = PyCapsule_GetPointer(capsule, NAME);
-    forget(again);
+    for (int i = 0; i < SETS * WAYS; ++i) leave(again->record[i / WAYS][i % WAYS]);
     free(again);
 }
 
@@ -448,8 +439,6 @@ Object *tkq_taker(Object *capsule) {
     static Method method = {"take", (void *)take, FAST_CALL, "The results of a call that is known, or None."};
     return PyCFunction_NewEx(&method, capsule, NULL);
 }
-
-void tkq_forget(Object *capsule) { forget(PyCapsule_GetPointer(capsule, NAME)); }
 
 /* Is it a call that may be remembered, has it been asked for before, and is it not known? For calls whose sizes change
  * all the time nothing needs to be put together. */

@@ -61,7 +61,7 @@ class Again:
 
     def forget(self) -> None:
         """All that was added."""
-        self.take, self._capsule = _nothing, None
+        self.take = _nothing
 
     def add(self, given: tuple, run, arguments: tuple, result, kept: tuple = ()) -> None:
         """Remember a call that has been launched, the second time that one like it is given here.
@@ -73,10 +73,10 @@ class Again:
         library = _library()
         if library is None or not isinstance(run, tvm_ffi.Function) or len(given) > _MOST_GIVEN:
             return
-        if self._capsule is None:
-            self._capsule = library.tkq_new(self._by_stream)
-            self.take = library.tkq_taker(self._capsule)
-        if not library.tkq_wants(self._capsule, given):
+        if self.take is _nothing:
+            self.take = library.tkq_taker(library.tkq_new(self._by_stream))
+        calls = getattr(self.take, "__self__", None)  # another thread may forget them
+        if calls is None or not library.tkq_wants(calls, given):
             return
         if all(isinstance(x, Tensor) or _is_plain(x) for x in given):
             made, parts = [], []
@@ -84,7 +84,7 @@ class Again:
                 places = _places(result, given, made)
                 make = tuple((tuple(t.shape), t.stride(), t.dtype) for t in made)
                 if places is not None:
-                    library.tkq_add(self._capsule, given, make, run.__chandle__(), tuple(parts), places,
+                    library.tkq_add(calls, given, make, run.__chandle__(), tuple(parts), places,
                                     isinstance(result, tuple))
 
 
@@ -158,7 +158,7 @@ def _library():
     found = ctypes.PyDLL(str(path))
     here, pointer, number = ctypes.py_object, ctypes.c_void_p, ctypes.c_int
     for name, result, *arguments in (("prepare", number, here), ("new", here, number), ("taker", here, here),
-                                     ("forget", None, here), ("wants", number, here, here),
+                                     ("wants", number, here, here),
                                      ("add", number, here, here, here, pointer, here, here, number)):
         function = getattr(found, f"tkq_{name}")
         function.restype, function.argtypes = result, arguments
