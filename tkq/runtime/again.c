@@ -24,6 +24,7 @@ enum { NO_ARGUMENTS = 4, FAST_CALL = 0x80 };
 
 void Py_IncRef(Object *);
 void Py_DecRef(Object *);
+Object *PyBool_FromLong(long);
 Object *PyCapsule_New(void *, const char *, void (*)(Object *));
 void *PyCapsule_GetPointer(Object *, const char *);
 Object *PyCFunction_NewEx(Method *, Object *, Object *);
@@ -49,7 +50,7 @@ int PyTuple_SetItem(Object *, Size, Object *);
 Size PyTuple_Size(Object *);
 
 enum { GIVENS = 24, MADE = 4, PARTS = 48, LISTS = 4, RESULTS = 6, DIMENSIONS = 5 };
-enum { SETS = 64, WAYS = 4, MISSED = 1024, MOST = 1 << 30, EQUAL = 2 };
+enum { SETS = 64, WAYS = 4, MISSED = 1024, EQUAL = 2 };
 enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* again.py's, in this order */
 static const char NAME[] = "tkq.runtime.again";
 
@@ -387,6 +388,27 @@ static Object *take(Object *self, Object *const *given, Size count) {
     return found ? found : none();
 }
 
+static int has_elements(const DLTensor *t) {
+    for (int d = 0; d < t->ndim; ++d)
+        if (t->shape[d] == 0) return 0;
+    return 1;
+}
+
+/* Is it a call that may be remembered, has it been asked for before, and is it not known? */
+static Object *wants(Object *self, Object *const *given, Size count) {
+    Again *again = PyCapsule_GetPointer(self, NAME);
+    uint64_t *missed;
+    Call call;
+    int found;
+    if (!look(again, given, count, &call) || find(again, &call, given)) return PyBool_FromLong(0);
+    for (int i = 0; i < count; ++i)
+        if (call.tensors >> i & 1 && !has_elements(&call.tensor[i])) return PyBool_FromLong(0); /* none is launched */
+    missed = &again->missed[call.hash % MISSED];
+    found = *missed == call.hash;
+    *missed = call.hash;
+    return PyBool_FromLong(found);
+}
+
 /* ---- what again.py calls, by ctypes ---- */
 
 static long long item(Object *tuple, Size i) { return PyLong_AsLongLong(PyTuple_GetItem(tuple, i)); }
@@ -435,29 +457,13 @@ Object *tkq_new(int by_stream) {
     return PyCapsule_New(again, NAME, gone);
 }
 
-Object *tkq_taker(Object *capsule) {
-    static Method method = {"take", (void *)take, FAST_CALL, "The results of a call that is known, or None."};
-    return PyCFunction_NewEx(&method, capsule, NULL);
-}
-
-/* Is it a call that may be remembered, has it been asked for before, and is it not known? For calls whose sizes change
- * all the time nothing needs to be put together. */
-int tkq_wants(Object *capsule, Object *given) {
-    Again *again = PyCapsule_GetPointer(capsule, NAME);
-    Object *places[GIVENS];
-    Size count = PyTuple_Size(given);
-    Call call;
-    if (count > GIVENS) return 0;
-    for (int i = 0; i < count; ++i) places[i] = PyTuple_GetItem(given, i);
-    if (!look(again, places, count, &call) || find(again, &call, places)) return 0;
-    for (int i = 0; i < count; ++i) {
-        int64_t n = 1;
-        for (int d = 0; call.tensors >> i & 1 && d < call.tensor[i].ndim; ++d) n *= call.tensor[i].shape[d];
-        if (n == 0) return 0; /* nothing would be launched */
-    }
-    if (again->missed[call.hash % MISSED] == call.hash) return 1;
-    again->missed[call.hash % MISSED] = call.hash;
-    return 0;
+/* (take, wants) of a capsule. */
+Object *tkq_functions(Object *capsule) {
+    static Method methods[] = {{"take", (void *)take, FAST_CALL, "The results of a call that is known, or None."},
+                               {"wants", (void *)wants, FAST_CALL, "Is it a call to be added?"}};
+    Object *found = PyTuple_New(2);
+    for (int i = 0; found && i < 2; ++i) PyTuple_SetItem(found, i, PyCFunction_NewEx(&methods[i], capsule, NULL));
+    return found;
 }
 
 static void keep_given(Record *record, const Call *call, Object *given) {

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
 import weakref
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ _GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
 _MOST_GIVEN = 24  # as in again.c
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 _all: weakref.WeakSet = weakref.WeakSet()
+_one_at_a_time = threading.Lock()
 
 
 class Address(NamedTuple):
@@ -61,7 +63,8 @@ class Again:
 
     def forget(self) -> None:
         """All that was added."""
-        self.take = _nothing
+        with _one_at_a_time:
+            self.take = self._wants = _nothing
 
     def add(self, given: tuple, run, arguments: tuple, result, kept: tuple = ()) -> None:
         """Remember a call that has been launched, the second time that one like it is given here.
@@ -71,12 +74,13 @@ class Again:
         what `take` looks at, None, and tuples of these. result: what the call returns: a tensor of these, or a tuple of
         such tensors and None. kept: tensors among the arguments that are the same at every call."""
         library = _library()
-        if library is None or not isinstance(run, tvm_ffi.Function) or len(given) > _MOST_GIVEN:
+        if library is None or not isinstance(run, tvm_ffi.Function):
             return
-        if self.take is _nothing:
-            self.take = library.tkq_taker(library.tkq_new(self._by_stream))
-        calls = getattr(self.take, "__self__", None)  # another thread may forget them
-        if calls is None or not library.tkq_wants(calls, given):
+        with _one_at_a_time:
+            if self.take is _nothing:
+                self.take, self._wants = library.tkq_functions(library.tkq_new(self._by_stream))
+        wants = self._wants
+        if not wants(*given):  # for calls whose sizes change all the time nothing is put together
             return
         if all(isinstance(x, Tensor) or _is_plain(x) for x in given):
             made, parts = [], []
@@ -84,7 +88,7 @@ class Again:
                 places = _places(result, given, made)
                 make = tuple((tuple(t.shape), t.stride(), t.dtype) for t in made)
                 if places is not None:
-                    library.tkq_add(calls, given, make, run.__chandle__(), tuple(parts), places,
+                    library.tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places,
                                     isinstance(result, tuple))
 
 
@@ -157,8 +161,7 @@ def _library():
         return None
     found = ctypes.PyDLL(str(path))
     here, pointer, number = ctypes.py_object, ctypes.c_void_p, ctypes.c_int
-    for name, result, *arguments in (("prepare", number, here), ("new", here, number), ("taker", here, here),
-                                     ("wants", number, here, here),
+    for name, result, *arguments in (("prepare", number, here), ("new", here, number), ("functions", here, here),
                                      ("add", number, here, here, here, pointer, here, here, number)):
         function = getattr(found, f"tkq_{name}")
         function.restype, function.argtypes = result, arguments
