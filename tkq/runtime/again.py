@@ -156,13 +156,13 @@ def _library():
     makers = [getattr(guards, f"_empty_strided_{name}", None) for name in ("cpu", "cuda")]
     if table is None or None in makers or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
-    path = native.library("again.c")
+    path = native.library("again")
     if path is None:
         return None
     found = ctypes.PyDLL(str(path))
     here, pointer, number = ctypes.py_object, ctypes.c_void_p, ctypes.c_int
     for name, result, *arguments in (("prepare", number, here), ("new", here, number), ("functions", here, here),
-                                     ("add", number, here, here, here, pointer, here, here, number)):
+                                     ("add", None, here, here, here, pointer, here, here, number)):
         function = getattr(found, f"tkq_{name}")
         function.restype, function.argtypes = result, arguments
     things = (None, False, Tensor, Parameter, "requires_grad", vars(forward_ad), "_current_level", *makers,

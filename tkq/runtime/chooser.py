@@ -135,7 +135,7 @@ def _in_c():
 
     with _one_at_a_time:
         try:
-            path = native.library("chooser.c")
+            path = native.library("chooser")
             return None if path is None else tvm_ffi.load_module(str(path))["added"]
         except (OSError, RuntimeError, AttributeError, ValueError) as error:
             warnings.warn(f"tkq: calls take longer than they need ({error})", stacklevel=2)

@@ -13,20 +13,20 @@ import tempfile
 from . import build, keys, link
 
 _FOLDER = pathlib.Path(__file__).parent
+_FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-s")
 
 
-def library(source: str) -> pathlib.Path | None:
-    """The shared object of a source file: in the cache, or in a folder that goes with the process where that cannot be
-    written. None without a compiler, or where it fails."""
-    text = (_FOLDER / source).read_bytes()
-    digest = hashlib.sha256(repr((text, platform.machine(), keys.version("apache-tvm-ffi"))).encode()).hexdigest()
-    kind, store = source.removesuffix(".c"), build.cache()
-    name = f"{kind}-{digest[:32]}.so"
+def library(kind: str) -> pathlib.Path | None:
+    """The shared object of the sources whose names begin so: in the cache, or in a folder that goes with the process
+    where that cannot be written. None without a compiler, or where it fails."""
+    texts = [path.read_bytes() for path in sorted(_FOLDER.glob(f"{kind}*.[ch]"))]
+    facts = _FLAGS, texts, platform.machine(), keys.version("apache-tvm-ffi")
+    name, store = f"{kind}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.so", build.cache()
     with contextlib.suppress(OSError):  # a folder that may not be read has nothing
         found = store.find(name)
         if found is not None:
             return found.path
-    data = _compiled(source)
+    data = _compiled(kind)
     if data is None:
         return None
     try:
@@ -42,14 +42,15 @@ def _private():
     return tempfile.TemporaryDirectory(prefix="tkq-")
 
 
-def _compiled(source) -> bytes | None:
+def _compiled(kind) -> bytes | None:
     from tvm_ffi import libinfo
 
     if link.compiler() is None:
         return None
     with tempfile.TemporaryDirectory(prefix="tkq-native-") as folder:
         out = os.path.join(folder, "native.so")
-        done = subprocess.run([link.compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-s", "-o", out,
-                               str(_FOLDER / source), *(f"-I{path}" for path in libinfo.include_paths())],
+        sources = map(str, sorted(_FOLDER.glob(f"{kind}*.c")))
+        done = subprocess.run([link.compiler(), *_FLAGS, "-o", out, *sources,
+                               *(f"-I{path}" for path in libinfo.include_paths())],
                               capture_output=True, stdin=subprocess.DEVNULL)
         return pathlib.Path(out).read_bytes() if done.returncode == 0 else None
