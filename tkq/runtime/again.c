@@ -59,6 +59,10 @@ static int plain(void) {
            number(ask(&torch.filling)) == 0;
 }
 
+static int same_device(DLDevice one, DLDevice other) {
+    return one.device_type == other.device_type && one.device_id == other.device_id;
+}
+
 static int first_of(Object *const *given, int i) {
     int first = 0;
     while (given[first] != given[i]) ++first;
@@ -73,7 +77,7 @@ int look(const Again *again, Object *const *given, Size count, Call *call) {
     call->tensors = 0;
     for (int i = 0; i < count; ++i) {
         DLTensor *t = &call->tensor[i];
-        if (!is_tensor(given[i])) {
+        if (given[i] == torch.none || !is_tensor(given[i])) {
             Size of_other = given[i] == torch.none ? 1 : PyObject_Hash(given[i]);
             if (of_other == -1) {
                 PyErr_Clear();
@@ -90,8 +94,7 @@ int look(const Again *again, Object *const *given, Size count, Call *call) {
         t->data = (char *)t->data + t->byte_offset;
         t->byte_offset = 0;
         if (!call->tensors) call->device = t->device;
-        if (t->ndim > DIMENSIONS || t->strides == NULL || t->data == NULL || t->device.device_id != call->device.device_id ||
-            t->device.device_type != call->device.device_type)
+        if (t->ndim > DIMENSIONS || t->strides == NULL || t->data == NULL || !same_device(t->device, call->device))
             return 0;
         call->tensors |= 1u << i;
         call->same[i] = (int16_t)first_of(given, i);
@@ -118,10 +121,9 @@ int look(const Again *again, Object *const *given, Size count, Call *call) {
 
 static int same_tensor(const Given *known, const DLTensor *t, int same) {
     size_t bytes = (size_t)t->ndim * sizeof *t->shape;
-    return known->other == NULL && known->same == same && known->dimensions == t->ndim && known->dtype.code == t->dtype.code &&
-           known->dtype.bits == t->dtype.bits && known->dtype.lanes == t->dtype.lanes &&
-           known->address == ((uintptr_t)t->data & 15) && !memcmp(known->sizes, t->shape, bytes) &&
-           !memcmp(known->strides, t->strides, bytes);
+    return known->other == NULL && known->same == same && known->dimensions == t->ndim &&
+           !memcmp(&known->dtype, &t->dtype, sizeof t->dtype) && known->address == ((uintptr_t)t->data & 15) &&
+           !memcmp(known->sizes, t->shape, bytes) && !memcmp(known->strides, t->strides, bytes);
 }
 
 /* The same type and the same value. */
@@ -140,8 +142,7 @@ static int same_other(Object *known, Object *given) {
 
 static int fits(const Again *again, const Record *record, const Call *call, Object *const *given) {
     if (record == NULL || record->hash != call->hash || record->givens != call->count ||
-        record->device.device_type != call->device.device_type || record->device.device_id != call->device.device_id ||
-        (again->by_stream && record->stream != call->stream))
+        !same_device(record->device, call->device) || (again->by_stream && record->stream != call->stream))
         return 0;
     for (int i = 0; i < call->count; ++i)
         if (call->tensors >> i & 1 ? !same_tensor(&record->given[i], &call->tensor[i], call->same[i])
@@ -275,5 +276,7 @@ Object *take(Object *self, Object *const *given, Size count) {
         drop(made, record->made);
     }
     leave(record);
-    return found ? found : none();
+    if (found) return found;
+    PyErr_Clear();
+    return none();
 }
