@@ -13,7 +13,7 @@ import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.runtime import build, chooser, link, new
+from tkq.runtime import build, chooser, link, native, new
 from tkq.runtime.chooser import Ended, Shapes, added
 
 WAYS = ["C", "Python"] if link.compiler() else ["Python"]
@@ -231,7 +231,7 @@ def test_without_a_compiler_calls_take_the_other_way(monkeypatch, tmp_path):
 def test_it_is_compiled_once_and_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "_cache", build.Cache(tmp_path))
     assert isinstance(chooser._in_c.__wrapped__(), tvm_ffi.Function)
-    monkeypatch.setattr(chooser, "_compiled", lambda: pytest.fail("compiled again"))
+    monkeypatch.setattr(native, "_compiled", lambda kind: pytest.fail("compiled again"))
     assert isinstance(chooser._in_c.__wrapped__(), tvm_ffi.Function)
     assert [p.name.split("-")[0] for p in build.Cache(tmp_path).entries()] == ["chooser"]
 
