@@ -19,7 +19,13 @@ static Object *none(void) {
     return torch.none;
 }
 
-static Object *ask(const Question *q) { return q->direct ? q->direct(q->self, NULL) : PyObject_CallNoArgs(q->object); }
+/* arguments: a tuple, or NULL for none. */
+static Object *called(const Callable *function, Object *arguments) {
+    if (function->direct) return function->direct(function->self, arguments);
+    return arguments ? PyObject_Call(function->object, arguments, NULL) : PyObject_CallNoArgs(function->object);
+}
+
+static Object *ask(const Callable *function) { return called(function, NULL); }
 
 /* Of a question or an attribute whose answer is a number: 0, anything else, or -1 where it could not be had. */
 static long long number(Object *answer) {
@@ -174,7 +180,7 @@ static void drop(Object **made, int count) {
 /* 0 where there was no memory. */
 static int allocate(const Record *record, Object **made, DLTensor *tensors) {
     for (int i = 0; i < record->made; ++i) {
-        made[i] = PyObject_Call(torch.make[record->device.device_type], record->make[i], NULL);
+        made[i] = called(&torch.make[record->device.device_type], record->make[i]);
         if (made[i] == NULL || torch.dlpack->dltensor_from_py_object_no_sync(made[i], &tensors[i])) {
             PyErr_Clear();
             drop(made, i + (made[i] != NULL));

@@ -17,7 +17,7 @@ typedef struct {
     int flags;
     const char *text;
 } Method;
-enum { NO_ARGUMENTS = 4, FAST_CALL = 0x80 };
+enum { ARGUMENTS = 1, NO_ARGUMENTS = 4, FAST_CALL = 0x80 };
 
 void Py_IncRef(Object *);
 void Py_DecRef(Object *);
@@ -52,16 +52,17 @@ enum { SETS = 64, WAYS = 4, MISSED = 1024, RARELY = 16, EQUAL = 2 };
 enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* again.py's, in this order */
 #define NAME "tkq.runtime.again"
 
+/* A function of torch. */
 typedef struct {
     Object *object, *self;
-    Function direct; /* of a function in C without arguments; else NULL */
-} Question;
+    Function direct; /* what is behind it where it takes a tuple of arguments, or none; else NULL */
+} Callable;
 
 typedef struct {
     const DLPackExchangeAPI *dlpack;
     Object *none, *no, *tensor, *parameter, *needs_grad, *levels, *level;
-    Object *make[3]; /* by the type of a device: torch's function that makes a tensor there */
-    Question modes, functorch, grad, filling, captures, device;
+    Callable make[3]; /* by the type of a device: makes a tensor there */
+    Callable modes, functorch, grad, filling, captures, device;
 } Torch;
 extern Torch torch;
 

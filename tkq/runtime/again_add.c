@@ -31,10 +31,10 @@ static Object *wants(Object *self, Object *const *given, Size count) {
 
 static long long item(Object *tuple, Size i) { return PyLong_AsLongLong(PyTuple_GetItem(tuple, i)); }
 
-static Question question(Object *function) {
-    Question found = {function == torch.none ? NULL : function, NULL, NULL};
+static Callable callable(Object *function, int flags) {
+    Callable found = {function == torch.none ? NULL : function, NULL, NULL};
     Py_IncRef(function);
-    if (found.object && PyCFunction_GetFlags(function) == NO_ARGUMENTS) {
+    if (found.object && PyCFunction_GetFlags(function) == flags) {
         found.direct = PyCFunction_GetFunction(function);
         found.self = PyCFunction_GetSelf(function);
     }
@@ -43,13 +43,13 @@ static Question question(Object *function) {
 }
 
 /* things: (None, False, Tensor, Parameter, "requires_grad", a module's names, "_current_level", makes a tensor on the
- * CPU, on CUDA's device, five questions, the current device's or None, DLPack's table). 0 where that is none of ours. */
+ * CPU, on CUDA's device, five questions, the current device's or None, DLPack's table). 0 where it is another. */
 TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things) {
     Object **places[] = {&torch.none, &torch.no, &torch.tensor, &torch.parameter, &torch.needs_grad, &torch.levels,
-                         &torch.level, &torch.make[kDLCPU], &torch.make[kDLCUDA]};
-    Question *questions[] = {&torch.modes, &torch.functorch, &torch.grad, &torch.filling, &torch.captures,
-                             &torch.device};
-    int n = sizeof places / sizeof *places, m = sizeof questions / sizeof *questions;
+                         &torch.level};
+    Callable *callables[] = {&torch.make[kDLCPU], &torch.make[kDLCUDA], &torch.modes, &torch.functorch, &torch.grad,
+                             &torch.filling, &torch.captures, &torch.device};
+    int n = sizeof places / sizeof *places, m = sizeof callables / sizeof *callables;
     if (PyTuple_Size(things) != n + m + 1) return 0;
     torch.dlpack = PyCapsule_GetPointer(PyTuple_GetItem(things, n + m), "dlpack_exchange_api");
     if (torch.dlpack == NULL) PyErr_Clear();
@@ -57,7 +57,8 @@ TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things) {
         torch.dlpack->dltensor_from_py_object_no_sync == NULL)
         return 0;
     for (int i = 0; i < n; ++i) Py_IncRef(*places[i] = PyTuple_GetItem(things, i));
-    for (int i = 0; i < m; ++i) *questions[i] = question(PyTuple_GetItem(things, n + i));
+    for (int i = 0; i < m; ++i)
+        *callables[i] = callable(PyTuple_GetItem(things, n + i), i < 2 ? ARGUMENTS : NO_ARGUMENTS);
     return 1;
 }
 
