@@ -205,12 +205,12 @@ def test_what_is_known_does_not_grow_for_ever():
     for given in inputs:
         for _ in range(2):
             calls.add(given, kernel.run, (given[0],), given[0])
-    assert 200 < sum(calls.take(*given) is not None for given in inputs) <= 256
+    assert 400 < sum(calls.take(*given) is not None for given in inputs) <= 512
     given = next(given for given in inputs if calls.take(*given) is None)
     for _ in range(40):
         calls.add(given, kernel.run, (given[0],), given[0])
     assert calls.take(*given) is given[0]
-    assert 200 < sum(calls.take(*given) is not None for given in inputs) <= 256
+    assert 400 < sum(calls.take(*given) is not None for given in inputs) <= 512
 
 
 def test_nothing_of_a_call_is_held():

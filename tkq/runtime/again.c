@@ -168,7 +168,7 @@ void leave(Record *record) {
     if (record == NULL || --record->users) return;
     for (int i = 0; i < record->givens; ++i) Py_DecRef(record->given[i].other);
     for (int i = 0; i < record->made; ++i) Py_DecRef(record->make[i]);
-    for (int i = 0; i < record->parts; ++i) Py_DecRef(record->part[i].kept);
+    for (int i = 0; i < record->kept; ++i) Py_DecRef(record->keep[i]);
     if (record->run) TVMFFIObjectDecRef(record->run);
     free(record);
 }
@@ -190,7 +190,7 @@ static int allocate(const Record *record, Object **made, DLTensor *tensors) {
     return 1;
 }
 
-static TVMFFIAny value(const Part *part, Call *call, DLTensor *made) {
+static TVMFFIAny value(const Record *record, const Part *part, Call *call, DLTensor *made) {
     TVMFFIAny found = {.type_index = kTVMFFINone};
     if (part->kind == OF_INT || part->kind == OF_ADDRESS) {
         found.type_index = kTVMFFIInt;
@@ -202,7 +202,7 @@ static TVMFFIAny value(const Part *part, Call *call, DLTensor *made) {
         found.type_index = kTVMFFIDLTensorPtr;
         found.v_ptr = part->kind == OF_GIVEN ? &call->tensor[part->place]
                       : part->kind == OF_MADE ? &made[part->place]
-                                              : (DLTensor *)&part->tensor;
+                                              : (DLTensor *)&record->keeps[part->place];
     }
     return found;
 }
@@ -212,7 +212,7 @@ static void arrange(const Record *record, Call *call, DLTensor *made, TVMFFIAny 
     for (int i = 0; i < record->parts; ++i) {
         const Part *part = &record->part[i];
         if (part->kind != OF_LIST) {
-            *given++ = value(part, call, made);
+            *given++ = value(record, part, call, made);
             continue;
         }
         memset(list, 0, sizeof *list);
@@ -220,7 +220,7 @@ static void arrange(const Record *record, Call *call, DLTensor *made, TVMFFIAny 
         list->object.type_index = kTVMFFIArray;
         list->cell.data = items;
         list->cell.size = list->cell.capacity = part->place;
-        for (int j = 0; j < part->place; ++j) *items++ = value(&record->part[++i], call, made);
+        for (int j = 0; j < part->place; ++j) *items++ = value(record, &record->part[++i], call, made);
         given->type_index = kTVMFFIArray;
         given->zero_padding = 0;
         given++->v_obj = &list++->object;
@@ -274,6 +274,7 @@ Object *take(Object *self, Object *const *given, Size count) {
     record = find(again, &call, given);
     if (record == NULL || record->refused) return none();
     ++record->users;
+    record->chances = IN_USE;
     if (allocate(record, made, tensors)) {
         if (launch(record, &call, tensors))
             found = results(record, given, made);
