@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
+from ..norms.spec import MAX_N
 from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
@@ -66,6 +67,7 @@ class Fp8Linear(nn.Linear):
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)
         rows = x.reshape(-1, self.in_features)
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         y = _Linear.apply(rows, self.weight, self.bias, self.recipe, torch.is_grad_enabled())
         return y.view(*x.shape[:-1], self.out_features)
 
@@ -108,22 +110,30 @@ class _Rows:
 
     @staticmethod
     def forward(x, weight, bias, dtype, keep):
-        (q, scale), (w, scale_w) = quantize_fp8(x), quantize_fp8(weight)
-        y = fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype)
-        return y, (x,) if keep else ()
+        return _by_rows(x, weight, E4M3, dtype, bias), (x,) if keep else ()
 
     @staticmethod
     def backward(dy, weight, kept, gradient, wants):
         dtype, wants_weight = wants
         dx = dweight = None
         if dtype is not None:
-            (q, scale), (w, scale_w) = quantize_fp8(dy, dtype=gradient), quantize_fp8(weight.t().contiguous())
-            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)
+            dx = _by_rows(dy, weight.t().contiguous(), gradient, dtype)
         if wants_weight:
-            q, scale = quantize_fp8(_padded(dy).t().contiguous(), dtype=gradient)
-            x, scale_x = quantize_fp8(kept[0].t().contiguous())
-            dweight = fp8_gemm(q, x.t(), scale, scale_x.t(), out_dtype=weight.dtype)
+            dweight = _by_rows(_padded(dy).t().contiguous(), kept[0].t().contiguous(), gradient, weight.dtype)
         return dx, dweight
+
+
+def _by_rows(x, w, of_x, dtype, bias=None):
+    """x (M, K) @ w (N, K).t() + bias, with a scale for each row of both. Where rows are longer than the quantiser takes
+    (a weight's gradient: as long as there are tokens), in parts with scales of their own, added up in float32."""
+    if x.shape[1] <= MAX_N:
+        (q, scale), (v, scale_v) = quantize_fp8(x, dtype=of_x), quantize_fp8(w)
+        return fp8_gemm(q, v.t(), scale, scale_v.t(), bias=bias, out_dtype=dtype)
+    (first, *parts), (other, *others) = x.split(MAX_N, 1), w.split(MAX_N, 1)
+    y = _by_rows(first, other, of_x, torch.float32, bias)
+    for part, other in zip(parts, others):
+        y += _by_rows(part, other, of_x, torch.float32)
+    return y.to(dtype)
 
 
 class _Blocks:
