@@ -49,6 +49,39 @@ def test_gradients_are_torchs(extra):
         torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
 
 
+def test_no_rows_at_all():
+    a, b = torch.zeros(0, K).bfloat16().requires_grad_(), torch.randn(4, K, N).bfloat16().requires_grad_()
+    tkq.grouped_gemm(a, b, ends((0, 0, 0, 0))).sum().backward()
+    assert a.grad.shape == a.shape and not b.grad.any()
+    assert not tkq.grouped_gemm(torch.zeros(5, 0).bfloat16(), torch.zeros(4, 0, N).bfloat16(), ends()).any()
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_gradients_of_columns_that_are_no_multiple_of_8(compiled):
+    torch.manual_seed(0)
+    a, b = torch.randn(9, K).bfloat16().requires_grad_(), torch.randn(4, 12, K).bfloat16().transpose(1, 2)
+    b.requires_grad_()
+
+    def f(a, b):
+        return tkq.grouped_gemm(a, b, ends(), out_dtype=torch.float32)
+
+    y = (torch.compile(f, fullgraph=True, backend="aot_eager") if compiled else f)(a, b)
+    d = torch.randn_like(y)
+    got = torch.autograd.grad(y, (a, b), d)
+    with torch.no_grad():
+        assert y.is_contiguous()
+        torch.testing.assert_close(y.detach(), f(a, b), rtol=1e-5, atol=1e-5)
+    x, w = (t.detach().double().requires_grad_() for t in (a, b))
+    rows = torch.cat([x[i:j] @ w[g] for g, (i, j) in enumerate(((0, 3), (3, 3), (3, 8), (8, 9)))])
+    for mine, want in zip(got, torch.autograd.grad(rows, (x, w), d.double())):
+        torch.testing.assert_close(mine.double(), want, rtol=2e-2, atol=4e-2)
+
+
+def test_on_meta():
+    a, b, offsets = (x.to("meta") for x in operands())
+    assert tkq.grouped_gemm(a, b, offsets).shape == (9, N) and tkq.grouped_gemm(a.t(), a[:, :8], offsets).dim() == 3
+
+
 @pytest.mark.parametrize("kind", ("row", "block"))
 def test_float8(kind):
     m, n, k = sum(SIZES), 136, 272
