@@ -78,6 +78,28 @@ def test_no_tokens(granularity):
     assert x.grad.shape == x.shape and not ours.weight.grad.any() and not ours.bias.grad.any()
 
 
+@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("tokens", (16, 7))
+def test_the_result_may_be_written_in_place(granularity, tokens):
+    ours, _ = layers(granularity=granularity)
+    x = torch.randn(tokens, 48, dtype=torch.bfloat16)
+    y = ours(x)
+    z = ours(x).relu_()
+    assert torch.equal(z, y.relu())
+    z.sum().backward()
+    assert ours.weight.grad.any()
+
+
+def test_numbers_of_tokens_share_kernels(monkeypatch):
+    """The quantiser of rows has a kernel for each length of a row: of tokens there are few."""
+    ours, _ = layers()
+    lengths = set()
+    monkeypatch.setattr(linear, "quantize_fp8", lambda x, **kw: lengths.add(x.shape[1]) or tkq.quantize_fp8(x, **kw))
+    for tokens in (1, 16, 77, 500, 513, 1000):
+        ours(torch.randn(tokens, 48, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    assert lengths == {48, 32, 512, 1024}
+
+
 def test_rows_longer_than_the_quantiser_takes(monkeypatch):
     """Tokens, and features, in parts."""
     monkeypatch.setattr(linear, "MAX_N", 64)

@@ -15,6 +15,7 @@ from .ops import quantize_fp8
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 RECIPES = ("row", "block")
 _UNIT = 16  # of every dimension that a product sums over
+_TOKENS = 512  # and of tokens where they are rows' lengths: the quantiser of rows is compiled for each length
 
 
 class Recipe(NamedTuple):
@@ -40,8 +41,8 @@ class Fp8Linear(nn.Linear):
             added up in float32. It is the more accurate, and quantises x and dy for both their products in one pass.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
 
-    Any number of tokens; one that is no multiple of 16 is padded with zeros for the weight's gradient. Under autocast x
-    is cast as torch casts it, and the result has that type; the weight is quantised from its own.
+    Any number of tokens; for the weight's gradient zeros are added to a multiple of 16 or, by rows, of 512. Under
+    autocast x is cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
@@ -82,10 +83,10 @@ class _Linear(Function):
         needs_input_grad still says what requires one."""
         products = _PRODUCTS[recipe.granularity]
         keep = recording and ctx.needs_input_grad[1]
-        y, kept = products.forward(_padded(x) if keep else x, weight, bias, x.dtype, keep)
+        y, kept = products.forward(x, weight, bias, x.dtype, keep)
         ctx.save_for_backward(weight, *kept)
         ctx.recipe, ctx.biased, ctx.dtype = recipe, None if bias is None else bias.dtype, x.dtype
-        return y[:x.shape[0]]
+        return y
 
     @staticmethod
     @once_differentiable
@@ -119,8 +120,14 @@ class _Rows:
         if dtype is not None:
             dx = _by_rows(dy, weight.t().contiguous(), gradient, dtype)
         if wants_weight:
-            dweight = _by_rows(_padded(dy).t().contiguous(), kept[0].t().contiguous(), gradient, weight.dtype)
+            dweight = _by_rows(_turned(dy), _turned(kept[0]), gradient, weight.dtype)
         return dx, dweight
+
+
+def _turned(x):
+    """x.t(), contiguous, with columns of zeros."""
+    missing = -x.shape[0] % _TOKENS
+    return F.pad(x.t(), (0, missing)) if missing else x.t().contiguous()
 
 
 def _by_rows(x, w, of_x, dtype, bias=None):
@@ -142,9 +149,10 @@ class _Blocks:
 
     @staticmethod
     def forward(x, weight, bias, dtype, keep):
-        q, scale, *kept = quantize_fp8(x, "block", transpose=keep)
+        q, scale, *kept = quantize_fp8(_padded(x) if keep else x, "block", transpose=keep)
         w, scale_w = quantize_fp8(weight, "tile")
-        return fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype), kept
+        rows = x.shape[0]  # not cut off afterwards: a view from in here could not be written in place
+        return fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), bias=bias, out_dtype=dtype), kept
 
     @staticmethod
     def backward(dy, weight, kept, gradient, wants):
@@ -153,7 +161,7 @@ class _Blocks:
         q, scale, *turned = quantize_fp8(_padded(dy) if wants_weight else dy, "block", gradient, transpose=wants_weight)
         if dtype is not None:
             _, _, w, scale_w = quantize_fp8(weight, "tile", transpose=True)
-            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)[:rows]
+            dx = fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), out_dtype=dtype)
         if wants_weight:
             x, scale_x = kept
             dweight = fp8_gemm(turned[0], x.t(), turned[1], scale_x.t(), out_dtype=weight.dtype)
