@@ -251,6 +251,27 @@ def test_backward():
     assert_2x(b.grad, y.grad, y.grad.bfloat16(), ulps=0.1, what="b")
 
 
+def test_backward_of_columns_that_are_no_multiple_of_8():
+    offsets = ends([100, 0, 29])
+    a, b = torch.randn(129, 256, device="cuda"), torch.randn(3, 12, 256, device="cuda")
+    a, b = a.bfloat16().requires_grad_(), b.bfloat16().transpose(1, 2).requires_grad_()
+    y = tkq.grouped_gemm(a, b, offsets, out_dtype=torch.float32)
+    d = torch.randn_like(y).bfloat16()
+    da, db = torch.autograd.grad(y, (a, b), d.float())
+    with torch.no_grad():
+        torch.testing.assert_close(y.detach(), tkq.grouped_gemm(a, b, offsets, out_dtype=torch.float32))
+    x, w = (t.detach().double().requires_grad_() for t in (a, b))
+    rows = torch.cat([x[i:j] @ w[g] for g, (i, j) in enumerate(bounds(offsets, 129))])
+    for got, want in zip((da, db), torch.autograd.grad(rows, (x, w), d.double())):
+        assert_2x(got, want, want.bfloat16(), ulps=0.1, what="columns")
+
+
+def test_no_rows_at_all():
+    a, b = whole(0, 272).requires_grad_(), whole(3, 272, 264).requires_grad_()
+    tkq.grouped_gemm(a, b, ends([0, 0, 0])).sum().backward()
+    assert a.grad.shape == a.shape and not b.grad.any()
+
+
 def test_offsets_that_make_no_sense():
     a, b = whole(300, 272), whole(4, 272, 264, seed=1)
     for offsets in ([5, 3, 400, 300], [-4, 2, 100, 2**31 - 1], [10**9] * 4):
