@@ -89,7 +89,7 @@ def test_what_comes_out_is_what_the_gemm_takes():
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_repeats_are_bitwise_equal(granularity):
-    x, transpose = torch.randn(300, 1040, device="cuda").bfloat16(), granularity != "row"
+    x, transpose = torch.randn(300, 1000, device="cuda").bfloat16(), granularity != "row"
     first = tkq.quantize_fp8(x, granularity, transpose=transpose)
     for _ in range(20):
         for got, want in zip(tkq.quantize_fp8(x, granularity, transpose=transpose), first):
