@@ -204,6 +204,9 @@ def test_views_and_orders_of_scales():
         want = exact((a, b, sa, sb), torch.bfloat16)
         wide = torch.zeros(m, k + 48, device="cuda", dtype=torch.uint8).view(E4M3)
         wide.view(torch.uint8)[:, 16:16 + k] = a.view(torch.uint8)
+        rows_of_b = torch.full((n, k + 80), 0x7F, device="cuda", dtype=torch.uint8)  # NaN beside b
+        rows_of_b[:, 32:32 + k] = b.t().view(torch.uint8)
+        assert torch.equal(tkq.fp8_gemm(a, rows_of_b.view(E4M3)[:, 32:32 + k].t(), sa, sb), want), kind
         for x in (sa, sa.t().contiguous().t(), sa.repeat_interleave(3, 1)[:, ::3]):
             for y in (sb, sb.t().contiguous().t(), sb.repeat_interleave(2, 0)[::2]):
                 assert torch.equal(tkq.fp8_gemm(wide[:, 16:16 + k], b, x, y), want), kind

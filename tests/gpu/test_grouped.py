@@ -88,6 +88,36 @@ def check_public(kind, sizes):
     assert torch.equal(got, grouped_gemm(a, b, offsets, sa, sb, torch.bfloat16, torch.float64))
 
 
+def inside(x, rows=16, cols=16):
+    """x again, amid NaN: its last two dimensions, as they lie, are part of a larger matrix."""
+    turned = x.stride(-1) != 1
+    x = x.mT if turned else x
+    *batch, m, n = x.shape
+    wide = torch.full((*batch, m + rows, n + 2 * cols), math.nan, device=x.device).to(x.dtype)
+    view = wide[..., :m, cols:cols + n]
+    view.view(torch.uint8).copy_(x.view(torch.uint8))
+    return view.mT if turned else view
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_and_orders_of_scales(kind):
+    sizes = SIZES["skewed"]
+    a, b, sa, sb = operands(kind, sum(sizes), len(sizes), 264, 400)
+    want = grouped_gemm(a, b, ends(sizes), sa, sb, torch.bfloat16, torch.float64)
+    a, b = inside(a), inside(b)
+    assert torch.equal(tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb), want)
+    if sa is not None:
+        other = dict(scale_a=sa.repeat_interleave(3, 1)[:, ::3], scale_b=sb.mT.contiguous().mT)
+        assert torch.equal(tkq.grouped_gemm(a, b, ends(sizes), **other), want)
+
+
+def test_views_along_k():
+    sizes, offsets = SIZES["skewed"], ends(SIZES["skewed"])
+    x, y = whole(sum(sizes), 328), whole(sum(sizes), 520, seed=1)
+    want = grouped_gemm(x.t(), y, offsets, wide=torch.float64)
+    assert torch.equal(tkq.grouped_gemm(inside(x).t(), inside(y), offsets), want)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_row(kind):
