@@ -97,8 +97,20 @@ def test_out_beside_an_operand_in_one_matrix():
 def test_out_under_compile():
     a, b = operands()
     f = torch.compile(lambda a, b, out: tkq.gemm(a, b, out=out) + 1, fullgraph=True, backend="eager")
-    out = torch.empty(5, 8, dtype=BF16)
-    assert torch.equal(f(a, b, out), tkq.gemm(a, b) + 1) and torch.equal(out, tkq.gemm(a, b))
+    for rows in (5, 4, 3):  # sizes that change are symbols from the second on
+        x, out = a[:rows].clone(), torch.empty(rows, 8, dtype=BF16)
+        assert torch.equal(f(x, b, out), tkq.gemm(x, b) + 1) and torch.equal(out, tkq.gemm(x, b))
+
+
+@pytest.mark.parametrize("shape, strides, meets", (
+    ((5, 8), (8, 1), False), ((5, 8), (7, 1), True), ((5, 8), (0, 1), True), ((1, 8), (3, 1), False),
+    ((3, 5, 8), (40, 8, 1), False), ((3, 5, 8), (39, 8, 1), True), ((3, 5, 8), (8, 24, 1), False),
+    ((3, 5, 8), (8, 23, 1), True), ((3, 5, 8), (0, 8, 1), True), ((1, 5, 8), (0, 8, 1), False),
+    ((3, 1, 8), (8, 1, 1), False), ((3, 1, 8), (7, 99, 1), True), ((3, 5, 8), (100, 7, 1), True)))
+def test_what_meets_itself(shape, strides, meets):
+    assert call._meets_itself(shape, strides) is meets
+    places = torch.arange(500).as_strided(shape, strides)
+    assert (places.unique().numel() < places.numel()) is meets
 
 
 def test_out_of_a_batch_that_lies_apart():
