@@ -15,7 +15,8 @@ from .. import runtime
 from ..runtime import arch, clusters, dtypes, new
 from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan
-from .plan import plan, waits_together
+from .long_plan import LongConfig, plan
+from .plan import waits_together
 from .spec import GROUP, NormSpec
 
 _INF = math.inf
@@ -55,7 +56,9 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
     config = config or plan(spec)
-    return runtime.Recipe(f"tkq.norms.{'several' if waits_together(spec, config) else 'build'}:build", (spec, config))
+    several = "several" if waits_together(spec, config) else "build"
+    return runtime.Recipe(f"tkq.norms.{'quant_long' if isinstance(config, LongConfig) else several}:build",
+                          (spec, config))
 
 
 def compiled(spec: NormSpec, device):

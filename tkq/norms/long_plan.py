@@ -1,12 +1,92 @@
-"""How `quant_long`'s kernels run. No torch, no DSL."""
-from dataclasses import dataclass
+"""How long rows of layernorm run where `plan.plan` has too many registers for them. No torch, no DSL.
 
-from .plan import Config
+Apart from plan.py, which is a source of every norm's kernel. bench/tune_norms.py times it.
+"""
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from . import plan as every
+from .plan import Config, smem_bytes
+from .spec import WIDTH, NormSpec
+
+FROM_BYTES = 131072  # of a row
+SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a block takes 1 KB more than its own
 
 
 @dataclass(frozen=True)
 class LongConfig(Config):
-    """resident: blocks for which a multiprocessor is to have registers."""
+    """Of `quant_long`. resident: blocks for which a multiprocessor is to have registers."""
 
     load: str = "shared"
     resident: int = 1
+
+
+_ROWS = (
+    (262144, LongConfig(128, 128, 16, "shared", rows_each=2, resident=5)),
+    (524288, LongConfig(256, 256, 16, "shared", rows_each=2, resident=3)),
+)
+_BLOCKS = (
+    (262144, LongConfig(512, 512, 8, "registers", resident=2)),
+    (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2)),
+)
+_LIGHT = (
+    (262144, Config(128, 128, 16, "shared")),
+)
+
+
+def plan(spec: NormSpec) -> Config:
+    """The config that a spec runs with."""
+    return planned(spec) or every.plan(spec)
+
+
+def planned(spec: NormSpec) -> Optional[Config]:
+    """For rows of 16 bits an element without a residual, above FROM_BYTES; None for all others."""
+    row = spec.N * spec.width // 8
+    if spec.kind != "layernorm" or spec.access != 128 or spec.loaded != 16 or row <= FROM_BYTES or spec.heads:
+        return None
+    light = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype) <= spec.loaded
+    if spec.scale is None:
+        return next((c for limit, c in _LIGHT if row <= limit), None) if light else None
+    if spec.scale == "block":
+        return next(c for limit, c in _BLOCKS if row <= limit)
+    config = next(c for limit, c in _ROWS if row <= limit)
+    return config if light else replace(config, early=False)
+
+
+def check(spec: NormSpec, config: LongConfig) -> None:
+    """Raises ValueError where a config cannot serve the spec."""
+    t = config.tile(spec)
+    if spec.kind != "layernorm" or not spec.scale or spec.heads:
+        raise ValueError(f"a quantising layernorm without heads, got {spec}")
+    if t.cluster < 2 or t.rows > 1:
+        raise ValueError(f"a row for a cluster of blocks, got {t}")
+    if config.load == "shared" and spec.scale != "row":
+        raise ValueError(f"load: scales of 128 columns have their results in registers, got {config.load!r}")
+    if config.load == "registers" and config.rows_each > 1:
+        raise ValueError(f"rows_each: got {config.rows_each}, in registers one is allowed")
+    room = config.resident * (smem_bytes(spec, config) + 2048)
+    if room > SMEM_BYTES or config.resident * t.threads * 32 > REGISTERS:
+        raise ValueError(f"{config.resident} blocks of {t.threads} threads, {room} bytes of shared memory: too much")
+
+
+# (blocks of a cluster, threads, rows at once, blocks on a multiprocessor)
+_GEOMETRIES = ((16, 256, 2, 3), (16, 256, 2, 4), (16, 256, 1, 3), (16, 256, 1, 4), (16, 256, 3, 2), (16, 256, 3, 4),
+               (16, 512, 2, 2), (16, 128, 2, 5), (8, 256, 2, 3))
+
+
+def variants(spec: NormSpec) -> list[Config]:
+    """Those worth timing, the planned one first."""
+    found = [planned(spec)] if isinstance(planned(spec), LongConfig) else []
+    for cluster, threads, rows, resident in _GEOMETRIES:
+        found += [LongConfig(threads, threads, cluster, "shared", early, rows, resident) for early in (True, False)]
+    for cluster in (8, 16):
+        found += [LongConfig(512, 512, cluster, "registers", early, 1, 2) for early in (True, False)]
+    return list(dict.fromkeys(c for c in found if _serves(spec, c)))
+
+
+def _serves(spec, config):
+    try:
+        check(spec, config)
+    except ValueError:
+        return False
+    return config.tile(spec).per_thread <= (64 if config.load == "shared" else 32)

@@ -5,7 +5,8 @@ from ..testing.expectation import Expectation
 from . import heads_ops, heads_plan, kept_plan
 from .heads_plan import HeadsSpec
 from .launch import recipe
-from .plan import Config, plan, smem_bytes
+from .long_plan import LongConfig, plan
+from .plan import Config, smem_bytes
 from .spec import OUT_WIDTH, WIDTH, NormSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -103,7 +104,8 @@ def expectation(spec: NormSpec, config: Config) -> Expectation:
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3",) if spec.scale else ()
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
-    registers = min(128, 65536 // t.threads // 8 * 8)
+    resident = config.resident if isinstance(config, LongConfig) else 1
+    registers = min(128, 65536 // (resident * t.threads) // 8 * 8)
     return Expectation(instructions=(*wide, *exchange, *convert), registers=registers,
                        smem=smem_bytes(spec, config) + 2048)
 
