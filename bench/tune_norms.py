@@ -18,7 +18,8 @@ from bench import tuning
 from bench.shapes import NORM_SHAPES
 from tkq.norms import kept_plan
 from tkq.norms.launch import recipe
-from tkq.norms.long_plan import LongConfig, plan
+from tkq.norms.long_config import LongConfig
+from tkq.norms.long_plan import plan
 from tkq.norms.long_plan import variants as long_variants
 from tkq.norms.plan import variants
 from tkq.norms.spec import OUT_WIDTH, NormSpec

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tkq.norms import long_plan
 from tkq.norms import plan as every
 from tkq.norms.launch import recipe
-from tkq.norms.long_plan import LongConfig
+from tkq.norms.long_config import LongConfig
 from tkq.norms.shipped import expectation
 from tkq.norms.spec import NormSpec
 

@@ -15,7 +15,8 @@ from .. import runtime
 from ..runtime import arch, clusters, dtypes, new
 from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan
-from .long_plan import LongConfig, plan
+from .long_config import LongConfig
+from .long_plan import plan
 from .plan import waits_together
 from .spec import GROUP, NormSpec
 

@@ -2,10 +2,10 @@
 
 Apart from plan.py, which is a source of every norm's kernel. bench/tune_norms.py times it.
 """
-from dataclasses import dataclass, replace
 from typing import Optional
 
 from . import plan as every
+from .long_config import LongConfig
 from .plan import Config, smem_bytes
 from .spec import WIDTH, NormSpec
 
@@ -13,17 +13,13 @@ FROM_BYTES = 131072  # of a row
 SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a block takes 1 KB more than its own
 
 
-@dataclass(frozen=True)
-class LongConfig(Config):
-    """Of `quant_long`. resident: blocks for which a multiprocessor is to have registers."""
-
-    load: str = "shared"
-    resident: int = 1
-
-
 _ROWS = (
     (262144, LongConfig(128, 128, 16, "shared", rows_each=2, resident=5)),
     (524288, LongConfig(256, 256, 16, "shared", rows_each=2, resident=3)),
+)
+_HEAVY_ROWS = (
+    (262144, LongConfig(256, 256, 16, "shared", early=False, rows_each=2, resident=4)),
+    (524288, LongConfig(256, 256, 16, "shared", early=False, rows_each=2, resident=3)),
 )
 _BLOCKS = (
     (262144, LongConfig(512, 512, 8, "registers", resident=2)),
@@ -42,15 +38,17 @@ def plan(spec: NormSpec) -> Config:
 def planned(spec: NormSpec) -> Optional[Config]:
     """For rows of 16 bits an element without a residual, above FROM_BYTES; None for all others."""
     row = spec.N * spec.width // 8
-    if spec.kind != "layernorm" or spec.access != 128 or spec.loaded != 16 or row <= FROM_BYTES or spec.heads:
+    if spec.kind != "layernorm" or spec.vector != 8 or spec.loaded != 16 or row <= FROM_BYTES or spec.heads:
         return None
     light = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype) <= spec.loaded
     if spec.scale is None:
         return next((c for limit, c in _LIGHT if row <= limit), None) if light else None
     if spec.scale == "block":
         return next(c for limit, c in _BLOCKS if row <= limit)
-    config = next(c for limit, c in _ROWS if row <= limit)
-    return config if light else replace(config, early=False)
+    config = next(c for limit, c in (_ROWS if light else _HEAVY_ROWS) if row <= limit)
+    if config.early and not config.tile(spec).even(spec.N):  # tests of what is inside take registers, too
+        return next(c for limit, c in _HEAVY_ROWS if row <= limit)
+    return config
 
 
 def check(spec: NormSpec, config: LongConfig) -> None:

@@ -5,7 +5,8 @@ from ..testing.expectation import Expectation
 from . import heads_ops, heads_plan, kept_plan
 from .heads_plan import HeadsSpec
 from .launch import recipe
-from .long_plan import LongConfig, plan
+from .long_config import LongConfig
+from .long_plan import plan
 from .plan import Config, smem_bytes
 from .spec import OUT_WIDTH, WIDTH, NormSpec
 
@@ -31,6 +32,7 @@ def plain() -> list:
     specs = [NormSpec("rmsnorm", N, "bf16", w, None, 8) for N in SIZES for w in ("bf16", "fp32")]
     specs += [NormSpec("layernorm", N, "bf16", w, w, 8) for N in SIZES for w in ("bf16", "fp32")]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", None, 8) for N in SIZES]
+    specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8) for N in (4096, 131072, 262144)]
     specs += [NormSpec(kind, N, "fp32", "fp32", None, 4) for kind in KINDS for N in (1024, 4096, 32768, 262144)]
     specs += [NormSpec(kind, 4096, x, w, b, 128 // WIDTH[x]) for kind in KINDS for x, w, b in (
         ("fp16", "fp16", None), ("bf16", None, None), ("fp16", "fp32", "bf16"), ("fp32", "bf16", "fp16"))]
@@ -69,6 +71,7 @@ def quantised() -> list:
     specs = [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, "bf16", "bf16", **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
+    specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (131072, 200000, 262144) for o in q]
     specs += [NormSpec("layernorm", N, "fp32", "fp32", "fp32", 4, residual="fp32", total="fp32", **o)
               for N in (4096, 32768, 262144) for o in q]
     specs += [NormSpec(kind, N, x, x, x, v, residual=x, total=x, **o) for kind in KINDS for N, x, v in ODD for o in q]
