@@ -13,21 +13,19 @@ FROM_BYTES = 131072  # of a row
 SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a block takes 1 KB more than its own
 
 
-_ROWS = (
-    (262144, LongConfig(128, 128, 16, "shared", rows_each=2, resident=5)),
-    (524288, LongConfig(256, 256, 16, "shared", rows_each=2, resident=3)),
-)
-_HEAVY_ROWS = (
-    (262144, LongConfig(256, 256, 16, "shared", early=False, rows_each=2, resident=4)),
-    (524288, LongConfig(256, 256, 16, "shared", early=False, rows_each=2, resident=3)),
-)
-_BLOCKS = (
-    (262144, LongConfig(512, 512, 8, "registers", resident=2)),
-    (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2)),
-)
-_LIGHT = (
-    (262144, Config(128, 128, 16, "shared")),
-)
+# (largest row in bytes; config), by scale, and by whether weight and bias are no more bytes than x; None: `plan.plan`
+_TABLES = {
+    ("row", True): ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),
+                    (524288, LongConfig(256, 256, 16, rows_each=2, resident=3))),
+    ("row", False): ((262144, LongConfig(256, 256, 16, early=False, rows_each=2, resident=4)),
+                     (524288, LongConfig(256, 256, 16, early=False, rows_each=2, resident=3))),
+    ("block", True): ((262144, LongConfig(512, 512, 8, "registers", resident=2)),
+                      (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
+    ("block", False): ((262144, None),
+                       (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
+    (None, True): ((262144, Config(128, 128, 16, "shared")), (524288, None)),
+    (None, False): ((524288, None),),
+}
 
 
 def plan(spec: NormSpec) -> Config:
@@ -41,14 +39,14 @@ def planned(spec: NormSpec) -> Optional[Config]:
     if spec.kind != "layernorm" or spec.vector != 8 or spec.loaded != 16 or row <= FROM_BYTES or spec.heads:
         return None
     light = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype) <= spec.loaded
-    if spec.scale is None:
-        return next((c for limit, c in _LIGHT if row <= limit), None) if light else None
-    if spec.scale == "block":
-        return next(c for limit, c in _BLOCKS if row <= limit)
-    config = next(c for limit, c in (_ROWS if light else _HEAVY_ROWS) if row <= limit)
-    if config.early and not config.tile(spec).even(spec.N):  # tests of what is inside take registers, too
-        return next(c for limit, c in _HEAVY_ROWS if row <= limit)
+    config = _of(spec.scale, light, row)
+    if spec.scale == "row" and light and not config.tile(spec).even(spec.N):  # asking what is inside takes registers
+        return _of(spec.scale, False, row)
     return config
+
+
+def _of(scale, light, row):
+    return next(config for limit, config in _TABLES[scale, light] if row <= limit)
 
 
 def check(spec: NormSpec, config: LongConfig) -> None:
