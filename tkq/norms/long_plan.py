@@ -16,8 +16,8 @@ SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a blo
 # (largest row in bytes; config), by scale, and by whether weight and bias are no more bytes than x; None: `plan.plan`
 _TABLES = {
     ("row", True): ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),
-                    (524288, LongConfig(256, 256, 16, rows_each=2, resident=3))),
-    ("row", False): ((262144, LongConfig(256, 256, 16, early=False, rows_each=2, resident=4)),
+                    (524288, LongConfig(256, 256, 16, resident=3))),
+    ("row", False): ((262144, LongConfig(256, 256, 8, early=False, rows_each=2, resident=3)),
                      (524288, LongConfig(256, 256, 16, early=False, rows_each=2, resident=3))),
     ("block", True): ((262144, LongConfig(512, 512, 8, "registers", resident=2)),
                       (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
