@@ -23,8 +23,11 @@ def test_who_has_such_a_plan():
             s = spec(N, weight, bias, **QUANT)
             assert isinstance(long_plan.plan(s), LongConfig) and recipe(s).module == "tkq.norms.quant_long"
     for other in (spec(65536, **QUANT), spec(131072, kind="rmsnorm", **QUANT), spec(131072, vector=4, **QUANT),
-                  spec(131072, residual="bf16", total="bf16", **QUANT), spec(131072, x="fp32", vector=4, **QUANT)):
+                  spec(131072, residual="bf16", total="bf16", **QUANT), spec(131072, x="fp32", vector=4, **QUANT),
+                  spec(262144, residual="bf16", total="bf16", out="e4m3", scale="block")):
         assert long_plan.plan(other) == every.plan(other) and recipe(other).module == "tkq.norms.build"
+    assert isinstance(long_plan.plan(spec(262144, residual="bf16", total="bf16", **QUANT)), LongConfig)
+    assert long_plan.plan(spec(131072)).load == "shared" and recipe(spec(131072)).module == "tkq.norms.build"
     assert long_plan.plan(spec(262144)) == every.plan(spec(262144))
     assert long_plan.plan(spec(131072, "fp32", "fp32")) == every.plan(spec(131072, "fp32", "fp32"))
 

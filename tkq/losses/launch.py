@@ -11,7 +11,7 @@ from ..runtime import arch, counters, dtypes, new
 from ..runtime.chooser import Shapes, added
 from ..runtime.debug import enabled
 from .checks import check_call, check_targets
-from .plan import ONCE_ROWS, TotalConfig, WalkConfig, once, plan, scale
+from .plan import ONCE_ROWS, TotalConfig, once, plan, scale
 from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
 
 # What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
@@ -170,14 +170,7 @@ def _spec(kind_of_call, x, given, part):
 
 def recipe(spec: CrossEntropySpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
-    config = config or plan(spec)
-    return runtime.Recipe(f"tkq.losses.{'walk_past' if past_l1(config) else 'build'}:build", (spec, config))
-
-
-def past_l1(config) -> bool:
-    """Does a walk's ring leave L1 out? Beside QuACK at N 65536, 131072, 262144 (1024 threads, one block on a
-    multiprocessor) 0.998, 0.995, 1.018 so, 0.993, 0.993, 1.019 through it; at 32768 (512, three) 0.993 and 0.997."""
-    return isinstance(config, WalkConfig) and config.load == "shared" and config.threads == 1024
+    return runtime.Recipe("tkq.losses.build:build", (spec, config or plan(spec)))
 
 
 def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
