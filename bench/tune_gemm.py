@@ -17,7 +17,7 @@ from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
 from tkq.gemm.config import Config
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
-from tkq.gemm.narrow_plan import NarrowConfig
+from tkq.gemm.narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
 from tkq.gemm.plan import recipe
 from tkq.gemm.spec import GemmSpec
 
@@ -138,12 +138,12 @@ def config(name: str, shape) -> Config | NarrowConfig:
     if isinstance(found, Config):
         return found
     rows, split, deep = found
-    few = NarrowConfig(next(m for m in narrow_plan.WIDTHS if m >= shape[0]), rows, split)
+    few = NarrowConfig(next(m for m in WIDTHS if m >= shape[0]), rows, split)
     few = narrow_plan.fitted(few, GemmSpec())
     if not deep:
         return few
     stage = few.stage_bytes(GemmSpec())
-    return dataclasses.replace(few, stages=(2 * narrow_plan.SLOT_BYTES - few.exchange_bytes - 1024) // stage)
+    return dataclasses.replace(few, stages=(2 * SLOT_BYTES - few.exchange_bytes - 1024) // stage)
 
 
 def suits(name: str, shape) -> bool:

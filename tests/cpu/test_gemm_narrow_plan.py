@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tkq.gemm import narrow_plan
 from tkq.gemm.config import Config
 from tkq.gemm.epilogue import Epilogue
-from tkq.gemm.narrow_plan import MOST_ROWS, SLOT_BYTES, WIDTHS, NarrowConfig, fill, fitted, parts_of_k, plan, takes
+from tkq.gemm.narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
+from tkq.gemm.narrow_plan import MOST_ROWS, fill, fitted, parts_of_k, plan
 from tkq.gemm.plan import launch
 from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec
 
