@@ -9,7 +9,7 @@ from tkq.gemm import narrow_plan
 from tkq.gemm.config import Config
 from tkq.gemm.epilogue import Epilogue
 from tkq.gemm.narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
-from tkq.gemm.narrow_plan import MOST_ROWS, fill, fitted, parts_of_k, plan
+from tkq.gemm.narrow_plan import MOST_ROWS, fitted, nanoseconds, parts_of_k, plan
 from tkq.gemm.plan import launch
 from tkq.gemm.spec import DTYPES, OUT_DTYPES, GemmSpec
 
@@ -35,9 +35,20 @@ def test_plan_fits(dtype, out, M, N, k, processors):
     assert config.threads <= 1024 and config.m // config.reducers % 8 == 0
     for split in (1, 2, 4, 8):
         other = fitted(dataclasses.replace(config, split=split), spec)
-        enough = split == 1 or -(-8 * k // 64) // split >= narrow_plan.FEWEST_STEPS
-        if enough and other.shared_bytes(spec) <= SLOT_BYTES:
-            assert fill(config, N, processors) >= fill(other, N, processors) - 0.01
+        if split == 1 or -(-8 * k // 64) // split >= narrow_plan.FEWEST_STEPS:
+            times = [nanoseconds(x, spec, N, 8 * k, processors) for x in (config, other)]
+            assert other.shared_bytes(spec) > SLOT_BYTES or times[0] <= times[1]
+
+
+@given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits, sizes, steps, processors)
+def test_model(m, rows, split, N, k, processors):
+    """No product is faster than HBM, none faster for more of N or K, nor for fewer processors."""
+    spec, config = GemmSpec(b_major="k"), fitted(NarrowConfig(m, rows, split), GemmSpec())
+    time = nanoseconds(config, spec, N, 64 * k, processors)
+    assert time >= 2 * N * 64 * k / narrow_plan.HBM
+    assert time <= nanoseconds(config, spec, N + 1, 64 * k, processors)
+    assert time <= nanoseconds(config, spec, N, 64 * k + 64, processors)
+    assert time >= nanoseconds(config, spec, N, 64 * k, processors + 1)
 
 
 @given(st.sampled_from(WIDTHS), st.sampled_from((64, 128)), splits)

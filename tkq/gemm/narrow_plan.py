@@ -7,11 +7,16 @@ from dataclasses import replace
 from ..runtime.recipe import Recipe
 from .epilogue import sources
 from .narrow_config import SLOT_BYTES, STEP, WIDTHS, NarrowConfig
-from .spec import GemmSpec
+from .spec import BYTES, GemmSpec
 
 MOST_ROWS = WIDTHS[-1]
 FEWEST_STEPS = 4  # of K that are worth a block of their own
 MOST_STAGES = 16
+
+# Measured on an H100 (docs/attempts.md):
+HBM = 3000  # bytes a nanosecond
+PROCESSOR = 55  # bytes a nanosecond that one processor reads, of those that all read from L2
+ADD_UP = {1: 0, 2: 1200, 4: 4000, 8: 6000}  # nanoseconds, where so many blocks share K
 
 
 def fitted(config: NarrowConfig, spec: GemmSpec) -> NarrowConfig:
@@ -27,25 +32,24 @@ def parts_of_k(K: int, split: int):
     return [(steps * i // split, steps * (i + 1) // split) for i in range(split)]
 
 
-def fill(config: NarrowConfig, N: int, processors: int) -> float:
-    """What part of the processors' places, two each, is taken, over all rounds of blocks."""
-    blocks, places = -(-N // config.rows) * config.split, 2 * processors
-    return blocks / (-(-blocks // places) * places)
+def nanoseconds(config: NarrowConfig, spec: GemmSpec, N: int, K: int, processors: int) -> float:
+    """What a product should take: all of B from HBM, or what the busiest processor reads of A and B, whichever is
+    longer, and what the blocks of a cluster need to add up."""
+    blocks = -(-N // (config.rows // config.parts)) * config.split
+    line = K * BYTES[spec.dtype] / config.split  # bytes of a row in a block
+    busiest = -(-blocks // processors) * (config.m + config.rows) * line
+    return max(blocks * config.rows * line / HBM, busiest / PROCESSOR) + ADD_UP[config.split]
 
 
 def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int) -> NarrowConfig:
-    """The configuration that fills the processors best; of equals the one that splits K least.
-
-    Each block reads all rows of A for its part of K: where they are many, B's rows are 128 to a block, and half as much
-    comes from L2."""
+    """The configuration that should take least time; of equals the one that splits K least, of fewer columns."""
     m = next(width for width in WIDTHS if width >= M)
-    parts = 2 if spec.epilogue.gate else 1
-    rows = 64 * parts if m <= 32 else 128
-    steps = -(-K // STEP)
-    allowed = [s for s in (1, 2, 4, 8) if s == 1 or steps // s >= FEWEST_STEPS]
-    configs = [fitted(NarrowConfig(m, rows, split, parts=parts), spec) for split in allowed]
-    pairs = [config for config in configs if config.shared_bytes(spec) <= SLOT_BYTES]
-    return max(pairs, key=lambda config: (round(fill(config, N, processors), 2), -config.split))
+    parts, steps = 2 if spec.epilogue.gate else 1, -(-K // STEP)
+    splits = [s for s in ADD_UP if s == 1 or steps // s >= FEWEST_STEPS]
+    configs = [fitted(NarrowConfig(m, rows, split, parts=parts), spec)
+               for split in splits for rows in ((64, 128) if parts == 1 else (128,))]
+    fit = [config for config in configs if config.shared_bytes(spec) <= SLOT_BYTES]
+    return min(fit, key=lambda config: nanoseconds(config, spec, N, K, processors))
 
 
 def recipe(spec: GemmSpec, config: NarrowConfig) -> Recipe:
