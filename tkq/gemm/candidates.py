@@ -5,7 +5,7 @@ from dataclasses import replace
 from . import fp8_plan, grouped_spec, narrow_plan, plan
 from .config import Config
 from .fp8_config import Fp8Config
-from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
+from .narrow_config import WIDTHS, NarrowConfig, takes
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig}, "fp8_gemm": {"Fp8Config": Fp8Config},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
@@ -40,10 +40,8 @@ def _narrow(spec, M):
         for split in (1, 2, 4, 8):
             if rows < 64 * parts:
                 continue
-            two = narrow_plan.fitted(NarrowConfig(m, rows, split, parts=parts), spec)
-            room = 2 * SLOT_BYTES - replace(two, stages=0).shared_bytes(spec)
-            yield two
-            yield replace(two, stages=max(2, min(narrow_plan.MOST_STAGES, room // two.stage_bytes(spec))))
+            for places in (2, 1):
+                yield narrow_plan.fitted(NarrowConfig(m, rows, split, parts=parts), spec, places)
 
 
 def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:

@@ -43,9 +43,11 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
 
 
 def narrow_expectation(spec: GemmSpec, config: NarrowConfig) -> Expectation:
-    """As ``expectation``, of the narrow kernel: so few registers and so little shared memory that two blocks fit."""
+    """As ``expectation``, of the narrow kernel: so few registers that two blocks fit and, but for a block that has its
+    processor for itself, so little shared memory."""
+    places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     return Expectation(tensor=STEP // 16, waits_per_mma=0.5, instructions=("UTMALDG", "STG"),
-                       registers=REGISTER_FILE // 2 // config.threads // 8 * 8, smem=SLOT_BYTES + 1024)
+                       registers=REGISTER_FILE // 2 // config.threads // 8 * 8, smem=2 // places * SLOT_BYTES + 1024)
 
 
 def shipped() -> list[Shipped]:
