@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tkq.gemm.config import SHARED_BYTES, raster
 from tkq.gemm.fp8_config import Fp8Config
-from tkq.gemm.fp8_plan import FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, tiles
+from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, table, tiles
 from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
@@ -27,7 +27,7 @@ def test_a_plan_fits(spec, m, n, k, processors):
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(FAST + PROMOTED + SMALL), st.integers(1, 3000), st.integers(1, 3000))
+@given(st.sampled_from(FAST + BLOCKS + PROMOTED + SMALL), st.integers(1, 3000), st.integers(1, 3000))
 def test_every_tile_once(config, m, n):
     rows, cols = tiles(config, m, n)
     seen = [raster(i, rows, cols, config.group) for i in range(rows * cols)]
@@ -36,7 +36,7 @@ def test_every_tile_once(config, m, n):
     assert rows * down * config.m >= m and cols * right * config.n >= n
 
 
-@pytest.mark.parametrize("config", FAST + PROMOTED + SMALL, ids=lambda x: x.name)
+@pytest.mark.parametrize("config", FAST + BLOCKS + PROMOTED + SMALL, ids=lambda x: x.name)
 def test_panels_cover_a_part(config):
     for out in OUT:
         panel = config.panel(out)
@@ -63,7 +63,7 @@ def test_the_model_grows_with_the_problem():
 
 @pytest.mark.parametrize("change, field", (
     (dict(m=96), "m"), (dict(n=24), "n"), (dict(stages=1), "stages"), (dict(cluster=3), "cluster"),
-    (dict(consumers=3), "consumers"), (dict(lead=4), "lead"), (dict(lag=2), "lag"), (dict(split=2), "split"),
+    (dict(consumers=4), "consumers"), (dict(lead=4), "lead"), (dict(lag=2), "lag"), (dict(split=2), "split"),
     (dict(rolling=2), "rolling"), (dict(panels=0), "panels"), (dict(panel_bytes=16), "panel_bytes")))
 def test_what_does_not_fit_is_named(change, field):
     with pytest.raises(ValueError, match=f"fp8_gemm: {field} does not fit"):
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_named(change, field):
 
 def test_fitted_keeps_within_shared_memory():
     for spec in SPECS:
-        for config in (*(PROMOTED if spec.promote else FAST), *SMALL):
+        for config in table(spec) + SMALL:
             assert fitted(config, spec).shared_bytes(spec) <= SHARED_BYTES
 
 

@@ -47,7 +47,7 @@ def _narrow(spec, M):
 def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
     """For ``tkq.fp8_gemm``."""
     planned = fp8_plan.plan(spec, M, N, K, processors)
-    table = (*(fp8_plan.SMALL if M <= 64 else ()), *(fp8_plan.PROMOTED if spec.promote else fp8_plan.FAST))
+    table = (*(fp8_plan.SMALL if M <= 64 else ()), *fp8_plan.table(spec))
     tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
     found = [planned, *(replace(tile, group=group) for tile in tiles for group in GROUPS)]

@@ -24,6 +24,10 @@ FAST = (
     Fp8Config(n=128, stages=6, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
+BLOCKS = (  # for scales by blocks, beside those of PROMOTED
+    Fp8Config(split=4, panel_bytes=64, pdl=True, rolling=4),
+    Fp8Config(m=192, n=128, stages=5, consumers=3, across=True, panels=1, panel_bytes=64, lead=1, pdl=True),
+)
 PROMOTED = (
     Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
     Fp8Config(n=192, split=2, panel_bytes=64, pdl=True, rolling=8),
@@ -36,6 +40,11 @@ SMALL = (  # M up to 64: B comes once, and is all that counts
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
 )
+
+
+def table(spec: Fp8Spec) -> tuple:
+    """The tiles for more than a few rows."""
+    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scales == "block" else PROMOTED
 
 
 def tiles(config: Fp8Config, M: int, N: int):
@@ -64,7 +73,7 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
 
     A cluster only where each of its blocks has a part of C."""
     few = (c for c in SMALL if M <= 64)
-    some = [c for c in (*few, *(PROMOTED if spec.promote else FAST)) if of_use(c, M, N)]
+    some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
     return fitted(with_epilogue(best, spec), spec)
 
@@ -118,11 +127,14 @@ def shipped() -> list[Shipped]:
     """What the tests of machine code cover: every tile with every granularity, and every way out."""
     cases = [(Fp8Spec(scales=s, promote=p), tile) for s in ("tensor", "row") for p in (False, True)
              for tile in ((PROMOTED if p else FAST) + SMALL)]
-    cases += [(Fp8Spec(scales=s, promote=True), tile) for s in ("block", "line") for tile in PROMOTED + SMALL]
+    cases += [(spec, tile) for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True))
+              for tile in table(spec) + SMALL]
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
     cases += [(Fp8Spec(out=out, scales="block", promote=True, store="elements"), tile)
-              for out, tile in (("bf16", PROMOTED[0]), ("bf16", PROMOTED[1]), ("e4m3", PROMOTED[1]))]
+              for out, tiles in (("bf16", BLOCKS + PROMOTED[:2]), ("e4m3", (BLOCKS[1], PROMOTED[1]))) for tile in tiles]
+    cases += [(Fp8Spec(out=out, scales="block", promote=True, bias="bf16", activation="gelu"), tile)
+              for out in ("bf16", "fp32", "e4m3") for tile in BLOCKS]
     cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=0)) for s in ("tensor", "row")]
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
     cases += [(spec, with_epilogue(FAST[0], spec))
