@@ -46,7 +46,7 @@ def test_panels_cover_a_part(config):
 def test_what_it_chooses():
     row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
     assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_spread1_pdl"
-    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_pdl_split2"
+    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_pdl_split4_rolling4"
     for m, n, k in ((8192,) * 3, (16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
         assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8"
     for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
