@@ -19,7 +19,6 @@ TALL = Fp8Config(m=256, n=128, across=True, lag=0)
 ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=8)
 FIVE = replace(ROLLING, stages=5)
 QUARTERS = Fp8Config(split=4, stages=4, panel_bytes=64, pdl=True, rolling=4)
-THREE = Fp8Config(m=192, n=128, consumers=3, stages=5, across=True, panels=1, panel_bytes=64, lead=1, pdl=True)
 FAST = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "128x256": Fp8Config(),
     "lag 0": Fp8Config(lag=0),
@@ -105,17 +104,7 @@ PROMOTED = {
     "256 rolling 8 lead 0 pdl": replace(QUARTERS, rolling=8, lead=0),
     "256 rolling 4 lead 0 pdl": replace(QUARTERS, lead=0),
     "256 rolling 2 pdl": replace(QUARTERS, rolling=2),
-    "three 128 lead 2 pdl": replace(THREE, lead=2),
-    "three 128 4 stages pdl": replace(THREE, stages=4, panels=2),
-    "three 128 rolling 8 pdl": replace(THREE, split=2, rolling=8),
     "256 rolling 4 lead 1 pdl": replace(QUARTERS, lead=1),
-    "three 128 pdl": THREE,
-    "three 128 lead 0 pdl": replace(THREE, lead=0),
-    "three 128 alone pdl": replace(THREE, cluster=1),
-    "three 128 down pdl": replace(THREE, across=False),
-    "three 192 thirds pdl": replace(THREE, n=192, split=3, stages=4, panels=2),
-    "three 192 halves pdl": replace(THREE, n=192, split=2, stages=4, panels=2),
-    "three 160 halves pdl": replace(THREE, n=160, split=2, stages=4, panels=2),
     "192 rolling 8 lead 1 pdl": replace(ROLLING, lead=1),
     "192 rolling 8 lead 3 pdl": replace(ROLLING, lead=3),
     "192 rolling 4 lead 0 pdl": replace(ROLLING, rolling=4, lead=0),

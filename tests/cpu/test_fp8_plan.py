@@ -63,7 +63,7 @@ def test_the_model_grows_with_the_problem():
 
 @pytest.mark.parametrize("change, field", (
     (dict(m=96), "m"), (dict(n=24), "n"), (dict(stages=1), "stages"), (dict(cluster=3), "cluster"),
-    (dict(consumers=4), "consumers"), (dict(lead=4), "lead"), (dict(lag=2), "lag"), (dict(split=2), "split"),
+    (dict(consumers=3), "consumers"), (dict(lead=4), "lead"), (dict(lag=2), "lag"), (dict(split=2), "split"),
     (dict(rolling=2), "rolling"), (dict(panels=0), "panels"), (dict(panel_bytes=16), "panel_bytes")))
 def test_what_does_not_fit_is_named(change, field):
     with pytest.raises(ValueError, match=f"fp8_gemm: {field} does not fit"):

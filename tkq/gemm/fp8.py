@@ -30,7 +30,7 @@ class Fp8Gemm:
 
       time      ->
       producer    |k0 k1 .. kn|k0 k1 ..         as stages come free: it does not know where a tile ends
-      consumer 1  |k0 .. kn|store|k0 ..         ``lead`` stages before the next: whoever multiplies
+      consumer 1  |k0 .. kn|store|k0 ..         ``lead`` stages before the second: whoever multiplies
       consumer 2    |k0 .. kn|store|k0 ..       alone has the tensor cores for himself
 
     Pipeline, ``stages`` deep:
@@ -189,12 +189,12 @@ class Fp8Gemm:
 
     @cute.jit
     def fall_behind(self, g, s: Constexpr, order, number, wg):
-        """Each consumer but the first waits at the first tile, until the one before can be ``lead`` stages ahead."""
+        """The second consumer waits at the first tile, until the first one can have ``lead`` stages."""
         lead = self.config.lead
-        for i in cutlass.range_constexpr(1, self.config.consumers if lead else 1):  # a stage's number known here
-            if wg == i and number < order.tasks:
-                if self.steps(g, self.tile(g, s, order, number)) > i * lead:
-                    tk.wait(s.pipe.full[i * lead], 0)
+        if const_expr(lead > 0):
+            if wg == 1 and number < order.tasks:
+                if self.steps(g, self.tile(g, s, order, number)) > lead:
+                    tk.wait(s.pipe.full[lead], 0)
 
     def state(self, s) -> State:
         x = self.config

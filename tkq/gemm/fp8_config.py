@@ -17,8 +17,8 @@ class Fp8Config:
     stages: of a and b in shared memory. cluster: so many blocks lie one above the other and share B's tiles or, with
     ``across``, side by side and share A's. group: columns of tiles to a band of the tile order. panels: buffers of a
     consumer's output, each at most panel_bytes of 64 rows. pdl: the launch lies under the end of the kernel before.
-    lead: stages by which each consumer starts before the next, so that one's epilogue runs under
-    the others' products. lag: products left in flight when a stage is released; not where sums are promoted.
+    lead: stages by which the first consumer starts before the second, so that one's epilogue
+    runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
     if it is 2 or 4 and there is an activation, a half or a quarter of one.
     Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: one part of
@@ -43,7 +43,7 @@ class Fp8Config:
 
     @property
     def name(self) -> str:
-        words = [f"{self.m}x{self.n}"] + [f"by{self.consumers}"] * (self.consumers > 2)
+        words = [f"{self.m}x{self.n}"]
         words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
         words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
         words += [f"split{self.split}"] * (self.split > 1)
@@ -88,7 +88,7 @@ class Fp8Config:
             ValueError: naming the field that does not fit.
         """
         rules = {
-            "consumers": self.consumers in (1, 2, 3),
+            "consumers": self.consumers in (1, 2),
             "m": self.m % (64 * self.consumers) == 0 and 0 < self.waves <= 2,
             "n": self.n % (16 * self.split) == 0 and 0 < self.part <= 256,
             "stages": self.stages > 1,
@@ -96,12 +96,12 @@ class Fp8Config:
             "group": self.group > 0,
             "panel_bytes": self.panel_bytes in (32, 64, 128),
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
-            "lead": self.lead == 0 or (self.consumers > 1 and 0 < self.lead * (self.consumers - 1) < self.stages),
+            "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
             "spread": self.spread in (0, 1, 2, 4) and (not self.spread or (self.lag == 0 and can_spread(spec)
                                                                            and self.n % 64 == 0)),
             "split": self.split == 1 or spec.promote,
-            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split in (2, 3, 4)),
+            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split in (2, 4)),
         }
         for name, kept in rules.items():
             if not kept:

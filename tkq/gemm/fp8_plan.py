@@ -13,8 +13,7 @@ MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
-ROLLING = {2: 0.96, 3: 1.0, 4: 1.01}  # of that, by parts of a step: quarters read A four times
-THREE = 0.97  # of that, with three consumers
+ROLLING = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
 
 
@@ -25,10 +24,7 @@ FAST = (
     Fp8Config(n=128, stages=6, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
-BLOCKS = (  # for scales by blocks, beside those of PROMOTED
-    Fp8Config(split=4, panel_bytes=64, pdl=True, rolling=4),
-    Fp8Config(m=192, n=128, stages=5, consumers=3, across=True, panels=1, panel_bytes=64, lead=1, pdl=True),
-)
+BLOCKS = (Fp8Config(split=4, panel_bytes=64, pdl=True, rolling=4),)  # for scales by blocks, beside those of PROMOTED
 PROMOTED = (
     Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
     Fp8Config(n=192, split=2, panel_bytes=64, pdl=True, rolling=8),
@@ -64,7 +60,7 @@ def cycles(config: Fp8Config, M: int, N: int, K: int, processors: int, promote: 
     read = m * STEP + waves * n * STEP  # each 64 rows of A meet all of B
     from_l2 = (m / (config.cluster if config.across else 1) + n / (1 if config.across else config.cluster)) * STEP
     slower = SLOWER[promote] * (CLUSTER if config.cluster > 1 else 1)
-    slower *= ROLLING[config.waves * config.split] if config.rolling else THREE if config.consumers == 3 else 1
+    slower *= ROLLING[config.waves * config.split] if config.rolling else 1
     products = slower * m * n * STEP / MACS
     step = max(products, (read + (m + n) * STEP) / SHARED, from_l2 / L2)
     return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
@@ -134,7 +130,7 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
     cases += [(Fp8Spec(out=out, scales="block", promote=True, store="elements"), tile)
-              for out, tiles in (("bf16", BLOCKS + PROMOTED[:2]), ("e4m3", (BLOCKS[1], PROMOTED[1]))) for tile in tiles]
+              for out, tiles in (("bf16", BLOCKS + PROMOTED[:2]), ("e4m3", PROMOTED[1:2])) for tile in tiles]
     cases += [(Fp8Spec(out=out, scales="block", promote=True, bias="bf16", activation="gelu"), tile)
               for out in ("bf16", "fp32", "e4m3") for tile in BLOCKS]
     cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=0)) for s in ("tensor", "row")]

@@ -8,7 +8,7 @@ from .fp8 import Fp8Gemm
 
 
 class RollingFp8Gemm(Fp8Gemm):
-    """As Fp8Gemm, of promoted sums; a step of K is two halves, x and y, or more: waves, or parts of columns:
+    """As Fp8Gemm, of promoted sums; a step of K is two halves, x and y, or four quarters: waves, or parts of columns:
 
       tensor cores  |x0      |y0      |x1      |y1      |x2 ..
       FFMA                   |promote x0|promote y0|promote x1| ..
