@@ -23,8 +23,9 @@ class BackwardConfig:
     make P one after the other, so that they stay out of step. late: dK of a tile is made under P of the next, which is
     a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
     persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
-    kernels before and after would (``tkq.attention.backward_background``). split: query
-    heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are handed on
+    kernels before and after would (``tkq.attention.backward_background``). chain: dQ
+    goes from block to block, without zeroes, background and a kernel behind (``tkq.attention.backward_chain``). split:
+    query heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are handed on
     from task to task (``tkq.attention.backward_split``). 0: all of them in one task.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
@@ -45,6 +46,7 @@ class BackwardConfig:
     direct: bool = False
     persistent: bool = False
     background: bool = False
+    chain: bool = False
     split: int = 0
     kv: int = 128
     kv_stages: int = 2
@@ -66,8 +68,9 @@ class BackwardConfig:
 
     def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
         """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32;
-        and counters, two of each sequence."""
-        return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 2) + 8
+        and counters, two of each sequence, or four of each tile."""
+        counters = 6 if self.chain else 2
+        return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + counters) + 8
 
     def handed_floats(self, spec: BackwardSpec, keys: int) -> int:
         """More of it, of a K/V head of ``keys`` keys: dK and dV on their way, and a counter for each warp."""
@@ -78,6 +81,7 @@ class BackwardConfig:
         tile = self.tile * width * 2
         stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
         dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
+        dq *= self.tile // 64 * (width // self.dq_cols) if self.chain else 1
         p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
         keys = 2 * self.block * width * 2
         return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
@@ -94,6 +98,9 @@ class BackwardConfig:
             raise ValueError(f"{self}: persistent needs direct")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
+        if self.chain and (wide or not self.persistent or self.background or self.split or self.dq_add != "bulk"):
+            raise ValueError(f"{self}: chain needs persistent and dq_add bulk, without background and split, and is "
+                             "for two warpgroups with keys")
         if self.split and (wide or not self.persistent or self.background):
             raise ValueError(f"{self}: split needs persistent without background, and is for two warpgroups with keys")
         if self.late and (wide or self.stages < 2):

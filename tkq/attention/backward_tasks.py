@@ -71,6 +71,8 @@ class BackwardTasks:
             if self.spec.varlen:
                 section = section_of(rows_q, g.section, c.section_bytes, heads)
             head, block = place(index, blocks, heads, section, masks and c.longest_first, g.tail)
+            if const_expr(c.chain):
+                block = cutlass.select_(head < g.chain.heads, blocks - 1 - block, block)
             return self.turn(g, head), block
 
         at = g.places.at(True, c.block, i, g.kv_heads, order, c.longest_first)
