@@ -20,7 +20,7 @@ from tkq.attention.backward_split import Handed
 from tkq.attention.backward_state import Chain, Globals, Numbers, Shared, Task
 from tkq.attention.backward_tasks import BackwardTasks, claim, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
-from tkq.attention.query_ranges import lead_of, mask_limits, section_of
+from tkq.attention.query_ranges import chained_heads, lead_of, mask_limits, section_of
 from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
 
@@ -128,8 +128,8 @@ class BackwardBase(BackwardTasks):
         if self.all_chained:
             chained = Int32(1 << 30), Int32((1 << 31) - 1)
         else:
-            chained = cutlass.max(heads - tail, 0) // section * section
-            chained = chained, chained * tiles
+            first = chained_heads(heads, section, tail)
+            chained = first, first * tiles
         return Chain(with_batch(dq, self.spec.varlen), counts, *chained, numbers.right)
 
     def output(self, x):

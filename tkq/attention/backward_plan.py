@@ -25,8 +25,8 @@ class BackwardConfig:
     persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
     kernels before and after would (``tkq.attention.backward_background``). chain: dQ
     goes from block to block, without zeroes, background and a kernel behind (``tkq.attention.backward_chain``). split:
-    query heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are handed on
-    from task to task (``tkq.attention.backward_split``). 0: all of them in one task.
+    query heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are
+    handed on from task to task (``tkq.attention.backward_split``). 0: all of them in one task.
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
