@@ -53,6 +53,8 @@ VARIANTS = {
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
     "chain": _CHAIN,
     "chain 24": {**_CHAIN, "section_mb": 24},
+    "chain 128": {**_CHAIN, "section_mb": 128},
+    "late persistent turns 128": {**_STAYS, **_LATE, "turns": True, "section_mb": 128},
     "chain of 2 stages": {**_CHAIN, "late": False, "stages": 2},
     "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
     "split in 2s": {**_STAYS, **_LATE, "turns": True, "split": 2},
