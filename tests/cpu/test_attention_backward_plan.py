@@ -25,12 +25,12 @@ def test_what_is_planned_can_run(spec, length, grouped):
     assert sum(registers * groups for registers, groups in config.roles) <= 512
 
 
-@given(SPECS, st.integers(1, 100_000))
-def test_the_workspace_holds_whole_tiles(spec, rows):
-    config = plan(spec)
+@given(SPECS, st.integers(1, 100_000), st.booleans())
+def test_the_workspace_holds_whole_tiles(spec, rows, chain):
+    config = dataclasses.replace(plan(spec), chain=chain)
     tiles = -(-rows // config.tile)
     a_row = 2 + (spec.width if spec.dq and not spec.deterministic else 0)
-    assert config.workspace_floats(spec, rows) == tiles * (config.tile * a_row + 2) + 8
+    assert config.workspace_floats(spec, rows) == tiles * (config.tile * a_row + (6 if chain else 2)) + 8
 
 
 @given(st.integers(1, 100_000), st.integers(1, 9))
@@ -55,6 +55,8 @@ def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     ({"registers": (24, 72, 216)}, "512 for a thread"),
     ({"persistent": True}, "persistent needs direct"),
     ({"background": True}, "background needs persistent"),
+    ({"chain": True}, "chain needs persistent"),
+    ({"chain": True, "persistent": True, "direct": True}, "chain needs persistent and dq_add bulk"),
     ({"split": 1}, "split needs persistent"),
     ({"split": 1, "persistent": True, "direct": True, "background": True}, "split needs persistent without background"),
 ])
