@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.tuning import precompile
-from tkq.attention.backward_plan import SINGLE, BackwardConfig, plan
+from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_plan import SINGLE, plan
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.plan import length_class
 from tkq.runtime import Recipe
@@ -52,9 +53,7 @@ VARIANTS = {
     "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
     "chain": _CHAIN,
-    "chain 24": {**_CHAIN, "section_mb": 24},
-    "chain 128": {**_CHAIN, "section_mb": 128},
-    "late persistent turns 128": {**_STAYS, **_LATE, "turns": True, "section_mb": 128},
+    "chain, sections of 1 MB": {**_CHAIN, "section_mb": 1},
     "chain of 2 stages": {**_CHAIN, "late": False, "stages": 2},
     "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
     "split in 2s": {**_STAYS, **_LATE, "turns": True, "split": 2},

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.tune_attention_backward import VARIANTS, variants
-from tkq.attention.backward_plan import SHARED_BYTES, BackwardConfig, plan, shipped
+from tkq.attention.backward_config import SHARED_BYTES, BackwardConfig
+from tkq.attention.backward_plan import plan, shipped
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec, width
 from tkq.attention.plan import LENGTHS, length_class
 from tkq.attention.spec import DTYPES

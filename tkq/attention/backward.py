@@ -7,7 +7,7 @@ import tkq.tile as tk
 from tkq.attention.backward_add import BackwardAdding
 from tkq.attention.backward_chain import Chained
 from tkq.attention.backward_math import gradients, probabilities
-from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import hand_on

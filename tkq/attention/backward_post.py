@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_sequences import stores, tile_order
 from tkq.attention.backward_spec import BackwardSpec
 

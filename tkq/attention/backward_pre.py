@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_sequences import in_sequences, tile_order
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.query_ranges import QueryExtent, key_range
