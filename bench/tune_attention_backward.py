@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from bench.tuning import precompile
 from tkq.attention.backward_config import BackwardConfig
-from tkq.attention.backward_plan import SINGLE, plan
+from tkq.attention.backward_plan import SINGLE, packed_class, plan
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.plan import length_class
 from tkq.runtime import Recipe
@@ -85,7 +85,7 @@ def packed(name: str) -> tuple:
     """(name, lengths) of a batch of ``attention_backward_varlen``'s."""
     from bench.attention_forward import BATCHES
 
-    return next(batch for batch in BATCHES if batch[0].startswith(name))
+    return next(batch for batch in BATCHES if batch[0].startswith(name.removeprefix("gqa ")))
 
 
 def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
@@ -95,7 +95,8 @@ def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
 def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, BackwardConfig]:
     """The plan, and the variants that can run, and that differ from it."""
     spec = spec_of(dim, causal, length)
-    found = {"plan": plan(spec, length_class(longest(length)), str(length).startswith("gqa"))}
+    kind = (packed_class if spec.varlen else length_class)(longest(length))
+    found = {"plan": plan(spec, kind, 4 if str(length).startswith("gqa") else 1)}
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue

@@ -6,8 +6,8 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 import tkq.tile as tk
 from tkq.attention.backward_add import BackwardAdding
 from tkq.attention.backward_chain import Chained
-from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import hand_on

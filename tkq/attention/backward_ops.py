@@ -158,7 +158,7 @@ def run(tensors: BackwardOperands, gradients: Gradients, options: Options = PLAI
     index, keys = q.get_device(), k.shape[1]
     left, right = left if left < keys - 1 else -1, 0 if causal else right if right < rows - 1 else -1
     key = (q.dtype, head_dim, v.shape[3], left < 0, right < 0, softcap == 0.0, gradients[0] is None, dlse is None,
-           deterministic, length_class(keys), index, config, heads > k.shape[2])
+           deterministic, length_class(keys), index, config, heads // k.shape[2])
     launcher = _launchers.get(key)
     if launcher is None:
         launcher = _launchers[key] = launcher_of(q.device, key)
@@ -183,7 +183,7 @@ def launcher_of(device, key, **more):
     dtype, head_dim, head_dim_v, no_left, no_right, no_softcap, no_dq, no_dlse, deterministic, length = key[:10]
     spec = BackwardSpec(dtypes.name_of(dtype), width(head_dim, head_dim_v), not no_left, not no_right, not no_softcap,
                         not no_dq, not no_dlse, bool(deterministic), **more)
-    config = key[11] or plan(spec, length, grouped=key[12])
+    config = key[11] or plan(spec, length, key[12])
     return function(Recipe("tkq.attention.backward:build", (spec, config))), spec, config, arch.processors(device)
 
 

@@ -1,48 +1,60 @@
-"""From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU. No kernel depends
-on this file."""
+"""From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU. No kernel
+depends on this file."""
 import itertools
 from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
-from tkq.attention.plan import LENGTHS
+from tkq.attention.plan import LENGTHS, length_class
+
+BRIEF = 512  # keys: packed sequences up to so many are brief
+PACKED_LENGTHS = ("brief", *LENGTHS)
 
 
-def plan(spec: BackwardSpec, length: str = "medium", grouped: bool = False) -> BackwardConfig:
-    """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys). grouped:
-    several query heads share a K/V head."""
-    config = _planned(spec, length, grouped)
+def packed_class(seqlen_k: int) -> str:
+    """``length_class`` of packed sequences, the longest of which has so many keys."""
+    return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
+
+
+def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
+    """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
+    ``packed_class``). group: query heads that share a K/V head."""
+    config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
     return config
 
 
-def _planned(spec, length, grouped):
+def _planned(spec, length, group):
     if spec.softcap:
         return _SOFTCAP[spec.width]
     if spec.width == 256 or spec.left or not spec.adds_dq:
         return SINGLE[spec.width]
-    if spec.varlen and (spec.width == 64 or length == "short"):
-        return SINGLE[64] if spec.width == 64 else _D128_SHORT
-    if grouped:
-        return _of_groups(spec, length)
-    if spec.width == 64 and length == "long" and not spec.right:
+    if spec.varlen and length == "brief":
+        return _CHAIN[spec.width]
+    if group > 1:
+        return _of_groups(spec, length, group)
+    if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
     return replace(_BEHIND[spec.width], section_mb=_section(spec, length))
 
 
 def _section(spec, length):
     """Without masks it is only how far ahead zeroes are made."""
-    if spec.width == 128 and not spec.right and (spec.varlen or length == "short"):
+    if spec.width == 128 and not spec.right and (length == "short" or spec.varlen):
         return 24
-    return 4 if length == "short" else 8
+    return 4 if length == "short" and not spec.varlen else 8
 
 
-def _of_groups(spec, length):
+def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
-    together: background would only add to it, and short sequences have them in parts."""
+    together: background would only add to it, and short sequences have them in parts of two, if there are two or
+    more."""
+    if spec.varlen and (spec.width == 64 or length == "short"):
+        return SINGLE[64] if spec.width == 64 else _D128_SHORT
     if spec.width == 128 and not spec.varlen and length == "short":
-        return _SPLIT if spec.right else _BEHIND[128]
+        in_parts = group > 2 and group % 2 == 0
+        return _BEHIND[128] if not spec.right else _SPLIT if in_parts else _STAYS[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
@@ -57,6 +69,8 @@ _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, 
 _STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
 _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
            for width, config in _STAYS.items()}
+_CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
+          128: replace(_STAYS[128], chain=True, section_mb=4)}
 _SPLIT = replace(_STAYS[128], split=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
@@ -76,9 +90,11 @@ def shipped():
                                                   **same}}
     out = {}
     for (kind, options), dtype, width, length in itertools.product(
-            kinds.items(), ("bf16", "fp16"), WIDTHS, LENGTHS):
+            kinds.items(), ("bf16", "fp16"), WIDTHS, PACKED_LENGTHS):
         spec = BackwardSpec(dtype, width, **options)
-        config = plan(spec, length, kind.startswith("grouped"))
+        if length == "brief" and not spec.varlen:
+            continue
+        config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
         recipe = Recipe("tkq.attention.backward:build", (spec, config))
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
         usual = dtype == "bf16" and (width, length) != (128, "short")
