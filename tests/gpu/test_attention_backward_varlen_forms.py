@@ -12,6 +12,8 @@ from tkq.attention.arguments import Options
 from tkq.attention.backward_plan import SINGLE
 
 STAYS = {"direct": True, "persistent": True, "turns": True}
+CHAIN = {**STAYS, "late": True, "chain": True, "section_mb": 4}
+BRIEF64 = {**STAYS, "chain": True, "section_mb": 4, "stages": 2}
 BEHIND = {**STAYS, "late": True, "background": True, "section_mb": 8, "registers": (32, 64, 208)}
 
 
@@ -20,7 +22,8 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, change", (
-    (128, False, BEHIND), (128, True, BEHIND), (64, True, BEHIND), *[
+    (128, False, BEHIND), (128, True, BEHIND), (64, True, BEHIND), (128, False, CHAIN), (128, True, CHAIN),
+    (64, True, BRIEF64), *[
         pytest.param(dim, causal, STAYS, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
 ), ids=shown)
 def test_form(dim, causal, change, monkeypatch):
