@@ -35,6 +35,9 @@ def test_form(dim, causal, change, monkeypatch):
     Problem(MANY, 2, 1, dim, options=options).judge(f"many short ones {change}", config=config)
     Problem(MIXED, 4, 2, dim, spare=50, in_use=True, options=options).judge(f"in use {change}", config=config)
     Problem(((500, 420),) * 9, 24, 12, dim, options=options).judge(f"many heads {change}", config=config)
+    if causal:
+        limit = Options(False, None, -1, 50)
+        Problem(MIXED, 4, 2, dim, spare=20, options=limit).judge(f"a limit on the right {change}", config=config)
     if config.persistent:
         monkeypatch.setattr(backward_varlen_ops, "_launchers", {})
         monkeypatch.setattr("tkq.attention.backward_ops.arch.processors", lambda device: 3)
