@@ -30,7 +30,7 @@ def _planned(spec, length, group):
         return _SOFTCAP[spec.width]
     if spec.width == 256 or spec.left or not spec.adds_dq:
         return SINGLE[spec.width]
-    if spec.varlen and length == "brief":
+    if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
         return _CHAIN[spec.width]
     if group > 1:
         return _of_groups(spec, length, group)
