@@ -129,10 +129,11 @@ def varlen_gradients(device):
     for dim, heads, kv_heads, longest, given, in_use, deterministic in (
             (64, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, False),
             (64, 2, 1, 900, causal, False, False), (64, 2, 2, 900, causal, False, False),
-            (128, 2, 1, 900, causal, False, False), (128, 2, 2, 4096, causal, False, False), (128, 2, 2, 4096, Options(), False, False),
-            (128, 2, 1, 4096, causal, False, False), (256, 2, 1, 150, causal, False, False),
-            (128, 2, 1, 150, causal, False, True), (128, 2, 1, 150, window, False, False),
-            (128, 2, 1, 150, capped, False, False), (128, 2, 1, 150, causal, True, False)):
+            (128, 2, 1, 900, causal, False, False), (128, 2, 2, 4096, causal, False, False),
+            (128, 2, 2, 4096, Options(), False, False), (128, 2, 1, 4096, causal, False, False),
+            (256, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, True),
+            (128, 2, 1, 150, window, False, False), (128, 2, 1, 150, capped, False, False),
+            (128, 2, 1, 150, causal, True, False)):
         q, k, v = (x[0] for x in qkv(300, 300, heads, kv_heads, dim))
         sinks, of_use = randn(5, heads, dtype=torch.float32), (used, used) if in_use else ()
         o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, *(of_use or (None, None)), *given, sinks)
