@@ -9,7 +9,7 @@ from tkq import reference
 from tkq.gemm import backward
 from tkq.gemm.call import Extra, check_apart, check_call, check_out, extra_of, inner_fits, quick, run, shape_of
 from tkq.gemm.epilogue import name_of
-from tkq.runtime import check, new, ops
+from tkq.runtime import autocast, check, new, ops
 
 __all__ = ["gemm", "run"]
 
@@ -53,9 +53,13 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         NotImplementedError: c with a gated activation; a gradient of a function of your own; forward-mode gradients.
         RuntimeError: a GPU other than Hopper; out with a gradient.
 
+    Under torch.autocast a and b are cast, and c where neither out nor out_dtype says what type it has.
+
     CPU tensors take ``tkq.reference.gemm``.
     """
     name = "" if activation is None else name_of(activation)
+    if autocast.on():
+        a, b, c = autocast.lowered(a, b, c) if out is out_dtype is None else (*autocast.lowered(a, b), c)
     way = ops.route(a, b, bias, c, out)
     if out is not None:
         return _into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)

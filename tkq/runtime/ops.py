@@ -22,19 +22,28 @@ class Known(dict):
         self[key] = value
 
 
-def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None):
+def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str = ""):
     """Register ``tkq::name`` and return the op to call.
 
     cuda, cpu: the functions behind it; the schema is read from ``cuda``'s annotations. fake: the outputs' shapes and
     dtypes for tracing. setup(ctx, inputs, output), backward(ctx, *grads): the gradient formula, as autograd.Function
     has it; the same two serve ``eager_function``. Without one the host function refuses gradients.
+
+    of: the public functions whose op it is, where they have other names. torch.func.vmap is refused with them: torch's
+    own fallback calls an op once for each slice, and warns.
     """
     op = torch.library.custom_op(f"tkq::{name}", cuda, mutates_args=(), device_types="cuda")
     op.register_kernel("cpu")(cpu)
     op.register_fake(fake)
+    op.register_vmap(lambda *_: _refuse_vmap(of or name))
     if backward is not None:
         op.register_autograd(backward, setup_context=setup)
     return op
+
+
+def _refuse_vmap(name):
+    raise NotImplementedError(f"{name}: torch.func.vmap is not supported; what it would map over may be one of the "
+                              "dimensions that there are: rows, a batch, heads")
 
 
 def eager_function(name: str, *, forward, backward, setup=None):

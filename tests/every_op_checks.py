@@ -1,0 +1,168 @@
+"""What must hold for every op (tests/every_op.py), on whatever device: as functions of a case."""
+import threading
+
+import pytest
+import torch
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from tests.every_op import BF16, F8, F32, Case, assert_same, backward, results, run
+
+ALL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+ROWS = (24, 40, 17)  # the first is that of `Case.inputs`
+
+
+class Noted(TorchDispatchMode):
+    """Notes the calls of tkq's custom ops: (op, arguments)."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "tkq":
+            recorded = torch._C._current_graph_task_id() < 0  # a call that a backward makes is not differentiated again
+            args_ = [t.detach().requires_grad_(t.requires_grad and recorded) if isinstance(t, torch.Tensor) else t
+                     for t in args]
+            self.calls.append((func, args_))
+        return func(*args, **(kwargs or {}))
+
+
+def op_calls(case: Case, device) -> list:
+    """The custom ops that a call and its backward make, each with its arguments: samples for opcheck."""
+    with Noted() as noted:
+        run(case, case.inputs(device, grad=True))
+    return noted.calls
+
+
+def passes_opcheck(case, device):
+    calls = op_calls(case, device)
+    assert calls, f"{case.name} makes no custom op"
+    for op, args in calls:
+        eighths = any(isinstance(t, torch.Tensor) and t.dtype == F8 for t in args)  # which the CPU cannot multiply
+        torch.library.opcheck(op, args, test_utils=("test_autograd_registration", "test_faketensor") if eighths else ALL)
+
+
+def compiles_once(case, device, backend="aot_eager"):
+    """For all sizes: with its gradients, in one graph."""
+    torch._dynamo.reset()
+    compiled = torch.compile(case.call, fullgraph=True, dynamic=True, backend=backend)
+    for rows in ROWS:
+        found = run(case, case.inputs(device, rows, grad=True), compiled)
+        assert_same(found, run(case, case.inputs(device, rows, grad=True)), case.exact, f"{case.name}, {rows} rows")
+    count = len(_debug_get_cache_entry_list(case.call.__code__))
+    assert count == case.graphs, f"{case.name}: {count} graphs for {len(ROWS)} sizes, expected {case.graphs}"
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, *inputs):
+        return self.call(*inputs)
+
+
+def exports(case, device):
+    """With a size that stays free, and what is exported runs with another one."""
+    auto = torch.export.Dim.AUTO
+    inputs = tuple(case.inputs(device).values())
+    free = [{i: auto for i, n in enumerate(x.shape) if n == ROWS[0]} for x in inputs]
+    program = torch.export.export(_Module(case.call), inputs, dynamic_shapes=(tuple(free),)).module()
+    for rows in ROWS[:2]:
+        x = tuple(case.inputs(device, rows).values())
+        with torch.no_grad():
+            assert_same(results(program(*x)), results(case.call(*x)), what=f"{case.name}, exported, {rows} rows")
+
+
+def autocasts(case, device):
+    """Products cast to autocast's type, and give it; all others do what they do without."""
+    def narrowed(dtype):
+        inputs = case.inputs(device, dtype=F32)
+        inputs |= {name: inputs[name].to(dtype) for name in case.cast}
+        for name in case.leaves:
+            inputs[name].requires_grad_()
+        return inputs
+
+    for dtype in (torch.bfloat16, torch.float16) if case.cast else (BF16,):
+        wanted = run(case, narrowed(dtype) if case.cast else case.inputs(device, dtype=F32, grad=True))
+        inputs = case.inputs(device, dtype=F32, grad=True)
+        with torch.autocast(device, dtype):
+            found = results(case.call(*inputs.values()))
+        assert all(t.dtype in (dtype, F32) for t in found if case.cast)
+        if case.leaves:
+            backward(found)
+        found = [t.detach() for t in found] + [inputs[name].grad for name in case.leaves]
+        assert all(inputs[name].grad.dtype == F32 for name in case.leaves)
+        wanted = [w.to(f.dtype) if i >= len(found) - len(case.leaves) else w
+                  for i, (f, w) in enumerate(zip(found, wanted, strict=True))]
+        assert_same(found, wanted, what=f"{case.name}, autocast {dtype}")
+
+
+def keeps_its_types_under_autocast(case, device):
+    """What has autocast's type already, forward and backward: nothing that it is made of is cast."""
+    wanted = run(case, case.inputs(device, grad=True))
+    with torch.autocast(device, BF16):
+        found = run(case, case.inputs(device, grad=True))
+    assert_same(found, wanted, case.exact, f"{case.name} under autocast")
+
+
+def scales_gradients(case, device):
+    """torch.amp.GradScaler: the same step as without, and none where a gradient is not finite."""
+    inputs = case.inputs(device, grad=True)
+    plain = case.inputs(device, grad=True)
+    backward(results(case.call(*plain.values())))
+    leaves = [inputs[name] for name in case.leaves]
+    scaler = torch.amp.GradScaler(device, init_scale=256.0, growth_interval=1)
+    optimizer = torch.optim.SGD(leaves, lr=0.5)
+    backward([scaler.scale(t) for t in results(case.call(*inputs.values())) if t.requires_grad])
+    scaler.unscale_(optimizer)
+    assert_same([t.grad for t in leaves], [plain[name].grad for name in case.leaves], False, f"{case.name}, unscaled")
+    before = [t.detach().clone() for t in leaves]
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 512.0 and not all(torch.equal(a, b) for a, b in zip(before, leaves))
+    optimizer.zero_grad()
+    before = [t.detach().clone() for t in leaves]
+    found = results(case.call(*inputs.values()))
+    backward([scaler.scale(t * float("inf")) for t in found if t.requires_grad])
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 256.0 and all(torch.equal(a, b) for a, b in zip(before, leaves))
+
+
+def checkpoints(case, device, reentrant):
+    wanted = run(case, case.inputs(device, grad=True))
+    found = run(case, case.inputs(device, grad=True), lambda *x: checkpoint(case.call, *x, use_reentrant=reentrant))
+    assert_same(found, wanted, case.exact, f"{case.name}, checkpointed")
+
+
+def refuses_vmap(case, device):
+    inputs = list(case.inputs(device).values())
+    with pytest.raises(NotImplementedError, match=rf"\b{case.function}\b.*vmap"):
+        torch.func.vmap(case.call, in_dims=(0, *[None] * (len(inputs) - 1)))(torch.stack([inputs[0]] * 2), *inputs[1:])
+
+
+def runs_in_threads(case, device, around=lambda call: call, threads=4):
+    """At a time, each with its own numbers. around(call): what a thread does beside it."""
+    seeds = range(threads)
+    wanted = [run(case, case.inputs(device, seed=seed, grad=True)) for seed in seeds]
+    found, barrier, problems = {}, threading.Barrier(threads), []
+
+    def work(seed):
+        try:
+            barrier.wait()
+            for _ in range(3):
+                found[seed] = around(lambda: run(case, case.inputs(device, seed=seed, grad=True)))()
+        except BaseException as problem:  # for the thread that waits
+            problems.append(problem)
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in seeds]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not problems, problems
+    for seed in seeds:
+        assert_same(found[seed], wanted[seed], case.exact, f"{case.name}, thread {seed}")
