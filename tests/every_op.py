@@ -1,6 +1,7 @@
-"""Every op of tkq, in one list: a call of it, on small tensors that are made here. What holds for all ops is tested over
-this list (tests/cpu/test_every_op_cpu.py, tests/gpu/test_every_op.py); a function or a custom op that is not in it fails
-there.
+"""Every op of tkq, in one list: a call of it, on small tensors that are made here.
+
+What holds for all ops is tested over this list (tests/cpu/test_every_op_cpu.py, tests/gpu/test_every_op.py); a function
+or a custom op that is not in it fails there.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -174,7 +175,8 @@ CASES = {case.name: case for case in (
     Case("rope, of packed sequences", _rotary_packed,
          lambda x, cos, sin, cu_seqlens: tkq.rope(x, cos, sin, cu_seqlens=cu_seqlens), ("x",)),
     Case("rope_qk", _rotary_qk, lambda q, k, cos, sin: tkq.rope_qk(q, k, cos, sin), ("q", "k")),
-    Case("flash_attn", _qkv, lambda q, k, v: tkq.flash_attn(q, k, v, causal=True), ("q", "k", "v"), ("q", "k", "v"), exact=False),
+    Case("flash_attn", _qkv, lambda q, k, v: tkq.flash_attn(q, k, v, causal=True), ("q", "k", "v"), ("q", "k", "v"),
+         exact=False),
     Case("flash_attn, with sinks", _qkv_shared,
          lambda q, k, v, sinks: tkq.flash_attn(q, k, v, causal=True, sinks=sinks, return_lse=True),
          ("q", "k", "v", "sinks"), ("q", "k", "v"), exact=False),

@@ -46,7 +46,7 @@ def number(name: str, x) -> None:
 def finite(name: str, x) -> None:
     """TypeError, ValueError unless x is a finite Python number."""
     number(name, x)
-    if not -math.inf < x < math.inf:
+    if not math.isfinite(x):
         raise ValueError(f"{name}: got {x}, allowed are finite numbers")
 
 
