@@ -22,6 +22,8 @@ class Case:
     cast: the names of those that torch.autocast casts; the result then has autocast's type, or is float32.
     graphs: how many torch.compile makes for all numbers of rows. Two where rows are what a gradient sums over: numbers
         that are no multiple of 8 are padded.
+    launches: kernels, copies and fills on the GPU: of a call; of one that autograd records; of such a one and its
+        backward.
     exact: False where gradients are added in an order that varies, or a call whose gradient is recorded rounds more.
     """
 
@@ -31,6 +33,7 @@ class Case:
     leaves: tuple = ()
     cast: tuple = ()
     graphs: int = 1
+    launches: tuple = ()
     exact: bool = True
 
     @property
@@ -135,8 +138,8 @@ def _matrices(t):
     return dict(a=t(t.rows, 64), b=t(64, 32))
 
 
-def _matrices_and_more(t):
-    return dict(**_matrices(t), bias=t(32), c=t(t.rows, 32))
+def _matrices_and_bias(t):
+    return dict(**_matrices(t), bias=t(32, dtype=BF16))
 
 
 def _groups(t):
@@ -184,9 +187,9 @@ CASES = {case.name: case for case in (
          lambda q, k, v, cu_seqlens_q, cu_seqlens_k: tkq.flash_attn_varlen(
              q, k, v, cu_seqlens_q, cu_seqlens_k, 64, 64, causal=True), ("q", "k", "v"), ("q", "k", "v"), exact=False),
     Case("gemm", _matrices, lambda a, b: tkq.gemm(a, b), ("a", "b"), ("a", "b"), 2),
-    Case("gemm, with an epilogue", _matrices_and_more,
-         lambda a, b, bias, c: tkq.gemm(a, b, bias=bias, c=c, beta=0.5, activation="silu"),
-         ("a", "b", "bias", "c"), ("a", "b", "c"), 2, exact=False),
+    Case("gemm, with an epilogue", _matrices_and_bias,
+         lambda a, b, bias: tkq.gemm(a, b, bias=bias, activation="silu", alpha=2.0),
+         ("a", "b", "bias"), ("a", "b"), 2, exact=False),
     Case("grouped_gemm", _groups, lambda a, b, offsets: tkq.grouped_gemm(a, b, offsets), ("a", "b"), ("a", "b")),
     Case("fp8_gemm", _float8, lambda a, b, scale_a, scale_b: tkq.fp8_gemm(a, b.t(), scale_a, scale_b)),
     Case("quantize_fp8", _one, lambda x: tkq.quantize_fp8(x, "block", transpose=True)),
@@ -201,12 +204,16 @@ def results(found) -> tuple:
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
-def backward(found, seed: int = 7) -> None:
-    """A backward through all results that have one, from gradients that are always the same."""
+def incoming(found, seed: int = 7) -> tuple:
+    """(the results that have a gradient, such gradients of them: always the same)"""
     recorded = [t for t in results(found) if t.requires_grad]
     generator = torch.Generator().manual_seed(seed)
-    gradients = [torch.randn(t.shape, generator=generator).to(t.dtype).to(t.device) for t in recorded]
-    torch.autograd.backward(recorded, gradients)
+    return recorded, [torch.randn(t.shape, generator=generator).to(t.dtype).to(t.device) for t in recorded]
+
+
+def backward(found) -> None:
+    """A backward through all results that have one."""
+    torch.autograd.backward(*incoming(found))
 
 
 def run(case: Case, inputs: dict, call=None) -> list:

@@ -77,35 +77,29 @@ def exports(case, device):
             assert_same(results(program(*x)), results(case.call(*x)), what=f"{case.name}, exported, {rows} rows")
 
 
-def autocasts(case, device):
-    """Products cast to autocast's type, and give it; all others do what they do without."""
-    def narrowed(dtype):
-        inputs = case.inputs(device, dtype=F32)
-        inputs |= {name: inputs[name].to(dtype) for name in case.cast}
-        for name in case.leaves:
-            inputs[name].requires_grad_()
-        return inputs
-
-    for dtype in (torch.bfloat16, torch.float16) if case.cast else (BF16,):
-        wanted = run(case, narrowed(dtype) if case.cast else case.inputs(device, dtype=F32, grad=True))
+def autocasts(case, device, dtypes=(torch.bfloat16, torch.float16)):
+    """Float32 inputs of a product get autocast's type, and so does the result; gradients have their inputs' types."""
+    for dtype in dtypes:
+        narrow = case.inputs(device, dtype=F32)
+        narrow |= {name: narrow[name].to(dtype) for name in case.cast}
         inputs = case.inputs(device, dtype=F32, grad=True)
+        for name in case.leaves:
+            narrow[name].requires_grad_()
         with torch.autocast(device, dtype):
             found = results(case.call(*inputs.values()))
-        assert all(t.dtype in (dtype, F32) for t in found if case.cast)
-        if case.leaves:
-            backward(found)
-        found = [t.detach() for t in found] + [inputs[name].grad for name in case.leaves]
-        assert all(inputs[name].grad.dtype == F32 for name in case.leaves)
-        wanted = [w.to(f.dtype) if i >= len(found) - len(case.leaves) else w
-                  for i, (f, w) in enumerate(zip(found, wanted, strict=True))]
-        assert_same(found, wanted, what=f"{case.name}, autocast {dtype}")
+        backward(found)
+        gradients = [inputs[name].grad for name in case.leaves]
+        assert all(gradient.dtype == inputs[name].dtype for name, gradient in zip(case.leaves, gradients))
+        wanted = run(case, narrow)
+        wanted[len(found):] = [t.to(gradient.dtype) for t, gradient in zip(wanted[len(found):], gradients)]
+        assert_same([*found, *gradients], wanted, case.exact, f"{case.name}, autocast {dtype}")
 
 
-def keeps_its_types_under_autocast(case, device):
-    """What has autocast's type already, forward and backward: nothing that it is made of is cast."""
-    wanted = run(case, case.inputs(device, grad=True))
+def keeps_its_types_under_autocast(case, device, dtype=BF16):
+    """What has autocast's type already, and what is cast for no op: the same, forward and backward, as without."""
+    wanted = run(case, case.inputs(device, grad=True, dtype=dtype))
     with torch.autocast(device, BF16):
-        found = run(case, case.inputs(device, grad=True))
+        found = run(case, case.inputs(device, grad=True, dtype=dtype))
     assert_same(found, wanted, case.exact, f"{case.name} under autocast")
 
 

@@ -1,0 +1,152 @@
+"""Every op as a citizen of PyTorch (tests/every_op.py) on a GPU: what tests/cpu/test_every_op_cpu.py asks on the CPU's
+path, and what only a GPU has: CUDA graphs, streams, threads that launch, a device that is not the current one, and how
+many launches a call is."""
+import pytest
+import torch
+
+from tests import every_op_checks as checks
+from tests.every_op import CASES, assert_same, incoming, results, run
+from tkq.testing import timing
+
+pytestmark = pytest.mark.filterwarnings("error")
+every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+differentiable = pytest.mark.parametrize(
+    "case", [case for case in CASES.values() if case.leaves], ids=[name for name, case in CASES.items() if case.leaves])
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd):
+    """Nothing is said on the way, by torch's C++ and the DSL neither."""
+    yield
+    assert capfd.readouterr().err == ""
+
+
+@every
+def test_opcheck(case):
+    checks.passes_opcheck(case, "cuda")
+
+
+@every
+def test_compile(case):
+    checks.compiles_once(case, "cuda")
+
+
+@every
+def test_export(case):
+    checks.exports(case, "cuda")
+
+
+@every
+def test_autocast(case):
+    checks.keeps_its_types_under_autocast(case, "cuda")
+    if case.cast:
+        checks.autocasts(case, "cuda", (torch.bfloat16,))
+
+
+@differentiable
+def test_grad_scaler(case):
+    checks.scales_gradients(case, "cuda")
+
+
+@differentiable
+@pytest.mark.parametrize("reentrant", (False, True), ids=("not reentrant", "reentrant"))
+def test_checkpoint(case, reentrant):
+    checks.checkpoints(case, "cuda", reentrant)
+
+
+@every
+def test_threads_and_streams(case):
+    """Several threads, each with a stream of its own."""
+    def around(call):
+        def work():
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                found = call()
+            stream.synchronize()
+            return found
+
+        return work
+
+    checks.runs_in_threads(case, "cuda", around)
+
+
+@every
+def test_on_a_side_stream(case):
+    """What comes late on the stream is waited for; the default stream has nothing to do with it."""
+    wanted, stream = run(case, case.inputs("cuda", seed=1, grad=True)), torch.cuda.Stream()
+    inputs, others = case.inputs("cuda", grad=True), case.inputs("cuda", seed=1)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
+        torch.cuda._sleep(2_000_000)  # about a millisecond
+        for name, x in inputs.items():
+            x.copy_(others[name])
+    with torch.cuda.stream(stream):
+        found = run(case, inputs)
+    stream.synchronize()
+    assert_same(found, wanted, case.exact, case.name)
+
+
+@every
+def test_in_a_cuda_graph(case):
+    """Captured forward and backward, replayed with other numbers, lengths and classes."""
+    fixed = case.inputs("cuda", grad=True)
+    leaves = [fixed[name] for name in case.leaves]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # all that a first call makes
+        recorded, gradients = incoming(case.call(*fixed.values()))
+        if leaves:
+            torch.autograd.grad(recorded, leaves, gradients)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = results(case.call(*fixed.values()))
+        if leaves:
+            found += torch.autograd.grad([t for t in found if t.requires_grad], leaves, gradients)
+    for seed in (1, 2):
+        others = case.inputs("cuda", seed=seed)
+        with torch.no_grad():
+            for name, x in fixed.items():
+                x.copy_(others[name])
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same([t.detach() for t in found], run(case, case.inputs("cuda", seed=seed, grad=True)), case.exact,
+                    f"{case.name}, replayed with {seed}")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_a_device_that_is_not_the_current_one():
+    for current, other in ((0, 1), (1, 0)):
+        with torch.cuda.device(other):
+            wanted = {name: run(case, case.inputs("cuda", grad=True)) for name, case in CASES.items()}
+        with torch.cuda.device(current):
+            for name, case in CASES.items():
+                for _ in range(2):  # a second call may take a shorter way
+                    found = run(case, case.inputs(f"cuda:{other}", grad=True))
+                    assert all(t.device.index == other for t in found), name
+                    assert_same(found, wanted[name], case.exact, f"{name} on {other}, {current} being current")
+
+
+def test_launches_per_call():
+    """The numbers in the list, which docs/launches.md shows: what the profiler counts on the GPU."""
+    found = {}
+    for name, case in CASES.items():
+        found[name] = (launches(case.call, *case.inputs("cuda").values()),)
+        if case.leaves:
+            inputs = case.inputs("cuda", grad=True)
+            _, gradients = incoming(case.call(*inputs.values()))
+            leaves = [inputs[leaf] for leaf in case.leaves]
+            found[name] += (launches(case.call, *inputs.values()), launches(step, case, inputs, leaves, gradients))
+    differ = {name: found[name] for name, case in CASES.items() if found[name] != case.launches}
+    assert not differ
+
+
+def step(case, inputs, leaves, gradients):
+    recorded = [t for t in results(case.call(*inputs.values())) if t.requires_grad]
+    torch.autograd.grad(recorded, leaves, gradients)
+
+
+def launches(call, *inputs) -> int:
+    """Of a second call."""
+    call(*inputs)
+    return int(timing._profiled_launches(call, inputs))
