@@ -284,8 +284,9 @@ def _gradients(ctx, dc):
     da = db = None
     if ctx.needs_input_grad[0]:
         da = _routed(dc, b.transpose(1, 2), offsets)
-        rows = torch.arange(da.shape[0], device=da.device)
-        da = torch.where((rows < offsets[-1])[:, None], da, 0) if offsets.numel() else da
+        if offsets.numel():
+            number = offsets.new_ones(da.shape[0]).cumsum(0)  # of each row, from 1 on; not arange, which is no DTensor
+            da = torch.where((number <= offsets[-1])[:, None], da, 0)
     if ctx.needs_input_grad[1]:
         db = _routed(a.t(), dc, offsets)
     return da, db

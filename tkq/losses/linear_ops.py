@@ -91,7 +91,8 @@ def _cuda(x: Tensor, weight: Tensor, target: Tensor, class_weight: Optional[Tens
           grad_weight: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
     found = linear.forward(_layer(x, weight, target), terms, grad_x, grad_weight)
-    return tuple(found._replace(loss=found.loss.view(target.shape) if reduction == "none" else found.loss))
+    return tuple(found._replace(loss=found.loss.view(target.shape) if reduction == "none" and target.dim() != 1
+                                else found.loss))
 
 
 def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap, grad_x,

@@ -118,7 +118,8 @@ def _on_cpu(logits, target, terms):
     if debug.enabled():
         check_targets(target, logits.shape[-1], terms.ignore_index)
     rows = logits.numel() // logits.shape[-1]
-    return reference.cross_entropy(logits, target, terms).float(), torch.zeros(launch.saved_size(rows, terms.reduction))
+    loss = reference.cross_entropy(logits, target, terms).to(torch.float32, copy=True)  # no view
+    return loss, torch.zeros(launch.saved_size(rows, terms.reduction))
 
 
 def _cuda(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,

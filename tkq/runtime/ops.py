@@ -1,4 +1,6 @@
 """How PyTorch sees a tkq function: as a custom op, and past the dispatcher where nothing would be lost."""
+import importlib
+
 import torch
 import tvm_ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
 from torch import Tensor
@@ -80,16 +82,23 @@ def route(*tensors) -> str:
     if not _grad_mode():  # then nobody need be asked for requires_grad
         for x in tensors:
             if type(x) not in _PLAIN_OR_NONE:
-                return "op"
+                return _other(type(x))
         return "direct"
     needs = False
     for x in tensors:
         if x is not None:
             if type(x) not in _PLAIN:
-                return "op"
+                return _other(type(x))
             if x.requires_grad:
                 needs = True
     return "record" if needs else "direct"
+
+
+def _other(kind) -> str:
+    """A subclass of Tensor, or something else."""
+    if kind.__name__ == "DTensor":
+        importlib.import_module("tkq.integrations.dtensor")  # how it is sharded through the ops
+    return "op"
 
 
 def direct(*tensors) -> bool:
