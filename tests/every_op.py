@@ -6,6 +6,7 @@ or a custom op that is not in it fails there.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -195,8 +196,20 @@ CASES = {case.name: case for case in (
     Case("quantize_fp8", _one, lambda x: tkq.quantize_fp8(x, "block", transpose=True)),
 )}
 
+WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]
 # What tkq has that is no function of tensors.
 NOT_OPS = {"rope_cos_sin", "tune", "Exchange", "Monoid", "ReductionBase", "RowKernel"}
+
+
+def of_each(cases):
+    """Parametrizes by `case`: one of each function; its others are slow."""
+    return pytest.mark.parametrize("case", [
+        pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name != case.function)) for case in cases])
+
+
+def of_all(cases):
+    """The same of all."""
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
 
 def results(found) -> tuple:
@@ -230,5 +243,5 @@ def assert_same(found, wanted, exact=True, what="") -> None:
     for i, (a, b) in enumerate(zip(found, wanted)):
         assert a.shape == b.shape and a.dtype == b.dtype, f"{what}: {i}: {a.shape} {a.dtype}, {b.shape} {b.dtype}"
         a, b = (t.float() for t in (a, b))
-        torch.testing.assert_close(a, b, **dict(rtol=0, atol=0) if exact else dict(rtol=2e-2, atol=2e-2),
-                                   equal_nan=True, msg=lambda text, i=i: f"{what}: {i}: {text}")
+        near = dict(rtol=0, atol=0) if exact or not b.numel() else dict(rtol=2**-6, atol=b.abs().max().item() * 2**-6)
+        torch.testing.assert_close(a, b, **near, equal_nan=True, msg=lambda text, i=i: f"{what}: {i}: {text}")

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.every_op import BF16, F8, F32, Case, assert_same, backward, results, run
 
 WITHOUT_NUMBERS = ("test_autograd_registration", "test_faketensor")
-ALL = (*WITHOUT_NUMBERS, "test_schema", "test_aot_dispatch_dynamic")
+QUICK = (*WITHOUT_NUMBERS, "test_schema")
+ALL = (*QUICK, "test_aot_dispatch_dynamic")
 ROWS = (24, 40, 17)  # the first is that of `Case.inputs`
 
 
@@ -37,23 +38,23 @@ def op_calls(case: Case, device) -> list:
     return noted.calls
 
 
-def passes_opcheck(case, device):
+def passes_opcheck(case, device, tests=ALL):
     calls = op_calls(case, device)
     assert calls, f"{case.name} makes no custom op"
     for op, args in calls:
         eighths = any(isinstance(t, torch.Tensor) and t.dtype == F8 for t in args)  # which torch cannot compare
-        torch.library.opcheck(op, args, test_utils=WITHOUT_NUMBERS if eighths else ALL)
+        torch.library.opcheck(op, args, test_utils=WITHOUT_NUMBERS if eighths else tests)
 
 
-def compiles_once(case, device, backend="aot_eager"):
+def compiles_once(case, device, backend="aot_eager", sizes=ROWS):
     """For all sizes: with its gradients, in one graph."""
     torch._dynamo.reset()
     compiled = torch.compile(case.call, fullgraph=True, dynamic=True, backend=backend)
-    for rows in ROWS:
+    for rows in sizes:
         found = run(case, case.inputs(device, rows, grad=True), compiled)
         assert_same(found, run(case, case.inputs(device, rows, grad=True)), case.exact, f"{case.name}, {rows} rows")
     count = len(_debug_get_cache_entry_list(case.call.__code__))
-    assert count <= case.graphs, f"{case.name}: {count} graphs for {len(ROWS)} sizes, expected {case.graphs}"
+    assert count <= case.graphs, f"{case.name}: {count} graphs for {len(sizes)} sizes, expected {case.graphs}"
 
 
 class _Module(torch.nn.Module):
@@ -104,27 +105,31 @@ def keeps_its_types_under_autocast(case, device, dtype=BF16):
 
 
 def scales_gradients(case, device):
-    """torch.amp.GradScaler: the same step as without, and none where a gradient is not finite."""
-    inputs = case.inputs(device, grad=True)
+    """torch.amp.GradScaler, of float32 parameters that the call takes in 16 bits: the same gradients as without, and no
+    step where one is not finite."""
     plain = case.inputs(device, grad=True)
-    backward(results(case.call(*plain.values())))
-    leaves = [inputs[name] for name in case.leaves]
+    backward(case.call(*plain.values()))
+    inputs = case.inputs(device)
+    kept = {name: inputs[name].float().requires_grad_() for name in case.leaves}
     scaler = torch.amp.GradScaler(device, init_scale=256.0, growth_interval=1)
-    optimizer = torch.optim.SGD(leaves, lr=0.5)
-    backward([scaler.scale(t) for t in results(case.call(*inputs.values())) if t.requires_grad])
-    scaler.unscale_(optimizer)
-    assert_same([t.grad for t in leaves], [plain[name].grad for name in case.leaves], False, f"{case.name}, unscaled")
-    before = [t.detach().clone() for t in leaves]
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 512.0 and not all(torch.equal(a, b) for a, b in zip(before, leaves))
-    optimizer.zero_grad()
-    before = [t.detach().clone() for t in leaves]
-    found = results(case.call(*inputs.values()))
-    backward([scaler.scale(t * float("inf")) for t in found if t.requires_grad])
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 256.0 and all(torch.equal(a, b) for a, b in zip(before, leaves))
+    optimizer = torch.optim.SGD(kept.values(), lr=0.5)
+
+    def step(factor):
+        given = inputs | {name: x.to(inputs[name].dtype) for name, x in kept.items()}
+        optimizer.zero_grad()
+        backward([scaler.scale(t * factor) for t in results(case.call(*given.values())) if t.requires_grad])
+        before = [x.detach().clone() for x in kept.values()]
+        scaler.unscale_(optimizer)
+        gradients = [x.grad.clone() for x in kept.values()]
+        scaler.step(optimizer)
+        scaler.update()
+        return gradients, [torch.equal(x, old) for x, old in zip(kept.values(), before)]
+
+    found, same = step(1.0)
+    assert_same(found, [plain[name].grad.float() for name in case.leaves], False, f"{case.name}, unscaled")
+    assert scaler.get_scale() == 512.0 and not any(same)
+    _, same = step(float("inf"))
+    assert scaler.get_scale() == 256.0 and all(same)
 
 
 def checkpoints(case, device, reentrant):

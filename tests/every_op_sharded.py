@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import tkq.nn
-from tests.every_op import F8, Case, assert_same, incoming, results, run
+from tests.every_op import CASES, F8, Case, assert_same, incoming, results, run
 
 
 @contextlib.contextmanager
@@ -87,6 +87,19 @@ def fully_sharded(case: Case, mesh, device):
     gradients = [getattr(layer, name).grad.full_tensor() for name in names]
     whole = [t.detach() for t in found] + gradients
     assert_same(whole, run(case, inputs)[:len(whole)], case.exact, f"{case.name}, fully sharded")
+
+
+def of_two_ranks(rank, address, stay):
+    """What each of two processes does: all of it, where sharded means something."""
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for case in CASES.values():
+        for dimension in (None, *stay.get(case.name, ())):
+            on_dtensors(case, mesh, "cpu", dimension)
+        if case.leaves:
+            fully_sharded(case, mesh, "cpu")
+    tensor_parallel(mesh, "cpu")
+    dist.destroy_process_group()
 
 
 class GatedMLP(nn.Module):

@@ -8,12 +8,12 @@ import torch
 
 import tkq
 from tests import every_op_checks as checks
-from tests.every_op import CASES, NOT_OPS
+from tests.every_op import CASES, NOT_OPS, WITH_GRADIENTS, of_each
 
 pytestmark = pytest.mark.filterwarnings("error")
-every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-differentiable = pytest.mark.parametrize(
-    "case", [case for case in CASES.values() if case.leaves], ids=[name for name, case in CASES.items() if case.leaves])
+
+
+every, differentiable = of_each(CASES.values()), of_each(WITH_GRADIENTS)
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +39,24 @@ def test_the_list_makes_every_custom_op():
 
 @every
 def test_opcheck(case):
-    checks.passes_opcheck(case, "cpu")
+    checks.passes_opcheck(case, "cpu", checks.QUICK)
+
+
+@pytest.mark.slow
+@every
+def test_opcheck_through_aot_dispatcher(case):
+    checks.passes_opcheck(case, "cpu", ("test_aot_dispatch_dynamic",))
 
 
 @every
 def test_compile(case):
-    checks.compiles_once(case, "cpu", "eager")  # opcheck sees it through AOTDispatcher
+    checks.compiles_once(case, "cpu", "eager", checks.ROWS[::2])
+
+
+@pytest.mark.slow
+@every
+def test_compile_through_aot_dispatcher(case):
+    checks.compiles_once(case, "cpu")
 
 
 @every
@@ -67,9 +79,9 @@ def test_grad_scaler(case):
 
 
 @differentiable
-@pytest.mark.parametrize("reentrant", (False, True), ids=("not reentrant", "reentrant"))
-def test_checkpoint(case, reentrant):
-    checks.checkpoints(case, "cpu", reentrant)
+def test_checkpoint(case):
+    for reentrant in (False, True):
+        checks.checkpoints(case, "cpu", reentrant)
 
 
 @every
@@ -77,6 +89,5 @@ def test_vmap(case):
     checks.refuses_vmap(case, "cpu")
 
 
-@every
-def test_threads(case):
-    checks.runs_in_threads(case, "cpu")
+def test_threads():
+    checks.runs_in_threads(CASES["rmsnorm"], "cpu")

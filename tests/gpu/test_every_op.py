@@ -1,17 +1,15 @@
 """Every op as a citizen of PyTorch (tests/every_op.py) on a GPU: what tests/cpu/test_every_op_cpu.py asks on the CPU's
-path, and what only a GPU has: CUDA graphs, streams, threads that launch, a device that is not the current one, and how
-many launches a call is."""
+path, and what only a GPU has: CUDA graphs, streams, threads that launch, a device that is not the current
+one. How many launches a call is: test_launches.py."""
 import pytest
 import torch
 
 from tests import every_op_checks as checks
-from tests.every_op import CASES, assert_same, incoming, results, run
-from tkq.testing import timing
+from tests.every_op import CASES, WITH_GRADIENTS, assert_same, incoming, of_all, of_each, results, run
 
-pytestmark = pytest.mark.filterwarnings("error")
-every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-differentiable = pytest.mark.parametrize(
-    "case", [case for case in CASES.values() if case.leaves], ids=[name for name, case in CASES.items() if case.leaves])
+# torch 2.11 says of itself that it should not use torch.jit
+pytestmark = pytest.mark.filterwarnings("error", "ignore:.torch.jit:DeprecationWarning")
+every, differentiable = of_all(list(CASES.values())), of_all(WITH_GRADIENTS)
 
 
 @pytest.fixture(autouse=True)
@@ -21,17 +19,17 @@ def quiet(capfd):
     assert capfd.readouterr().err == ""
 
 
-@every
+@of_each(CASES.values())
 def test_opcheck(case):
     checks.passes_opcheck(case, "cuda")
 
 
-@every
+@of_each(CASES.values())
 def test_compile(case):
     checks.compiles_once(case, "cuda")
 
 
-@every
+@of_each(CASES.values())
 def test_export(case):
     checks.exports(case, "cuda")
 
@@ -97,6 +95,7 @@ def test_in_a_cuda_graph(case):
         recorded, gradients = incoming(case.call(*fixed.values()))
         if leaves:
             torch.autograd.grad(recorded, leaves, gradients)
+        del recorded  # with it what autograd has noted of this stream
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -125,28 +124,3 @@ def test_on_a_device_that_is_not_the_current_one():
                     found = run(case, case.inputs(f"cuda:{other}", grad=True))
                     assert all(t.device.index == other for t in found), name
                     assert_same(found, wanted[name], case.exact, f"{name} on {other}, {current} being current")
-
-
-def test_launches_per_call():
-    """The numbers in the list, which docs/launches.md shows: what the profiler counts on the GPU."""
-    found = {}
-    for name, case in CASES.items():
-        found[name] = (launches(case.call, *case.inputs("cuda").values()),)
-        if case.leaves:
-            inputs = case.inputs("cuda", grad=True)
-            _, gradients = incoming(case.call(*inputs.values()))
-            leaves = [inputs[leaf] for leaf in case.leaves]
-            found[name] += (launches(case.call, *inputs.values()), launches(step, case, inputs, leaves, gradients))
-    differ = {name: found[name] for name, case in CASES.items() if found[name] != case.launches}
-    assert not differ
-
-
-def step(case, inputs, leaves, gradients):
-    recorded = [t for t in results(case.call(*inputs.values())) if t.requires_grad]
-    torch.autograd.grad(recorded, leaves, gradients)
-
-
-def launches(call, *inputs) -> int:
-    """Of a second call."""
-    call(*inputs)
-    return int(timing._profiled_launches(call, inputs))
