@@ -47,7 +47,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     ``tkq.reference_losses.linear_cross_entropy``.
     """
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
-    if autocast.on():
+    if ops.traced() or autocast.on():
         x, weight = autocast.lowered(x, weight)
     _check(x, weight, target, terms)
     way = ops.route(x, weight, target, class_weight)

@@ -13,12 +13,7 @@ from torch import Tensor
 from .check import under_autocast
 
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
-_dynamo, _any = torch.compiler.is_dynamo_compiling, torch._C._is_any_autocast_enabled
-
-
-def on() -> bool:
-    """Might autocast be on for some device? A question for every call: `lowered` asks the slow one."""
-    return _dynamo() or _any()
+on = torch._C._is_any_autocast_enabled  # for some device: what is asked of every call. `lowered` asks the slow one
 
 
 def lowered(*tensors):
