@@ -198,7 +198,7 @@ CASES = {case.name: case for case in (
 
 WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]
 # What tkq has that is no function of tensors.
-NOT_OPS = {"rope_cos_sin", "tune", "Exchange", "Monoid", "ReductionBase", "RowKernel"}
+NOT_OPS = {"rope_cos_sin", "prefetch", "tune", "Exchange", "Monoid", "ReductionBase", "RowKernel"}
 
 
 def of_each(cases):
