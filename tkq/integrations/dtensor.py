@@ -3,7 +3,6 @@ over a mesh. What no rule allows is gathered first, as DTensor does it.
 
 The first call on a DTensor brings the rules. `torch.compile` traces past that: import this module before.
 """
-import importlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -142,8 +141,9 @@ RULES = {
 
 
 def _register():
-    for module in {module for module in tkq._PUBLIC.values() if module.endswith("ops")}:
-        importlib.import_module(module)
+    for name, module in tkq._PUBLIC.items():
+        if module.endswith("ops"):
+            getattr(tkq, name)  # its module makes the op
     for name, rule in RULES.items():
         op = getattr(torch.ops.tkq, name).default
         register_sharding(op)(partial(_placements, op, rule))
