@@ -23,8 +23,6 @@ class Case:
     cast: the names of those that torch.autocast casts; the result then has autocast's type, or is float32.
     graphs: how many torch.compile makes for all numbers of rows. Two where rows are what a gradient sums over: numbers
         that are no multiple of 8 are padded.
-    launches: kernels, copies and fills on the GPU: of a call; of one that autograd records; of such a one and its
-        backward.
     exact: False where gradients are added in an order that varies, or a call whose gradient is recorded rounds more.
     """
 
@@ -34,7 +32,6 @@ class Case:
     leaves: tuple = ()
     cast: tuple = ()
     graphs: int = 1
-    launches: tuple = ()
     exact: bool = True
 
     @property
