@@ -194,6 +194,8 @@ CASES = {case.name: case for case in (
 )}
 
 WITH_GRADIENTS = [case for case in CASES.values() if case.leaves]
+FUNCTIONS = [case for case in CASES.values() if case.name == case.function]
+VARIANTS = [case for case in CASES.values() if case.name != case.function]
 # What tkq has that is no function of tensors.
 NOT_OPS = {"rope_cos_sin", "prefetch", "tune", "Exchange", "Monoid", "ReductionBase", "RowKernel"}
 

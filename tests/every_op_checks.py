@@ -15,6 +15,17 @@ ALL = (*QUICK, "test_aot_dispatch_dynamic")
 ROWS = (24, 40, 17)  # the first is that of `Case.inputs`
 
 
+def holds_for_all(check, cases, device):
+    """In one process, where tracers take longer to import than most cases take."""
+    problems = {}
+    for case in cases:
+        try:
+            check(case, device)
+        except Exception as problem:
+            problems[case.name] = problem
+    assert not problems, "\n".join(f"{name}: {type(problem).__name__}: {problem}" for name, problem in problems.items())
+
+
 class Noted(TorchDispatchMode):
     """Notes the calls of tkq's custom ops: (op, arguments)."""
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests import every_op_checks as checks
-from tests.every_op import CASES, WITH_GRADIENTS, assert_same, incoming, of_all, of_each, results, run
+from tests.every_op import CASES, FUNCTIONS, VARIANTS, WITH_GRADIENTS, assert_same, incoming, of_all, results, run
 
 # torch 2.11 says of itself that it should not use torch.jit
 pytestmark = pytest.mark.filterwarnings("error", "ignore:.torch.jit:DeprecationWarning")
@@ -19,19 +19,25 @@ def quiet(capfd):
     assert capfd.readouterr().err == ""
 
 
-@of_each(CASES.values())
-def test_opcheck(case):
-    checks.passes_opcheck(case, "cuda")
+# Those that trace: few tests, as each process that has one imports torch's tracers, which takes seconds.
+traced = pytest.mark.parametrize("cases", [
+    pytest.param(FUNCTIONS[::2], id="every other"), pytest.param(FUNCTIONS[1::2], id="the others"),
+    pytest.param(VARIANTS, id="variants", marks=pytest.mark.slow)])
 
 
-@of_each(CASES.values())
-def test_compile(case):
-    checks.compiles_once(case, "cuda")
+@traced
+def test_opcheck(cases):
+    checks.holds_for_all(checks.passes_opcheck, cases, "cuda")
 
 
-@of_each(CASES.values())
-def test_export(case):
-    checks.exports(case, "cuda")
+@traced
+def test_compile(cases):
+    checks.holds_for_all(checks.compiles_once, cases, "cuda")
+
+
+@traced
+def test_export(cases):
+    checks.holds_for_all(checks.exports, cases, "cuda")
 
 
 @every
