@@ -22,10 +22,9 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from . import build, keys, link, new
+from . import build, bundle, keys, link, new
 
 MOST = 1 << 30  # elements of a call's first tensor: more may need several launches, which is the caller's business
-_SOURCE = pathlib.Path(__file__).with_name("chooser.c")
 _NOTHING, _CONSTANT = -1, -2
 _KEPT, _AS_IT_IS, _RESULT, _COLUMNS = 7, 8, 16, 32
 _one_at_a_time = threading.Lock()
@@ -143,6 +142,9 @@ def _in_c():
 
     with _one_at_a_time:
         try:
+            held = bundle.current()
+            if held is not None and held.has_chooser:
+                return held.library["added"]
             path = _library()
             return None if path is None else tvm_ffi.load_module(str(path))["added"]
         except (OSError, RuntimeError, AttributeError, ValueError) as error:
@@ -151,8 +153,8 @@ def _in_c():
 
 
 def _library():
-    """The compiled file: in the cache, or in a folder that goes with the process where that cannot be written."""
-    text = _SOURCE.read_bytes()
+    """The compiled file, in the cache."""
+    text = bundle.CHOOSER.read_bytes()
     digest = hashlib.sha256(repr((text, platform.machine(), keys.version("apache-tvm-ffi"))).encode()).hexdigest()
     name, store = f"chooser-{digest[:32]}.so", build.cache()
     with contextlib.suppress(OSError):  # a folder that may not be read has nothing
@@ -160,19 +162,7 @@ def _library():
         if found is not None:
             return found.path
     data = _compiled()
-    if data is None:
-        return None
-    try:
-        return store.put(name, data, {"kind": "chooser"}).path
-    except OSError:
-        path = pathlib.Path(_folder().name) / name
-        path.write_bytes(data)
-        return path
-
-
-@functools.cache
-def _folder():
-    return tempfile.TemporaryDirectory(prefix="tkq-")
+    return None if data is None else store.put(name, data, {"kind": "chooser"}).path
 
 
 def _compiled() -> bytes | None:
@@ -183,7 +173,7 @@ def _compiled() -> bytes | None:
         return None
     with tempfile.TemporaryDirectory(prefix="tkq-chooser-") as folder:
         out = os.path.join(folder, "chooser.so")
-        done = subprocess.run([link.compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-s", "-o", out, str(_SOURCE),
-                               *(f"-I{path}" for path in libinfo.include_paths())],
+        done = subprocess.run([link.compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-s", "-o", out,
+                               str(bundle.CHOOSER), *(f"-I{path}" for path in libinfo.include_paths())],
                               capture_output=True, stdin=subprocess.DEVNULL)
         return pathlib.Path(out).read_bytes() if done.returncode == 0 else None

@@ -18,10 +18,25 @@ _HARMLESS = ("CUTE_DSL_ARCH", "CUTE_DSL_CACHE_DIR", "CUTE_DSL_DUMP_DIR", "CUTE_D
 
 def entry_name(recipe, arch: str = TARGET, options: str = OPTIONS) -> str:
     """``module-digest``: the same name for the same machine code, whichever process asks."""
-    parts = (recipe.builder, repr(recipe.args), recipe.options, arch, options, platform.machine(), toolchain(),
-             switches(), sources.digest(modules_of(recipe)))
+    return _named(recipe, arch, options, toolchain())
+
+
+def bundled_name(recipe, arch: str = TARGET) -> str:
+    """The kernel's name in a bundle: that of its sources and arguments alone. Whoever runs a bundle has not what it was
+    compiled with, or another version of it."""
+    return _named(recipe, arch, OPTIONS, "bundle")
+
+
+def _named(recipe, arch, options, compiler):
+    parts = (recipe.builder, repr(recipe.args), recipe.options, arch, options, machine(), compiler, switches(),
+             sources.digest(modules_of(recipe)))
     stem = recipe.module.rpartition(".")[2].strip("_") or "kernel"
     return f"{stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+
+
+def machine() -> str:
+    """The processor's architecture, which a kernel's host code is for."""
+    return platform.machine()
 
 
 def modules_of(recipe) -> tuple:
