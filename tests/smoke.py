@@ -94,8 +94,8 @@ def main(words=None) -> int:
     if chosen.action == "bundle":
         from tkq.runtime import bundling, fill
 
-        objects = fill.mapped(bundling.compiled, recipes(), chosen.jobs)
-        path = bundling.write(chosen.folder, {recipe: made[:2] for recipe, made in objects})
+        made = dict(fill.mapped(bundling.compiled, recipes(), chosen.jobs))
+        path = bundling.write(chosen.folder, {recipe: found[:2] for recipe, found in made.items()})
         print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
         return 0
     failed = 0

@@ -2,7 +2,7 @@
 
     python -m tkq.models llama-8b        # the kernels, by op
 
-The calls are made as a model makes them, on tensors without memory (see ``runtime.rehearsal``): what is planned for them
+The calls are made as a model makes them, on tensors without memory (see ``runtime.rehearsal``): which kernels they take
 is decided where it always is. Weights and activations are bfloat16.
 """
 from __future__ import annotations
@@ -129,11 +129,11 @@ def _attention(m, batch, rows, keys, training):
     new_k, cos = _new(batch, rows, m.kv_heads, m.head_dim), _new(rows, m.head_dim // 2)
     yield "rope", lambda: _run(lambda q, k: tkq.rope_qk(q, k, cos, cos), training, q, new_k)
     yield "rope", lambda: _run(lambda q: tkq.rope(q, cos, cos), training, q)
+    ends = _new(3, dtype="int32")
     for window in {None, m.window}:
         how = dict(causal=True, softcap=m.score_cap, window_size=(-1 if window is None else window - 1, 0))
         yield "flash_attn", lambda how=how: _run(lambda *qkv: tkq.flash_attn(*qkv, **how), training, q, k, k)
         if rows > 1:
-            ends = _new(3, dtype="int32")
             packed = lambda *qkv, how=how: tkq.flash_attn_varlen(*qkv, ends, ends, rows, keys, **how)
             yield "flash_attn_varlen", lambda packed=packed: _run(packed, training, q[0], k[0], k[0])
 
