@@ -1,9 +1,9 @@
 """What a new process waits for: imports, and the first call of each op, from a warm cache and from a bundle.
 
-    python -m bench.cold_start [--ops rmsnorm,gemm] [--processes 3] [--at-once 1] [--bundle DIR]
+    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--processes 3] [--at-once 1] [--bundle DIR]
 
-Each measurement is a process of its own. Those that take the cache find it warm: a process before them has made the same
-call. Those that take the bundle have neither the DSL, nor a compiler, nor a cache.
+Each measurement is a process of its own. Those that take the cache find it warm: a process before them has made the
+same call. Those that take the bundle have neither the DSL, nor a compiler, nor a cache.
 """
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ class _Finder:
         _Path.invalidate_caches()
 
 
-if already := [name for name in PACKAGES if name in sys.modules]:
-    raise ImportError(f"without_dsl: imported before: {', '.join(already)}")
+if "cutlass" in sys.modules:
+    raise ImportError("without_dsl: the DSL was imported before")
+for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:  # a .pth file's doing
+    del sys.modules[name]
 sys.meta_path[:] = [_Finder if finder is _Path else finder for finder in sys.meta_path]
 os.environ["PATH"] = ""  # no compiler
