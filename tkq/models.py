@@ -8,6 +8,7 @@ is decided where it always is. Weights and activations are bfloat16.
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 import subprocess
 import sys
@@ -54,37 +55,69 @@ DECODED = (1, 2, 4, 8, 16, 32, 64)  # sequences that are continued by one token 
 CACHED = (512, 2048, 8192)  # keys that such a token sees
 
 
-def kernels(names) -> list[Shipped]:
-    """What the models take, each kernel once. Found out by a process of its own.
+def found(of) -> Model:
+    """The model of a name, of a configuration as transformers has them, or itself.
 
     Raises:
-        ValueError: a model that the table lacks.
+        ValueError: a name that the table lacks, or a configuration that lacks a size.
     """
-    for name in names:
-        if name not in MODELS:
-            raise ValueError(f"no model {name!r}; known are {', '.join(MODELS)}")
-    done = subprocess.run([sys.executable, "-m", "tkq.models", "--pickled", *names], capture_output=True, check=False)
+    if isinstance(of, Model):
+        return of
+    if not isinstance(of, str):
+        return _configured(of)
+    if of not in MODELS:
+        raise ValueError(f"no model {of!r}; known are {', '.join(MODELS)}")
+    return MODELS[of]
+
+
+def kernels(of) -> list[Shipped]:
+    """What models take, each kernel once. Found out by a process of its own. Raises what ``found`` does."""
+    given = json.dumps([found(one) for one in of])
+    done = subprocess.run([sys.executable, "-m", "tkq.models", "--pickled", given], capture_output=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the calls of {', '.join(names)} could not be made: {done.stderr.decode()[-2000:]}")
+        raise RuntimeError(f"the models' calls could not be made: {done.stderr.decode()[-2000:]}")
     return pickle.loads(base64.b64decode(done.stdout.rpartition(b"\n")[2]))
 
 
-def rehearsed(names) -> list[Shipped]:
+def rehearsed(models) -> list[Shipped]:
     """The same, in this process, which launches nothing from then on."""
     from .runtime import rehearsal
 
     rehearsal.begin()
-    found: dict = {}
-    for name in names:
-        for op, call in calls(MODELS[name]):
+    taken: dict = {}
+    for model in models:
+        for op, call in calls(model):
             call()
             for recipe in rehearsal.taken():
-                found.setdefault(recipe, f"{name}/{op}")
+                taken.setdefault(recipe, f"{_name(model)}/{op}")
     numbers: dict = {}
     for recipe, name in found.items():
         numbers[name] = numbers.get(name, 0) + 1
         found[recipe] = f"{name}-{numbers[name]}"
     return [Shipped(name, recipe) for recipe, name in found.items()]
+
+
+def _name(model):
+    return next((name for name, known in MODELS.items() if known == model), f"{model.hidden}x{model.inner}")
+
+
+def _configured(config) -> Model:
+    config = getattr(config, "text_config", None) or config
+    try:
+        heads = config.num_attention_heads
+        sizes = (config.hidden_size, heads, getattr(config, "num_key_value_heads", None) or heads,
+                 getattr(config, "head_dim", None) or config.hidden_size // heads, config.intermediate_size,
+                 config.vocab_size)
+    except AttributeError as error:
+        raise ValueError(f"{type(config).__name__} is no configuration of a decoder: {error}") from None
+    kind = getattr(config, "model_type", "")
+    gemma = kind.startswith("gemma")
+    return Model(
+        *sizes, bias=bool(getattr(config, "attention_bias", False)) or kind == "qwen2",
+        head_norm=kind.startswith(("qwen3", "gemma3")), offset=1.0 if gemma else 0.0,
+        activation="geglu" if gemma else "swiglu", window=getattr(config, "sliding_window", None),
+        score_cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
+        logit_cap=getattr(config, "final_logit_softcapping", None))
 
 
 def calls(m: Model):
@@ -191,12 +224,12 @@ def _run(function, training, *given):
 
 
 def main(words) -> int:
-    pickled = words[:1] == ["--pickled"]
-    found = rehearsed(words[1:] if pickled else words)
-    if pickled:
-        print("\n" + base64.b64encode(pickle.dumps(found)).decode(), end="")
+    if words[:1] == ["--pickled"]:
+        taken = rehearsed([Model(*one) for one in json.loads(words[1])])
+        print("\n" + base64.b64encode(pickle.dumps(taken)).decode(), end="")
     else:
-        print(*(f"{kernel.name}: {kernel.recipe.builder} {kernel.recipe.args}" for kernel in found), sep="\n")
+        taken = rehearsed(list(map(found, words)))
+        print(*(f"{kernel.name}: {kernel.recipe.builder} {kernel.recipe.args}" for kernel in taken), sep="\n")
     return 0
 
 

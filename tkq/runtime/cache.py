@@ -129,6 +129,12 @@ class Cache:
         """What all entries take."""
         return sum(map(_size, self.entries()))
 
+    def share(self) -> None:
+        """Let everybody read it: a folder that a fleet mounts."""
+        self.folder.chmod(0o755)
+        for path in self.entries():
+            path.chmod(0o644)
+
     def make(self) -> None:
         """See that the folder is there, for this user alone."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import pathlib
 import shutil
@@ -25,19 +26,43 @@ def main(chosen) -> int:
         return 0
     if chosen.output:
         configure(chosen.output)
-    names = {kernel.recipe: kernel for kernel in kernels}
-    progress, objects = Progress(len(names)), {}
-    for recipe, (made, error) in mapped(_object if chosen.bundle else _entry, list(names), chosen.jobs):
-        kernel, fresh = names[recipe], made and made[-1]
-        wrong = bool(error) or (chosen.report and _reported(kernel))
-        if not error:
-            objects[recipe] = made[:2]
-        state = f"FAILED: {error}" if error else "compiled" if fresh else "in the cache"
-        progress.told(kernel.name, state, fresh, wrong)
+    if chosen.bundle:
+        return into_bundle(kernels, chosen.jobs, chosen.bundle)
+    status = into_cache(kernels, chosen.jobs, chosen.report)
+    if chosen.output:
+        cache().share()
+    return status
+
+
+def into_cache(kernels, jobs: int, report: bool = False) -> int:
+    """Fill the disk cache, and tell. report: and judge the machine code. 0, or 1 where something is wrong."""
+    progress = Progress(len(kernels))
+    for kernel, made, error in _worked(_entry, kernels, jobs):
+        progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
+    with contextlib.suppress(ImportError):  # without PyTorch no call is made here
+        from . import chooser
+
+        chooser._in_c()  # calls' own function, for machines without a compiler
     print(f"{progress.ended()}; {cache().folder} has {cache().bytes() / 1e6:.1f} MB")
-    if chosen.bundle and not progress.failed:
-        return _bundled(chosen.bundle, objects)
     return 1 if progress.failed else 0
+
+
+def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
+    """Make a bundle, and tell. 0, or 1 where a kernel fails: there is none then."""
+    progress, objects = Progress(len(kernels)), {}
+    for kernel, made, error in _worked(_object, kernels, jobs):
+        progress.told(kernel.name, made, error, bool(error))
+        objects[kernel.recipe] = made and made[:2]
+    print(progress.ended())
+    if progress.failed:
+        return 1
+    try:
+        path = bundling.write(folder, objects)
+    except (RuntimeError, OSError) as error:
+        print(f"tkq compile: {error}", file=sys.stderr)
+        return 1
+    print(f"{path}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; TKQ_BUNDLE={folder} uses it")
+    return 0
 
 
 def describe(parser) -> None:
@@ -88,6 +113,13 @@ def mapped(work, recipes, jobs):
             yield running[done], done.result()
 
 
+def _worked(work, kernels, jobs):
+    """(kernel, what work made of it, what went wrong), as they are done."""
+    named = {kernel.recipe: kernel for kernel in kernels}
+    for recipe, (made, error) in mapped(work, list(named), jobs):
+        yield named[recipe], made, error
+
+
 def _entry(recipe):
     """((whether it was compiled now,), None), or (None, what went wrong)."""
     return _tried(lambda: (ensure(recipe),))
@@ -105,16 +137,6 @@ def _tried(work):
         return None, f"{type(error).__name__}: {error}"
 
 
-def _bundled(folder, objects) -> int:
-    try:
-        path = bundling.write(folder, objects)
-    except (RuntimeError, OSError) as error:
-        print(f"tkq compile: {error}", file=sys.stderr)
-        return 1
-    print(f"{path}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; TKQ_BUNDLE={folder} uses it")
-    return 0
-
-
 class Progress:
     """What is told on the way: on a terminal a bar, elsewhere a line for each kernel."""
 
@@ -123,9 +145,12 @@ class Progress:
         self.done = self.compiled = self.failed = 0
         self.began, self.bar = time.perf_counter(), self.out.isatty()
 
-    def told(self, name: str, state: str, compiled: bool, wrong: bool) -> None:
+    def told(self, name: str, made, error: str | None, wrong: bool) -> None:
+        """made: what ends with whether it was compiled now; None with an error."""
+        compiled = bool(made and made[-1])
+        state = f"FAILED: {error}" if error else "compiled" if compiled else "in the cache"
         self.done += 1
-        self.compiled += bool(compiled)
+        self.compiled += compiled
         self.failed += bool(wrong)
         line = f"[{self.done}/{self.total}] {name}: {state}"
         if not self.bar or wrong:
