@@ -91,10 +91,10 @@ def rehearsed(models) -> list[Shipped]:
             for recipe in rehearsal.taken():
                 taken.setdefault(recipe, f"{_name(model)}/{op}")
     numbers: dict = {}
-    for recipe, name in found.items():
+    for recipe, name in taken.items():
         numbers[name] = numbers.get(name, 0) + 1
-        found[recipe] = f"{name}-{numbers[name]}"
-    return [Shipped(name, recipe) for recipe, name in found.items()]
+        taken[recipe] = f"{name}-{numbers[name]}"
+    return [Shipped(name, recipe) for recipe, name in taken.items()]
 
 
 def _name(model):

@@ -111,9 +111,8 @@ class Cache:
         with open(self.folder / f".lock-{number}", "a+") as file:
             _locked(file, name)
             with contextlib.suppress(OSError):  # on a full disk nobody learns who holds it
-                file.truncate(0)
-                file.write(f"{os.getpid()}, {name}")
-                file.flush()
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), f"{os.getpid()}, {name}".encode())
             yield  # closing the file lets go, as does the end of a process
 
     def entries(self) -> list[pathlib.Path]:
