@@ -79,11 +79,11 @@ def kernels(of) -> list[Shipped]:
     return pickle.loads(base64.b64decode(done.stdout.rpartition(b"\n")[2]))
 
 
-def rehearsed(models) -> list[Shipped]:
-    """The same, in this process, which launches nothing from then on."""
+def rehearsed(models, device: str = "meta") -> list[Shipped]:
+    """The same, in this process, which launches nothing from then on. device: as ``rehearsal.begin`` has it."""
     from .runtime import rehearsal
 
-    rehearsal.begin()
+    rehearsal.begin(device=device)
     taken: dict = {}
     for model in models:
         for op, call in calls(model):
@@ -206,7 +206,9 @@ def _gated(m):
 def _new(*shape, dtype="bfloat16"):
     import torch
 
-    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+    from .runtime import rehearsal
+
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=rehearsal.device())
 
 
 def _run(function, training, *given):

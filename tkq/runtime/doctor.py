@@ -5,7 +5,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from . import keys, link
+from . import bundle, keys, link
 from .build import cache
 
 _TESTED_DSL = ((4, 8, 1), (4, 9))
@@ -95,9 +95,15 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
         ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
         ("cache", f"{kept.folder}: {held}"),
+        ("bundle", _bundle()),
         ("C compiler", link.compiler() or "none"),
         ("nvdisasm", facts.nvdisasm or "none"),
     ]
+
+
+def _bundle():
+    held = bundle.current()
+    return "none" if held is None else f"{held.path}: {len(held.note['kernels'])} kernels"
 
 
 def diagnose(facts: Facts) -> list[Finding]:

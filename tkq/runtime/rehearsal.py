@@ -7,18 +7,26 @@ found for calls to come.
 from __future__ import annotations
 
 _noted: dict | None = None  # Recipe -> None, in order
+_device = "meta"
 
 
-def begin(processors: int = 132) -> None:
-    """From now on this process launches nothing, and plans for a Hopper GPU of so many multiprocessors."""
-    global _noted
+def begin(processors: int = 132, device: str = "meta") -> None:
+    """From now on this process launches nothing, and plans for a Hopper GPU of so many multiprocessors. device: "cuda"
+    for calls on tensors of the GPU that is here, and plans for it."""
+    global _noted, _device
     import torch
 
     from . import arch
 
-    arch.assume(processors)
-    torch.Tensor.is_cuda = property(lambda tensor: True)
-    _noted = {}
+    if device == "meta":
+        arch.assume(processors)
+        torch.Tensor.is_cuda = property(lambda tensor: True)
+    _noted, _device = {}, device
+
+
+def device() -> str:
+    """Where tensors of a rehearsal's calls are to be."""
+    return _device
 
 
 def under_way() -> bool:
