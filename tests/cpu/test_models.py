@@ -12,8 +12,23 @@ from tkq import catalog, models
 from tkq import prefetch as prefetch_
 from tkq.norms import launch
 from tkq.norms.spec import NormSpec
-from tkq.runtime import fill
+from tkq.runtime import build, fill
+from tkq.runtime.cache import Cache
 from tkq.runtime.recipe import Recipe, Shipped
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(tmp_path_factory):
+    """(a prefetch of two kernels, its cache): it is at work while other tests run."""
+    before, build._cache = build._cache, Cache(tmp_path_factory.mktemp("cache"))
+    try:
+        handle, cache = prefetch_(models.Model(64, 4, 4, 16, 96, 1000), ops=["swiglu"]), build._cache
+    finally:
+        build._cache = before
+    with pytest.raises(TimeoutError, match="after 0.01 s"):
+        handle.wait(0.01)
+    yield handle, cache
+    handle.stop()
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +91,11 @@ def test_what_is_no_model(tmp_path):
         prefetch_("llama-8b", jobs=0)
 
 
-def test_prefetch_compiles_in_the_background(tmp_path, monkeypatch):
-    from tkq.runtime import build
-    from tkq.runtime.cache import Cache
-
-    monkeypatch.setattr(build, "_cache", Cache(tmp_path / "cache"))
-    tiny = models.Model(64, 4, 4, 16, 96, 1000)
-    started = prefetch_(tiny, ops=["swiglu"])
-    with pytest.raises(TimeoutError, match="after 0.01 s"):
-        started.wait(0.01)
-    assert re.match(r"2 kernels, 2 of them compiled now, 0 wrong", started.wait(120)) and started.done
-    assert sum(path.name.startswith("build-") for path in build.cache().entries()) == 2
-    assert started.wait() == started.wait(1)
+def test_prefetch_compiles_in_the_background(started):
+    handle, cache = started
+    assert re.match(r"2 kernels, 2 of them compiled now, 0 wrong", handle.wait(120)) and handle.done
+    assert sum(path.name.startswith("build-") for path in cache.entries()) == 2
+    assert handle.wait() == handle.wait(1)
 
 
 def test_prefetch_that_is_stopped_ends():
