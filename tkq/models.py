@@ -159,16 +159,19 @@ def _attention(m, batch, rows, keys, training):
     import tkq
 
     q, k = _new(batch, rows, m.heads, m.head_dim), _new(batch, keys, m.kv_heads, m.head_dim)
-    new_k, cos = _new(batch, rows, m.kv_heads, m.head_dim), _new(rows, m.head_dim // 2)
-    yield "rope", lambda: _run(lambda q, k: tkq.rope_qk(q, k, cos, cos), training, q, new_k)
-    yield "rope", lambda: _run(lambda q: tkq.rope(q, cos, cos), training, q)
-    ends = _new(3, dtype="int32")
+    new_k, half, ends = _new(batch, rows, m.kv_heads, m.head_dim), m.head_dim // 2, _new(3, dtype="int32")
+    for cos in (_new(rows, half, dtype="float32"), _new(rows, half), _new(1, rows, half)):  # the last: transformers'
+        yield "rope", lambda cos=cos: _run(lambda q, k: tkq.rope_qk(q, k, cos, cos), training, q, new_k)
     for window in {None, m.window}:
         how = dict(causal=True, softcap=m.score_cap, window_size=(-1 if window is None else window - 1, 0))
         yield "flash_attn", lambda how=how: _run(lambda *qkv: tkq.flash_attn(*qkv, **how), training, q, k, k)
         if rows > 1:
             packed = lambda *qkv, how=how: tkq.flash_attn_varlen(*qkv, ends, ends, rows, keys, **how)
             yield "flash_attn_varlen", lambda packed=packed: _run(packed, training, q[0], k[0], k[0])
+        else:  # on a cache of fixed size, as transformers' static one, each K/V head of a sequence by itself
+            given = q.view(-1, m.heads // m.kv_heads, m.head_dim), *[k.view(-1, 1, m.head_dim)] * 2
+            yield "flash_attn_varlen", lambda how=how, given=given: _run(lambda *qkv: tkq.flash_attn_varlen(
+                *qkv, ends, ends, rows, keys, seqused_k=ends[1:], **how), training, *given)
 
 
 def _products(m, tokens, training):
