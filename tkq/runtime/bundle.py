@@ -19,14 +19,15 @@ from . import keys, link
 from .cache import read_entry
 
 NAME = "tkq-kernels.so"
-CHOOSER = pathlib.Path(__file__).with_name("chooser.c")
+NATIVE = ("chooser",)  # what calls go through in C: sources of this folder whose names begin so
+_FOLDER = pathlib.Path(__file__).parent
 BESIDE = pathlib.Path(__file__).resolve().parents[2] / "tkq_bundle"
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """note: kernels {the kernel's name, see ``keys.bundled_name``: its symbol}, chooser (the digest of the chooser's
-    source), cuda (the major version of its runtime), and who made it from what."""
+    """note: kernels {the kernel's name, see ``keys.bundled_name``: its symbol}, native {one of ``NATIVE``: the digest
+    of its sources}, cuda (the major version of its runtime), and who made it from what."""
 
     path: pathlib.Path
     note: dict
@@ -36,10 +37,9 @@ class Bundle:
         symbol = self.note["kernels"].get(keys.bundled_name(recipe))
         return None if symbol is None else self.library[symbol]
 
-    @property
-    def has_chooser(self) -> bool:
-        """Is the library's function ``added`` the one of today's ``chooser.c``?"""
-        return self.note["chooser"] == chooser_digest()
+    def native(self, kind: str) -> pathlib.Path | None:
+        """The library, where it has today's functions in C of this kind."""
+        return self.path if self.note["native"].get(kind) == digest(kind) and self.library else None
 
     @functools.cached_property
     def library(self):
@@ -53,10 +53,14 @@ class Bundle:
         return tvm_ffi.load_module(str(self.path))
 
 
+def native_sources(kind: str) -> list:
+    return sorted(_FOLDER.glob(f"{kind}*.[ch]"))
+
+
 @functools.cache
-def chooser_digest() -> str:
-    """Of the source of what ``chooser.py`` calls."""
-    return hashlib.sha256(CHOOSER.read_bytes()).hexdigest()[:32]
+def digest(kind: str) -> str:
+    """Of the sources of one of ``NATIVE``."""
+    return hashlib.sha256(repr([path.read_bytes() for path in native_sources(kind)]).encode()).hexdigest()[:32]
 
 
 @functools.cache

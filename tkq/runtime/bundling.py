@@ -9,11 +9,11 @@ import tempfile
 
 from .. import __version__
 from . import build, keys, link
-from .bundle import CHOOSER, NAME, chooser_digest
+from .bundle import NAME, NATIVE, digest, native_sources
 from .cache import packed, unpacked
 
-# What tvm-ffi looks for is seen from outside, nothing else: names of kernels' host functions are hundreds of letters.
-_VISIBLE = "{ global: __tvm_ffi_*; local: *; };\n"
+# What is looked for is seen from outside, nothing else: names of kernels' host functions are hundreds of letters.
+_VISIBLE = "{ global: __tvm_ffi_*; tkq_*; local: *; };\n"
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-s", "-Wl,-z,lazy", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL",
           "-Wl,--gc-sections")
 
@@ -30,7 +30,8 @@ def write(folder: pathlib.Path, objects: dict) -> pathlib.Path:
         raise RuntimeError(f"a bundle cannot be linked: {link.why_not() or 'the DSL has no static runtime library'}")
     folder.mkdir(parents=True, exist_ok=True)
     note = {"kind": "bundle", "tkq": __version__, "arch": keys.TARGET, "machine": keys.machine(),
-            "cuda": (keys.flavour() or "cu13")[2:], "toolchain": keys.toolchain(), "chooser": chooser_digest(),
+            "cuda": (keys.flavour() or "cu13")[2:], "toolchain": keys.toolchain(),
+            "native": {kind: digest(kind) for kind in NATIVE},
             "kernels": {keys.bundled_name(recipe): symbol for recipe, (symbol, _) in objects.items()}}
     temporary = folder / f".new-{os.getpid()}"
     temporary.write_bytes(packed(_linked(dict(objects.values())), note))
@@ -68,9 +69,10 @@ def _linked(objects):
         paths = [folder / f"{symbol}.o" for symbol in objects]
         for path, data in zip(paths, objects.values()):
             path.write_bytes(data)
+        native = [path for kind in NATIVE for path in native_sources(kind) if path.suffix == ".c"]
         runtime = link.dsl_folder() / "libcuda_dialect_runtime_static.a"
         words = [*_FLAGS, f"-Wl,--version-script={visible}", *(f"-I{path}" for path in libinfo.include_paths()),
-                 "-o", out, *paths, link._SHIM, CHOOSER, runtime]
+                 "-o", out, *paths, link._SHIM, *native, runtime]
         arguments.write_text("\n".join(f'"{word}"' for word in words))  # too many for a command line
         done = subprocess.run([link.compiler(), f"@{arguments}"], capture_output=True, stdin=subprocess.DEVNULL)
         if done.returncode:

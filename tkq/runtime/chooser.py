@@ -25,6 +25,7 @@ from torch import Tensor
 from . import build, bundle, keys, link, new
 
 MOST = 1 << 30  # elements of a call's first tensor: more may need several launches, which is the caller's business
+_SOURCE = pathlib.Path(__file__).with_name("chooser.c")
 _NOTHING, _CONSTANT = -1, -2
 _KEPT, _AS_IT_IS, _RESULT, _COLUMNS = 7, 8, 16, 32
 _one_at_a_time = threading.Lock()
@@ -143,9 +144,7 @@ def _in_c():
     with _one_at_a_time:
         try:
             held = bundle.current()
-            if held is not None and held.has_chooser:
-                return held.library["added"]
-            path = _library()
+            path = (held and held.native("chooser")) or _library()
             return None if path is None else tvm_ffi.load_module(str(path))["added"]
         except (OSError, RuntimeError, AttributeError, ValueError) as error:
             warnings.warn(f"tkq: calls take longer than they need ({error})", stacklevel=2)
@@ -154,7 +153,7 @@ def _in_c():
 
 def _library():
     """The compiled file, in the cache."""
-    text = bundle.CHOOSER.read_bytes()
+    text = _SOURCE.read_bytes()
     digest = hashlib.sha256(repr((text, platform.machine(), keys.version("apache-tvm-ffi"))).encode()).hexdigest()
     name, store = f"chooser-{digest[:32]}.so", build.cache()
     with contextlib.suppress(OSError):  # a folder that may not be read has nothing
@@ -173,7 +172,7 @@ def _compiled() -> bytes | None:
         return None
     with tempfile.TemporaryDirectory(prefix="tkq-chooser-") as folder:
         out = os.path.join(folder, "chooser.so")
-        done = subprocess.run([link.compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-s", "-o", out,
-                               str(bundle.CHOOSER), *(f"-I{path}" for path in libinfo.include_paths())],
+        done = subprocess.run([link.compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-s", "-o", out, str(_SOURCE),
+                               *(f"-I{path}" for path in libinfo.include_paths())],
                               capture_output=True, stdin=subprocess.DEVNULL)
         return pathlib.Path(out).read_bytes() if done.returncode == 0 else None
