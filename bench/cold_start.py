@@ -34,7 +34,9 @@ begin = time.perf_counter()
 import torch
 torch_s, begin = time.perf_counter() - begin, time.perf_counter()
 import tkq
-functions = [getattr(tkq, name) for name in tkq.__all__ if name not in ("ReductionBase", "RowKernel", "tune")]
+for name in tkq.__all__:
+    if name not in ("Exchange", "Monoid", "ReductionBase", "RowKernel", "tune"):  # those import the DSL
+        getattr(tkq, name)
 tkq_s = time.perf_counter() - begin
 from tests import smoke
 g = smoke.inputs("cuda")
@@ -91,7 +93,10 @@ def main(words=None) -> int:
             subprocess.run([sys.executable, "-m", "tests.smoke", "bundle", made, "-j", str(os.cpu_count())], cwd=ROOT,
                            check=True)
         warmed = {op: pool.submit(measured, op, "cache", None) for op in ops}
-        concurrent.futures.wait(warmed.values())
+        for op, future in warmed.items():
+            if problem := future.exception():
+                report.problems.append(f"warming: {problem}")
+                print(f"PROBLEM warming: {op}: {problem}", flush=True)
         running = {(op, source): [pool.submit(measured, op, source, bundle) for _ in range(chosen.processes)]
                    for op in ops for source in ("cache", "bundle")}
         everything = []

@@ -19,7 +19,7 @@ from . import keys, link
 from .cache import read_entry
 
 NAME = "tkq-kernels.so"
-NATIVE = ("chooser",)  # what calls go through in C: sources of this folder whose names begin so
+NATIVE = ("again", "chooser")  # what calls go through in C: sources of this folder whose names begin so
 _FOLDER = pathlib.Path(__file__).parent
 BESIDE = pathlib.Path(__file__).resolve().parents[2] / "tkq_bundle"
 
@@ -37,9 +37,9 @@ class Bundle:
         symbol = self.note["kernels"].get(keys.bundled_name(recipe))
         return None if symbol is None else self.library[symbol]
 
-    def native(self, kind: str) -> pathlib.Path | None:
-        """The library, where it has today's functions in C of this kind."""
-        return self.path if self.note["native"].get(kind) == digest(kind) and self.library else None
+    def has_native(self, kind: str) -> bool:
+        """Has the library, which is loaded then, today's functions in C of this kind?"""
+        return self.note["native"].get(kind) == digest(kind) and self.library is not None
 
     @functools.cached_property
     def library(self):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import multiprocessing
 import pathlib
 import shutil
@@ -10,7 +9,7 @@ import sys
 import time
 
 from .. import catalog
-from . import bundling, keys
+from . import bundle, bundling, keys, native
 from .build import cache, configure, ensure
 
 
@@ -39,10 +38,8 @@ def into_cache(kernels, jobs: int, report: bool = False) -> int:
     progress = Progress(len(kernels))
     for kernel, made, error in _worked(_entry, kernels, jobs):
         progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
-    with contextlib.suppress(ImportError):  # without PyTorch no call is made here
-        from . import chooser
-
-        chooser._in_c()  # calls' own function, for machines without a compiler
+    for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
+        native.library(kind)
     print(f"{progress.ended()}; {cache().folder} has {cache().bytes() / 1e6:.1f} MB")
     return 1 if progress.failed else 0
 
