@@ -21,8 +21,8 @@ from bench.results import Cost, Environment, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_CALL_BOUND_US = 30_000
-OPS = ("rmsnorm", "rmsnorm with a residual", "rmsnorm, gradients", "layernorm", "rmsnorm_quant", "softmax",
-       "log_softmax of three dimensions", "cross_entropy, mean", "cross_entropy, gradients",
+OPS = ("rmsnorm", "rmsnorm of three dimensions with a residual", "rmsnorm, gradients", "layernorm", "rmsnorm_quant",
+       "softmax", "log_softmax of three dimensions", "cross_entropy, mean", "cross_entropy, gradients",
        "linear_cross_entropy, gradients", "swiglu", "geglu of one tensor", "rope", "rope_qk", "flash_attn",
        "flash_attn, gradients", "flash_attn_varlen", "gemm", "gemm with an epilogue", "gemm, gradients", "fp8_gemm",
        "grouped_gemm", "quantize_fp8")

@@ -50,8 +50,8 @@ def _with_gradients(g):
 def _differentiated(f, given):
     leaves = [t.detach().clone().requires_grad_() for t in given]
     y = f(*leaves)
-    dy = torch.arange(y.numel(), device=y.device).view(y.shape) % 3 - 1 if y.dim() else torch.ones_like(y)
-    return (y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype)))
+    dy = torch.arange(y.numel()).view(y.shape) % 3 - 1 if y.dim() else torch.ones(())
+    return (y.detach(), *torch.autograd.grad(y, leaves, dy.to(device=y.device, dtype=y.dtype)))
 
 
 def check(name: str) -> None:
