@@ -80,6 +80,24 @@ def test_a_process_without_the_dsl_runs_it(made, tmp_path):
     assert not done.stderr
 
 
+HOST_PATHS = """
+import tests.without_dsl
+import json, sys
+from tests import smoke
+from tkq.runtime import keys
+recipes = smoke.recipes()
+print(json.dumps([len(set(map(keys.bundled_name, recipes))), len(recipes), "cutlass" in sys.modules]))
+"""
+
+
+def test_no_host_function_needs_the_dsl():
+    """Every op's, forward and backward, up to the launch: see tests/smoke.py."""
+    done = subprocess.run([sys.executable, "-c", HOST_PATHS], cwd=CHECKOUT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    names, recipes, dsl = json.loads(done.stdout)
+    assert names == recipes > 50 and not dsl
+
+
 def test_it_is_found_beside_the_package_and_comes_before_the_cache(made, monkeypatch):
     assert bundle.BESIDE == CHECKOUT / "tkq_bundle" and not bundle.BESIDE.exists()
     monkeypatch.delenv("TKQ_BUNDLE", raising=False)

@@ -104,7 +104,7 @@ def test_a_second_process_is_quick_and_does_not_import_the_dsl(recipe):
     assert compiles(recipe) == 1
     assert all(seen["y"] == [0, 2, 4, 6, 8] and not seen["dsl"] for seen in later)
     # Of the processor's time, whatever else runs: the best of three. bench/cold_start.py has the time that passes.
-    assert min(seen["seconds"] for seen in later) <= 0.030
+    assert min(seen["seconds"] for seen in later) <= 0.050
 
 
 def test_processes_started_cold_at_once_compile_once(recipe):
