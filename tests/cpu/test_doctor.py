@@ -37,6 +37,7 @@ def test_nothing_is_wrong(change):
     (dict(python=(3, 9, 2)), ("3.9.2", "3.10"), True),
     (dict(torch=None, torch_cuda=None, gpu=None), ("pip install torch",), True),
     (dict(dsl=None, flavours=(), flavour=None), ("nvidia-cutlass-dsl is missing", "pip install"), True),
+    (dict(dsl=None, flavours=(), flavour=None, cuda_python=None, bundle="kernels.so"), ("that the bundle lacks",), False),
     (dict(dsl="4.9.0"), ("4.9.0", "4.8.1", "pip install"), True),
     (dict(dsl="4.8.0"), ("4.8.0", "4.8.1"), True),
     (dict(flavours=(), flavour=None), ("libraries are missing", "[cu13]"), True),
