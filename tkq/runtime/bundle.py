@@ -54,6 +54,7 @@ class Bundle:
 
 
 def native_sources(kind: str) -> list:
+    """The files in C of one of ``NATIVE``."""
     return sorted(_FOLDER.glob(f"{kind}*.[ch]"))
 
 
