@@ -23,5 +23,5 @@ def test_a_launch_config_is_laid_out_as_the_drivers():
     config.blockDimX, config.blockDimY, config.blockDimZ = 4, 5, 6
     config.sharedMemBytes, config.attrs, config.numAttrs = 7, [attribute], 1
     seen = clusters._Config.from_address(config.getPtr())
-    assert (list(seen.grid), list(seen.block), seen.shared, seen.stream, seen.count) == ([1, 2, 3], [4, 5, 6], 7, None, 1)
+    assert (*seen.grid, *seen.block, seen.shared, seen.stream, seen.count) == (1, 2, 3, 4, 5, 6, 7, None, 1)
     assert seen.attributes[0].id == clusters._CLUSTER and list(seen.attributes[0].value[:3]) == [8, 9, 10]
