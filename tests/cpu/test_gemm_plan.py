@@ -91,8 +91,8 @@ def test_plan_does_without_a_cluster_only_where_it_costs_a_round(M, N, k):
     ((16384, 4096, 4096), "128x256_cluster2", 128), ((2048, 2048, 2048), "128x256_cluster2", 128),
     ((1280, 1280, 4096), "128x128_cluster2", 100), ((640, 6144, 4096), "128x256", 120),
     ((384, 5120, 4096), "128x128", 120), ((136, 16384, 4096), "128x256_cluster2", 128),
-    ((1024, 1024, 1024), "64x128", 128), ((128, 16384, 4096), "narrow128x128_split2", 0),
-    ((1, 8192, 8192), "narrow16x64_split2", 0), ((64, 8192, 8192), "narrow64x128_split4", 0)))
+    ((1024, 1024, 1024), "64x128", 128), ((128, 16384, 4096), "narrow128x64_split1", 0),
+    ((1, 8192, 8192), "narrow16x64_split1", 0), ((64, 8192, 8192), "narrow64x64_split1", 0)))
 def test_launch_of_known_sizes(size, name, blocks):
     recipe, planned = launch(GemmSpec(), *size, 132)
     assert (recipe.args[1].name, planned) == (name, blocks)

@@ -94,7 +94,7 @@ def _narrow():
         yield _few_rows(spec, narrow_plan.plan(spec, m, 8192, 8192, 132), quick=m == 16 and b_major == "k")
     spec = GemmSpec(b_major="n", epilogue=EPILOGUES["bias_geglu"])
     yield _few_rows(spec, narrow_plan.plan(spec, 128, 8192, 8192, 132), "bias_geglu", quick=True)
-    for split, rows in ((1, 64), (4, 128), (8, 64)):
+    for split, rows in ((2, 64), (4, 128), (8, 64)):
         config = narrow_plan.fitted(NarrowConfig(64, rows, split), GemmSpec(b_major="k"))
         yield _few_rows(GemmSpec(b_major="k"), config, "other")
     for name in ("bias", "bias_gelu", "all_silu", "swiglu", "bias_geglu"):
