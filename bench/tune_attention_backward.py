@@ -54,6 +54,7 @@ VARIANTS = {
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
     "chain": _CHAIN,
     "chain, sections of 1 MB": {**_CHAIN, "section_mb": 1},
+    "chain, not late": {**_CHAIN, "late": False},
     "chain of 2 stages": {**_CHAIN, "late": False, "stages": 2},
     "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
     "split in 2s": {**_STAYS, **_LATE, "turns": True, "split": 2},

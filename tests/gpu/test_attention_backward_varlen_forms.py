@@ -22,7 +22,8 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, change", (
-    (128, False, BEHIND), (128, True, BEHIND), (64, True, BEHIND), (128, False, CHAIN), (128, True, CHAIN),
+    (128, False, BEHIND), (128, True, BEHIND), (64, True, BEHIND), (128, True, CHAIN),
+    (128, False, {**CHAIN, "late": False}),
     (64, True, BRIEF64), *[
         pytest.param(dim, causal, STAYS, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
 ), ids=shown)

@@ -31,7 +31,7 @@ def _planned(spec, length, group):
     if spec.width == 256 or spec.left or not spec.adds_dq:
         return SINGLE[spec.width]
     if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
-        return _CHAIN[spec.width]
+        return _CHAIN[spec.width] if spec.right else _CHAIN_FULL
     if group > 1:
         return _of_groups(spec, length, group)
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
@@ -71,6 +71,7 @@ _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), sect
            for width, config in _STAYS.items()}
 _CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
           128: replace(_STAYS[128], chain=True, section_mb=4)}
+_CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too few without masks
 _SPLIT = replace(_STAYS[128], split=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
