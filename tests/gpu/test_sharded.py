@@ -6,6 +6,9 @@ from tests import every_op_sharded as sharded
 from tests.every_op import CASES
 
 
+pytestmark = pytest.mark.slow  # a process group of NCCL takes its seconds
+
+
 @pytest.fixture(scope="module")
 def mesh():
     with sharded.one_rank("cuda") as mesh:
