@@ -8,12 +8,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
+from ..norms.spec import MAX_N
 from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 RECIPES = ("row", "block")
 _UNIT = 16  # of every dimension that a product sums over
+_TOKENS = 512  # and of tokens where they are rows' lengths: the quantiser of rows is compiled for each length
 
 
 class Recipe(NamedTuple):
@@ -39,8 +41,8 @@ class Fp8Linear(nn.Linear):
             added up in float32. It is the more accurate, and quantises x and dy for both their products in one pass.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
 
-    Any number of tokens; one that is no multiple of 16 is padded with zeros for the weight's gradient. Under autocast x
-    is cast as torch casts it, and the result has that type; the weight is quantised from its own.
+    Any number of tokens; for the weight's gradient zeros are added to a multiple of 16 or, by rows, of 512. Under
+    autocast x is cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
@@ -66,6 +68,7 @@ class Fp8Linear(nn.Linear):
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)
         rows = x.reshape(-1, self.in_features)
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         y = _Linear.apply(rows, self.weight, self.bias, self.recipe, torch.is_grad_enabled())
         return y.view(*x.shape[:-1], self.out_features)
 
@@ -80,10 +83,10 @@ class _Linear(Function):
         needs_input_grad still says what requires one."""
         products = _PRODUCTS[recipe.granularity]
         keep = recording and ctx.needs_input_grad[1]
-        y, kept = products.forward(_padded(x) if keep else x, weight, bias, x.dtype, keep)
+        y, kept = products.forward(x, weight, bias, x.dtype, keep)
         ctx.save_for_backward(weight, *kept)
         ctx.recipe, ctx.biased, ctx.dtype = recipe, None if bias is None else bias.dtype, x.dtype
-        return y[:x.shape[0]]
+        return y
 
     @staticmethod
     @once_differentiable
@@ -108,22 +111,36 @@ class _Rows:
 
     @staticmethod
     def forward(x, weight, bias, dtype, keep):
-        (q, scale), (w, scale_w) = quantize_fp8(x), quantize_fp8(weight)
-        y = fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype)
-        return y, (x,) if keep else ()
+        return _by_rows(x, weight, E4M3, dtype, bias), (x,) if keep else ()
 
     @staticmethod
     def backward(dy, weight, kept, gradient, wants):
         dtype, wants_weight = wants
         dx = dweight = None
         if dtype is not None:
-            (q, scale), (w, scale_w) = quantize_fp8(dy, dtype=gradient), quantize_fp8(weight.t().contiguous())
-            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)
+            dx = _by_rows(dy, weight.t().contiguous(), gradient, dtype)
         if wants_weight:
-            q, scale = quantize_fp8(_padded(dy).t().contiguous(), dtype=gradient)
-            x, scale_x = quantize_fp8(kept[0].t().contiguous())
-            dweight = fp8_gemm(q, x.t(), scale, scale_x.t(), out_dtype=weight.dtype)
+            dweight = _by_rows(_turned(dy), _turned(kept[0]), gradient, weight.dtype)
         return dx, dweight
+
+
+def _turned(x):
+    """x.t(), contiguous, with columns of zeros."""
+    missing = -x.shape[0] % _TOKENS
+    return F.pad(x.t(), (0, missing)) if missing else x.t().contiguous()
+
+
+def _by_rows(x, w, of_x, dtype, bias=None):
+    """x (M, K) @ w (N, K).t() + bias, with a scale for each row of both. Where rows are longer than the quantiser takes
+    (a weight's gradient: as long as there are tokens), in parts with scales of their own, added up in float32."""
+    if x.shape[1] <= MAX_N:
+        (q, scale), (v, scale_v) = quantize_fp8(x, dtype=of_x), quantize_fp8(w)
+        return fp8_gemm(q, v.t(), scale, scale_v.t(), bias=bias, out_dtype=dtype)
+    (first, *parts), (other, *others) = x.split(MAX_N, 1), w.split(MAX_N, 1)
+    y = _by_rows(first, other, of_x, torch.float32, bias)
+    for part, other in zip(parts, others):
+        y += _by_rows(part, other, of_x, torch.float32)
+    return y.to(dtype)
 
 
 class _Blocks:
@@ -132,9 +149,10 @@ class _Blocks:
 
     @staticmethod
     def forward(x, weight, bias, dtype, keep):
-        q, scale, *kept = quantize_fp8(x, "block", transpose=keep)
+        q, scale, *kept = quantize_fp8(_padded(x) if keep else x, "block", transpose=keep)
         w, scale_w = quantize_fp8(weight, "tile")
-        return fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype), kept
+        rows = x.shape[0]  # not cut off afterwards: a view from in here could not be written in place
+        return fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), bias=bias, out_dtype=dtype), kept
 
     @staticmethod
     def backward(dy, weight, kept, gradient, wants):
@@ -143,7 +161,7 @@ class _Blocks:
         q, scale, *turned = quantize_fp8(_padded(dy) if wants_weight else dy, "block", gradient, transpose=wants_weight)
         if dtype is not None:
             _, _, w, scale_w = quantize_fp8(weight, "tile", transpose=True)
-            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)[:rows]
+            dx = fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), out_dtype=dtype)
         if wants_weight:
             x, scale_x = kept
             dweight = fp8_gemm(turned[0], x.t(), turned[1], scale_x.t(), out_dtype=weight.dtype)
