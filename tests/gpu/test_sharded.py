@@ -5,6 +5,8 @@ import pytest
 from tests import every_op_sharded as sharded
 from tests.every_op import CASES
 
+pytestmark = pytest.mark.slow  # a process group of NCCL takes its seconds
+
 
 @pytest.fixture(scope="module")
 def mesh():
