@@ -18,7 +18,7 @@ from tkq.gemm.fp8_config import Fp8Config
 from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import Fp8Spec
 from tkq.gemm.grouped_spec import GroupedSpec
-from tkq.gemm.narrow_plan import NarrowConfig
+from tkq.gemm.narrow_config import NarrowConfig
 from tkq.gemm.spec import GemmSpec
 from tkq.runtime import build, tuned
 from tkq.testing import timing
