@@ -320,7 +320,8 @@ def same_place(c, out) -> bool:
 
 def _overlap(x, y) -> bool:
     """Do two tensors share memory? Yes, where that is not plain to see."""
-    if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+    at = x.untyped_storage().data_ptr()  # 0: without memory, as on "meta"
+    if not (x.numel() and y.numel() and at) or at != y.untyped_storage().data_ptr():
         return False
     (x0, x1), (y0, y1) = _span(x), _span(y)
     if x1 <= y0 or y1 <= x0:
