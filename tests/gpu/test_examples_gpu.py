@@ -1,4 +1,4 @@
-"""The examples as a user runs them: each checks its results itself, and prints what it timed. Those of a Llama small."""
+"""The examples as a user runs them: each checks its results itself and prints what it timed. The Llamas in small."""
 import importlib.util
 import os
 import pathlib
