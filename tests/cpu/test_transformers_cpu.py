@@ -109,7 +109,7 @@ def test_what_is_not_known_is_left():
         tkq_transformers.patch(other, linear="fp4")
 
 
-@pytest.mark.parametrize("linear", ["tkq", "fp8"])
+@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block"])
 def test_linear_layers(linear):
     from tkq import nn as tkq_nn
 

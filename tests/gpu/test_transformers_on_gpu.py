@@ -69,7 +69,7 @@ def step_compiled(m, ids):
     return loss.item(), {name: p.grad.clone() for name, p in m.named_parameters()}
 
 
-@pytest.mark.parametrize("linear", ["tkq", "fp8"])
+@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block"])
 def test_linear_layers(linear):
     ids, m = tokens(), model("Llama")
     right, peer = step(model("Llama", torch.float64, "eager"), ids), step(model("Llama", attn="eager"), ids)

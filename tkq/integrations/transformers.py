@@ -54,8 +54,8 @@ def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> 
     Args:
         model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3; or anything that has such modules in it. Changed in
             place. How attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
-        linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8",
-            `tkq.nn.Fp8Linear` (those with sizes that are multiples of 16).
+        linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8" and
+            "fp8_block", `tkq.nn.Fp8Linear` by rows and by blocks (those with sizes that are multiples of 16).
         loss: with labels, and in training mode, the loss comes from `tkq.linear_cross_entropy` in bf16 and fp16, and
             the output's logits are None: they are never whole in memory. False: logits and loss as before.
 

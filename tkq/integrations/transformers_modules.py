@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
-from .linears import together
+from .linears import added, together
 
 
 class Family(NamedTuple):
@@ -45,7 +45,7 @@ ACTIVATIONS = {  # by the classes behind transformers' names
     "SiLU": swiglu, "SiLUActivation": swiglu, "GELU": geglu, "GELUActivation": geglu,
     "GELUTanh": _TANH, "PytorchGELUTanh": _TANH, "NewGELUActivation": _TANH,
 }
-LINEARS = (None, "tkq", "fp8")
+LINEARS = (None, "tkq", "fp8", "fp8_block")
 
 
 # ---- forwards --------------------------------------------------------------------------------------------------------
@@ -59,9 +59,11 @@ def norm_forward(family, cls):
 
 
 def mlp_forward(family, cls):
-    def forward(self, x):
+    def forward(self, x, residual=None):
+        """residual: what the result is added to, which its layer may say: see `layer_forward`."""
         gate, up = together(x, self.gate_proj, self.up_proj)
-        return self.down_proj(ACTIVATIONS[type(self.act_fn).__name__](gate, up))
+        h = ACTIVATIONS[type(self.act_fn).__name__](gate, up)
+        return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
 
     return forward
 
@@ -96,7 +98,7 @@ def _attribute(module, path):
 
 
 def layer_forward(family, cls):
-    """The additions go with the norms before which they stand; the last one has none."""
+    """The additions go with the norms before which they stand; the last one goes with the MLP's last product."""
     def normed(norm, x, residual=None):
         """(the norm of x + residual, the sum)"""
         return rmsnorm(x, norm.weight, eps=getattr(norm, family.norm), weight_offset=family.offset, residual=residual,
@@ -109,7 +111,7 @@ def layer_forward(family, cls):
             h, residual = normed(self.pre_feedforward_layernorm, self.post_attention_layernorm(h), residual)
             return residual + self.post_feedforward_layernorm(self.mlp(h))
         h, residual = normed(self.post_attention_layernorm, h, residual)
-        return residual + self.mlp(h)
+        return self.mlp(h, residual) if type(self.mlp) in _originals else residual + self.mlp(h)
 
     return forward
 
@@ -233,7 +235,8 @@ def replace_linears(layer, what, report):
     from .. import nn as tkq_nn
     from ..quantize.linear import E4M3, Recipe
 
-    base = tkq_nn.Fp8Linear if what == "fp8" else tkq_nn.Linear
+    fp8 = {"fp8": Recipe("row", E4M3), "fp8_block": Recipe("block", E4M3)}.get(what)
+    base = tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear
     for module in layer.modules():
         if type(module) is not nn.Linear:
             continue
@@ -241,14 +244,14 @@ def replace_linears(layer, what, report):
         if why is not None:
             report.left[f"Linear: {why}"] += 1
             continue
-        if what == "fp8":
-            module.recipe = Recipe("row", E4M3)
+        if fp8 is not None:
+            module.recipe = fp8
         module.__class__ = _subclass(nn.Linear, None, base)
         report.replaced["Linear"] += 1
 
 
 def _refuses(linear, what):
-    if what == "fp8":
+    if what.startswith("fp8"):
         odd = linear.in_features % 16 or linear.out_features % 16
         return "sizes that are no multiples of 16" if odd else None
     if linear.weight.dtype not in (torch.bfloat16, torch.float16):
