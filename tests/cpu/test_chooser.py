@@ -13,7 +13,7 @@ import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.runtime import build, chooser, link, new
+from tkq.runtime import build, chooser, link, native, new
 from tkq.runtime.chooser import Ended, Shapes, added
 
 WAYS = ["C", "Python"] if link.compiler() else ["Python"]
@@ -231,7 +231,7 @@ def test_without_a_compiler_calls_take_the_other_way(monkeypatch, tmp_path):
 def test_it_is_compiled_once_and_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "_cache", build.Cache(tmp_path))
     assert isinstance(chooser._in_c.__wrapped__(), tvm_ffi.Function)
-    monkeypatch.setattr(chooser, "_compiled", lambda: pytest.fail("compiled again"))
+    monkeypatch.setattr(native, "_compiled", lambda kind: pytest.fail("compiled again"))
     assert isinstance(chooser._in_c.__wrapped__(), tvm_ffi.Function)
     assert [p.name.split("-")[0] for p in build.Cache(tmp_path).entries()] == ["chooser"]
 
@@ -267,3 +267,38 @@ def test_kernels_are_held_and_let_go():
     assert seen == [(6, 8)] and sys.getrefcount(x) == before and gone() is not None
     del run
     assert gone() is None
+
+
+def test_who_keeps_the_fewest_dimensions_leaves_matrices_to_others(way):
+    """Whichever of the two came first."""
+    matrix, heads = Kernel(way), Kernel(way)
+    apart = torch.zeros(3, 7, 8)[:, :5]  # no stride describes rows of (3, 5)
+    run = added(None, heads.run, (apart, None), Shapes({0: 2, 1: 2}, {}, fewest=True))
+    run(apart, None)
+    assert heads.last() == [facts(apart), None]
+    for x in (X, torch.zeros(6, 8), torch.zeros(2, 3, 2, 8)[:, :, 0], torch.zeros(1, 5, 8)):
+        with pytest.raises(ValueError, match="chooser"):
+            run(x, None)
+    run = added(run, matrix.run, (X.view(6, 8), None), Shapes({0: 1, 1: 1}, {}))
+    run(X, None)
+    assert matrix.last() == [facts(X.view(6, 8)), None]
+    run(apart, None)
+    assert heads.last() == [facts(apart), None]
+    both = Kernel(way)  # one of two tensors that must stay as it is is enough
+    run = added(None, both.run, (apart, torch.zeros(3, 5, 8)), Shapes({0: 2, 1: 2}, {}, fewest=True))
+    y = torch.zeros(3, 5, 8)
+    run(apart, y)
+    assert both.last() == [facts(apart), facts(y)]
+    run(y, apart)
+    assert both.last() == [facts(y), facts(apart)]
+    with pytest.raises(ValueError, match="chooser"):
+        run(y, y)
+
+
+def test_calls_that_it_would_refuse_are_not_added(way):
+    kernel = Kernel(way)
+    many = torch.zeros(1).expand(1 << 15, (1 << 15) + 1)
+    for x in (many, torch.zeros(0, 8)):
+        assert added(None, kernel.run, (x,), Shapes({0: 1}, {})) is None
+    run = added(None, kernel.run, (X,), Shapes({0: 1}, {}))
+    assert added(run, kernel.run, (many,), Shapes({0: 1}, {})) is run

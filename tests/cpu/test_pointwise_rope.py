@@ -233,6 +233,19 @@ def test_a_leaf_is_not_overwritten():
     assert not torch.equal(x, before)
 
 
+@pytest.mark.parametrize("views", [lambda t: t.split(3, 2)[0], lambda t: t.unbind(0)[1][None], lambda t: t.chunk(2)[1]])
+def test_a_view_that_autograd_protects_is_not_overwritten(views):
+    cos, sin = tkq.rope_cos_sin(16, 8, device="cpu")
+    packed = torch.randn(2, 4, 6, 8, requires_grad=True) * 1
+    before = packed.detach().clone()
+    with pytest.raises(RuntimeError, match="rope: x is one of several views"):
+        tkq.rope(views(packed), cos, sin, inplace=True)
+    assert torch.equal(packed, before)
+    with torch.no_grad():
+        tkq.rope(views(packed), cos, sin, inplace=True)
+    assert not torch.equal(packed, before)
+
+
 def test_in_place_in_inference_mode():
     cos, sin = tkq.rope_cos_sin(16, 8, device="cpu")
     with torch.inference_mode():

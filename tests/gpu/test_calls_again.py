@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests import call_cases
-from tkq.runtime import chooser
+from tkq.runtime import again, chooser, ops
 
 NAMES = (
     "rmsnorm", "rmsnorm of three dimensions", "rmsnorm with a residual", "rmsnorm of heads", "rmsnorm of slices",
@@ -22,6 +22,10 @@ CHOOSERS = {"tkq.norms.launch": ("rmsnorm of three dimensions", "rmsnorm of slic
             "tkq.softmax.ops": ("log_softmax of three dimensions",),
             "tkq.losses.launch": ("cross_entropy of three dimensions",),
             "tkq.pointwise.gated_ops": ("swiglu of three dimensions",), "tkq.pointwise.rope_launch": ("rope_qk",)}
+
+
+# Copies before its launch, or launches twice.
+LONG = ("rmsnorm of slices",)
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +45,29 @@ def assert_same(found, first):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_again(calls, name):
-    """The second call, one on another stream, one where torch fills what is new, and one that a CUDA graph replays."""
+def test_again(calls, name, monkeypatch):
+    """The second call and more, some on another stream, one where torch fills what is new, and one that a CUDA graph
+    replays."""
     call, side = calls[name], torch.cuda.Stream()
     with torch.no_grad():
         first = copies(call())
         assert_same(copies(call()), first)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            found = copies(call())
+            for _ in range(3):
+                found = copies(call())
         torch.cuda.current_stream().wait_stream(side)
         assert_same(found, first)
+        assert_same(copies(call()), first)
+        with monkeypatch.context() as m:
+            if name not in LONG:
+                m.setattr(ops, "route", lambda *tensors: pytest.fail("goes the long way"))
+            for _ in range(3):
+                assert_same(copies(call()), first)
+            with torch.cuda.stream(side):
+                found = copies(call())
+            torch.cuda.current_stream().wait_stream(side)
+            assert_same(found, first)
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             assert_same(copies(call()), first)
@@ -74,6 +90,8 @@ def test_without_a_compiler(calls, module, name, monkeypatch):
         first, module = copies(calls[name]()), importlib.import_module(module)
         assert any(isinstance(found, type(chooser._in_c())) for found in module._known.values())
         monkeypatch.setattr(chooser, "_in_c", lambda: None)
+        monkeypatch.setattr(again, "_library", lambda: None)
+        again.forget()
         for table in ("_known", "_launchers"):
             monkeypatch.setattr(module, table, {})
         asked, arranged = [], chooser._arranged
@@ -81,3 +99,53 @@ def test_without_a_compiler(calls, module, name, monkeypatch):
         for _ in range(2):
             assert_same(copies(calls[name]()), first)
         assert len(asked) == 1, "by the second call"
+
+
+def test_memory_is_as_all_of_torchs(calls):
+    """What a call that came before returns can be resized, waited for, and goes back to the allocator."""
+    with torch.no_grad():
+        for name in ("rmsnorm with a residual", "flash_attn", "gemm"):
+            for _ in range(5):
+                found = calls[name]()
+            made = [t for t in (found if isinstance(found, tuple) else (found,)) if t is not None]
+            side = torch.cuda.Stream()
+            for t in made:
+                t.record_stream(side)
+                assert t._base is None and t.untyped_storage().resizable() and t.is_leaf and t._version == 0
+                t.untyped_storage().resize_(0)
+            del found, made, t
+
+
+def test_in_inference_mode(calls):
+    with torch.inference_mode():
+        for _ in range(5):
+            found = calls["rmsnorm"]()
+    assert found.is_inference()
+    with torch.no_grad():
+        assert not calls["rmsnorm"]().is_inference()
+
+
+def test_another_device_is_current(calls):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    with torch.no_grad():
+        for _ in range(4):
+            first = copies(calls["rmsnorm"]())
+        with torch.cuda.device(1):
+            assert_same(copies(calls["rmsnorm"]()), first)
+
+
+def test_gradients_after_calls_without(calls):
+    """What came before without a gradient is not taken where one is recorded."""
+    import tkq
+
+    x, w = torch.randn(6, 64, device="cuda"), torch.randn(64, device="cuda")
+    for _ in range(4):
+        tkq.rmsnorm(x, w)
+    for _ in range(5):
+        leaf = w.clone().requires_grad_()
+        y = tkq.rmsnorm(x, leaf)
+        y.sum().backward()
+        h = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        assert torch.allclose(leaf.grad, h.sum(0), rtol=1e-4, atol=1e-4)
+        assert not tkq.rmsnorm(x, w).requires_grad

@@ -31,10 +31,17 @@ def test_values_and_bits(M, V, reduction):
     assert rooms and not any(room[0].item() for room in rooms), "a counter was not set back to 0"
 
 
-@pytest.mark.parametrize("M, V", [(37, 40000), (11, 524288), (1030, 131072)])
-def test_in_two_launches(M, V, monkeypatch):
-    """Walks, and a launch of its own for the total: what many long rows take."""
+@pytest.fixture
+def in_two(monkeypatch):
     monkeypatch.setattr(launch, "once", lambda *shape: False)
+    launch.again.forget()
+    yield
+    launch.again.forget()
+
+
+@pytest.mark.parametrize("M, V", [(37, 40000), (11, 524288), (1030, 131072)])
+def test_in_two_launches(M, V, in_two):
+    """Walks, and a launch of its own for the total: what many long rows take."""
     logits, target = make((M, V), "bf16", 2.0)
     target[::3] = -100
     options = [dict()] if M > 1000 else [dict(), dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)]

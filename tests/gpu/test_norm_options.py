@@ -1,18 +1,16 @@
-"""The norms' options on the GPU: residuals, types of their own, weights of heads, float8 results, gradients."""
+"""The norms' options on the GPU: residuals, types of their own, weights of heads, gradients."""
 import pytest
 import torch
-import torch.nn.functional as F
 
 import tkq
+from tests.norm_options import DTYPES, EPS, make, torch_norm
 from tests.poison import poisoned
 from tests.rule import assert_2x
 from tkq.norms import launch
 from tkq.norms.launch import Call
 from tkq.runtime import ops
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS = ["rmsnorm", "layernorm"]
-EPS = 1e-5
 E4M3 = torch.float8_e4m3fn
 
 
@@ -37,29 +35,6 @@ def test_the_poison_bites(monkeypatch, kind):
             assert made and all(t.float().isnan().all() for t in made), call
     for _ in range(2):
         assert getattr(tkq, kind)(x, extra["weight"]).isnan().all()
-
-
-def torch_norm(kind, x, weight=None, bias=None, residual=None, offset=0.0):
-    """(y, h): float64 inputs give the truth, float32 ones what a good kernel gives."""
-    h = x if residual is None else x + residual
-    N = h.shape[-1:]
-    y = F.layer_norm(h, N, None, None, EPS) if kind == "layernorm" else F.rms_norm(h, N, None, EPS)
-    y = y if weight is None else y * (weight + offset)
-    return y if bias is None else y + bias, h
-
-
-def make(shape, x, scale=1.0, mean=0.0, seed=0, **vectors):
-    """x, and by name what else is asked for: residual by its type, weight and bias by type or (shape, type)."""
-    g = torch.Generator("cuda").manual_seed(seed)
-
-    def randn(shape, dtype):
-        return torch.randn(shape, device="cuda", generator=g).to(DTYPES[dtype])
-
-    made = {}
-    for name, what in vectors.items():
-        own = what if isinstance(what, tuple) else (shape if name == "residual" else shape[-1:], what)
-        made[name] = randn(*own)
-    return (torch.randn(shape, device="cuda", generator=g) * scale + mean).to(DTYPES[x]), made
 
 
 def check(kind, x, extra, what="", **options):
@@ -275,102 +250,6 @@ def test_heads_with_every_option(kind):
     wide = torch.full((2, 19, 9, D), float("nan"), device="cuda", dtype=torch.bfloat16)
     wide[:, :, 2:8] = x
     check(kind, wide[:, :, 2:8], extra, weight_offset=1.0, out_dtype=torch.float32)
-
-
-# ---- float8 --------------------------------------------------------------------------------------------------------
-
-
-def e4m3(v):
-    """v rounded to the nearest number of e4m3, ties to even, in float64. On the CPU: 2^n is not exact on a GPU."""
-    v = v.cpu()
-    exponent = torch.floor(torch.log2(v.abs().clamp_min(2.0**-6))).clamp(-6, 8)
-    step = 2.0 ** (exponent - 3)
-    return (torch.round(v / step) * step).clamp(-448, 448)
-
-
-def check_quantised(kind, x, extra, granularity, what=""):
-    """Scales from float64 within float32's rounding; each q is the e4m3 number nearest to y / scale, where that is not
-    nearly as near to its neighbour."""
-    q, scale, h = getattr(tkq, kind + "_quant")(x, **extra, eps=EPS, prenorm=True, granularity=granularity)
-    y, total = torch_norm(kind, x.double(), **{n: t.double() for n, t in extra.items()})
-    M, N = y.shape
-    width = N if granularity == "row" else 128
-    amax = torch.stack([part.abs().amax(1) for part in y.split(width, 1)], 1)
-    wanted = (amax / 448).clamp_min(2.0**-126)
-    assert scale.shape == wanted.shape and q.shape == x.shape and q.is_contiguous() and q.dtype == E4M3
-    assert granularity == "row" or scale.stride() == (1, -(-M // 4) * 4)
-    assert ((scale.double() - wanted).abs() <= 1e-5 * wanted).all(), what
-    ratio = y / scale.repeat_interleave(width, 1)[:, :N].double()
-    # what the kernel had instead of the ratio: off by float32's rounding, of terms as large as the row's largest
-    off = 2e-6 * ratio.abs() + 1e-6 * 448 * (1 if kind == "rmsnorm" else 4)
-    low, high = e4m3(ratio - off), e4m3(ratio + off)
-    got = q.double().cpu()
-    assert ((got == low) | (got == high) | ((got >= low) & (got <= high))).all(), what
-    assert (got == e4m3(ratio)).double().mean() >= 0.99 or N < 100, what
-    if "residual" in extra:
-        assert_2x(h, total, (x.float() + extra["residual"].float()).to(h.dtype), ulps=1)
-    return q, scale
-
-
-@pytest.mark.parametrize("granularity", ["row", "block"])
-@pytest.mark.parametrize("N", [1, 100, 128, 1024, 1001, 4096, 16384, 40000, 131072, 262144])
-def test_rmsnorm_quant(granularity, N):
-    for M in (1, 35):
-        x, extra = make((M, N), "bf16", weight="bf16")
-        check_quantised("rmsnorm", x, extra, granularity, f"M {M}")
-
-
-@pytest.mark.parametrize("granularity", ["row", "block"])
-@pytest.mark.parametrize("kind, x, residual, N", [
-    ("layernorm", "bf16", "bf16", 1000), ("layernorm", "fp32", "fp32", 4096), ("rmsnorm", "bf16", "fp32", 8192),
-    ("layernorm", "bf16", "bf16", 65536), ("layernorm", "fp32", "fp32", 262143), ("rmsnorm", "fp16", "bf16", 4098)])
-def test_quantised_with_a_residual(granularity, kind, x, residual, N):
-    inputs, extra = make((11, N), x, residual=residual, weight="fp32", bias="fp32")
-    check_quantised(kind, inputs, extra, granularity)
-
-
-@pytest.mark.parametrize("granularity", ["row", "block"])
-def test_quantised_hard_data(granularity):
-    for scale in (1e4, 1e-4):
-        x, extra = make((9, 4096), "bf16", scale, weight="bf16")
-        check_quantised("rmsnorm", x, extra, granularity, f"scale {scale}")
-    x, extra = make((9, 4096), "bf16", weight="bf16")
-    x[torch.arange(9, device="cuda"), torch.arange(9, device="cuda") * 455 + 3] = 1e4
-    check_quantised("rmsnorm", x, extra, granularity, "one huge element in a row")
-    extra["weight"] *= 1e-30
-    check_quantised("rmsnorm", x, extra, granularity, "tiny results")
-
-
-@pytest.mark.parametrize("granularity", ["row", "block"])
-@pytest.mark.parametrize("N", [300, 1001, 65536])
-def test_zeros_nan_and_infinity_quantise_to_what_is_documented(granularity, N):
-    x, extra = make((5, N), "bf16", weight="bf16")
-    clean, clean_scale = tkq.rmsnorm_quant(x, **extra, granularity=granularity)
-    x[1], x[2, 150], x[3, 150] = 0, float("nan"), float("inf")
-    q, scale = tkq.rmsnorm_quant(x, **extra, granularity=granularity)
-    want, want_scale = tkq.rmsnorm_quant(x.cpu(), extra["weight"].cpu(), granularity=granularity)
-    assert (scale[1] == 2.0**-126).all() and (q[1].float() == 0).all()
-    for row in (2, 3):
-        assert torch.equal(torch.isnan(scale[row]).cpu(), torch.isnan(want_scale[row]))
-        assert torch.equal(torch.isnan(q[row].float()).cpu(), torch.isnan(want[row].float()))
-    assert torch.isnan(scale[2]).all() and torch.isnan(q[2].float()).all()
-    for row in (0, 4):
-        assert torch.equal(q[row].view(torch.uint8), clean[row].view(torch.uint8))
-        assert torch.equal(scale[row], clean_scale[row])
-    extra["weight"][7] = float("inf")
-    q, scale = tkq.rmsnorm_quant(x[:1], **extra, granularity=granularity)
-    assert torch.isinf(scale[0, 0]) and torch.isnan(q[0, 7].float()) and (q[0, 8:128].float() == 0).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_quantised_heads(kind):
-    qkv = torch.randn(2, 37, 3, 8, 128, device="cuda", dtype=torch.bfloat16)
-    w = torch.randn(8, 128, device="cuda", dtype=torch.bfloat16)
-    q, scale = getattr(tkq, kind + "_quant")(qkv[:, :, 1], w, eps=EPS)
-    y = torch_norm(kind, qkv[:, :, 1].double(), w.double())[0]
-    assert q.shape == y.shape and scale.shape == (2 * 37 * 8, 1)
-    back = q.double() * scale.double().view(2, 37, 8, 1)
-    assert ((back - y).abs() <= 2.0**-4 * y.abs() + scale.double().view(2, 37, 8, 1) * 2.0**-10 * 1.01).all()
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------------

@@ -88,3 +88,24 @@ def test_with_a_residual_and_the_sum():
 def test_rows_that_leave_threads_without_elements_wait_one_by_one(N):
     x, weight, bias = make(11, N)
     check(tkq.layernorm(x, weight, bias, eps=EPS), x, weight, bias)
+
+
+def test_recorded():
+    """With the mean and rstd that the backward needs."""
+    x, *vectors = make(7, 32768)
+    spec = NormSpec("layernorm", 32768, "bf16", "fp32", "fp32", 8, stats=True)
+    assert waits_together(spec, plan(spec))
+    dy = torch.randn_like(x)
+
+    def gradients(norm, dtype):
+        leaves = [t.to(dtype or t.dtype, copy=True).requires_grad_() for t in (x, *vectors)]
+        y = norm(leaves[0], *leaves[1:])
+        return y, *torch.autograd.grad(y, leaves, dy.to(y.dtype))
+
+    def of_torch(x, weight, bias):
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, EPS)
+
+    found = gradients(lambda x, weight, bias: tkq.layernorm(x, weight, bias, eps=EPS), None)
+    for name, ours, truth, same in zip(("y", "dx", "dweight", "dbias"), found, gradients(of_torch, torch.float64),
+                                       gradients(of_torch, torch.float32), strict=True):
+        assert_2x(ours, truth, same.to(ours.dtype), ulps=1, what=name)

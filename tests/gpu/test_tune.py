@@ -26,10 +26,10 @@ def fresh(tmp_path, monkeypatch):
         monkeypatch.setattr(candidates, name, lambda *args, whole=whole: whole(*args)[:FEW])
     modules = (call, fp8_ops, grouped_ops)
     for module in modules:
-        module._launcher.cache_clear()
+        module.forget()
     yield
     for module in modules:
-        module._launcher.cache_clear()
+        module.forget()
 
 
 def check(function, *args, wanted, **kw):

@@ -22,11 +22,13 @@ from tkq.attention.launch import Operands
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
 from tkq.attention.spec import FAR, AttentionSpec
 from tkq.runtime import Recipe, arch, check, counters, dtypes, function, new, ops
+from tkq.runtime.again import Again
 
 # (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
 # What the kernel cannot see, and what is made for it -> (kernel, its numbers, what o and lse are made from)
 _known = ops.Known()
+_again = Again(by_stream=True)  # of `forward`
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: Optional[float] = None,
@@ -69,7 +71,12 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
         check_flags("flash_attn", causal=causal, deterministic=deterministic, return_lse=return_lse)
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
-    way, options = ops.route(q, k, v, sinks), (causal, softmax_scale, left, right, softcap)
+    options = causal, softmax_scale, left, right, softcap
+    if not ops.traced():
+        found = _again.take(q, k, v, sinks, options, return_lse)
+        if found is not None:
+            return found if return_lse else found[0]
+    way = ops.route(q, k, v, sinks)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
     elif way == "record":
@@ -90,7 +97,8 @@ def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept. An lse that nobody asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
-    o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
+    found = _again.take(q, k, v, sinks, options, True)
+    o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return autograd.both(ctx, o, lse) if return_lse else o
 
@@ -110,7 +118,10 @@ def forward(q, k, v, sinks, options, return_lse):
         if known is not None:
             kernel, numbers, of_o, of_lse = known
             o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
-            kernel((q, k, v, o, lse, sinks), None, counters.counter(index), numbers)
+            counter = counters.counter(index)
+            arguments = (q, k, v, o, lse, sinks), None, counter, numbers
+            kernel(*arguments)
+            _again.add((q, k, v, sinks, options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
             return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape

@@ -26,9 +26,11 @@ from tkq.attention.ops import launcher_of, nothing_seen
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of
 from tkq.attention.spec import FAR, AttentionSpec
 from tkq.runtime import check, counters, dtypes, new, ops
+from tkq.runtime.again import Again
 
 _launchers: dict = {}  # as ops._launchers
 _known = ops.Known()  # as ops._known, where all rows are in use
+_again = Again(by_stream=True)  # of `forward`, likewise
 
 
 def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
@@ -71,6 +73,10 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
     options = causal, softmax_scale, left, right, softcap
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+    if not ops.traced():
+        found = _again.take(q, k, v, sinks, *lengths, options, return_lse)
+        if found is not None:
+            return found if return_lse else found[0]
     way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
@@ -91,7 +97,8 @@ def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
 def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept."""
     lengths, options, deterministic, return_lse = how
-    o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
+    found = _again.take(q, k, v, sinks, *lengths, options, True)
+    o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
     return autograd.both(ctx, o, lse) if return_lse else o
 
@@ -118,7 +125,10 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
         if known is not None:
             kernel, numbers, of_o, of_lse = known
             o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
-            kernel((q, k, v, o, lse, sinks), (cu_q, cu_k, None, used_k), counters.counter(index), numbers)
+            counter = counters.counter(index)
+            arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, used_k), counter, numbers
+            kernel(*arguments)
+            _again.add((q, k, v, sinks, *lengths, options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
             return o, lse
         total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape

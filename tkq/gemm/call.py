@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import arch, check, dtypes, function, new
+from ..runtime.again import Again
 from ..runtime.ops import Known
 from . import tuned
 from .epilogue import GATED, Epilogue, is_located, name_of
@@ -18,6 +19,7 @@ OUT = (torch.bfloat16, torch.float16, torch.float32)
 # What a call without an out looks like -> its kernel and blocks, the result's shape, strides and dtype: in front of all
 # that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
 _known = Known()
+again = Again()  # of `quick`
 
 
 class Extra(NamedTuple):
@@ -51,12 +53,15 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     kernel, blocks, shape, stride, dtype = known
     out = new.empty(index, shape, stride, dtype)
     kernel(a, b, out, bias, c, alpha, beta, blocks)
+    again.add((a, b, bias, activation, c, alpha, beta, out_dtype), kernel, (a, b, out, bias, c, alpha, beta, blocks),
+              out)
     return out, None
 
 
 def forget() -> None:
     """All kernels of earlier calls."""
     _known.clear()
+    again.forget()
     _launcher.cache_clear()
 
 

@@ -11,8 +11,10 @@ from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES, fits_tma_store
 from tkq.runtime import arch, check, dtypes, function, new, ops
+from tkq.runtime.again import Address, Again
 
 ACCUMULATE = ("fast", "fp32")
+_again = Again()
 
 
 def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Optional[Tensor] = None,
@@ -56,6 +58,10 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
 
     CPU tensors take ``tkq.reference_fp8.fp8_gemm``.
     """
+    if not ops.traced():
+        found = _again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+        if found is not None:
+            return found
     if ops.direct(a, b, scale_a, scale_b, bias, out_scale):
         run = _cuda if a.is_cuda else _cpu
         return run(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
@@ -76,12 +82,15 @@ def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional
         c = new.empty(index, (m, n), (n, 1), out_dtype)
         if strided:
             (rows, steps), (steps_b, cols) = scale_a.stride(), scale_b.stride()
-            of_a, of_b = (scale_a.data_ptr(), rows, steps), (scale_b.data_ptr(), cols, steps_b)
+            of_a, of_b = (rows, steps), (cols, steps_b)
         else:
-            of_a, of_b = (scale_a.data_ptr(), 1, 1), (scale_b.data_ptr(), 1, 1)
+            of_a = of_b = 1, 1
         # it checks what is not in the key: strides, addresses and devices of a, b and c
-        kernel(a, b, c, of_a, of_b, 0 if bias is None else bias.data_ptr(),
-               0 if out_scale is None else out_scale.data_ptr(), blocks)
+        kernel(a, b, c, (scale_a.data_ptr(), *of_a), (scale_b.data_ptr(), *of_b),
+               0 if bias is None else bias.data_ptr(), 0 if out_scale is None else out_scale.data_ptr(), blocks)
+        _again.add((a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate), kernel,
+                   (a, b, c, (Address(scale_a), *of_a), (Address(scale_b), *of_b),
+                    0 if bias is None else Address(bias), 0 if out_scale is None else Address(out_scale), blocks), c)
         return c
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -98,6 +107,12 @@ def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, b
     recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
     function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
                      0 if out_scale is None else out_scale.data_ptr(), blocks or planned)
+
+
+def forget() -> None:
+    """All kernels of earlier calls."""
+    _launcher.cache_clear()
+    _again.forget()
 
 
 def _facts(x):
@@ -260,4 +275,4 @@ def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=tor
     found = candidates.of_fp8_gemm(spec, m, n, k, arch.processors(a.device)) if m and n and k else []
     return tuned.Tunable(tuned.problem("fp8_gemm", spec, (m, n, k), a.device), found,
                          (a, b, scale_a, scale_b, bias, out_scale),
-                         torch.empty(m, n, dtype=out_dtype, device=a.device), call, _launcher.cache_clear)
+                         torch.empty(m, n, dtype=out_dtype, device=a.device), call, forget)

@@ -10,10 +10,12 @@ from tkq.gemm import candidates, tuned
 from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES
 from tkq.runtime import arch, check, dtypes, function, new, ops
+from tkq.runtime.again import Address, Again
 
 FP8 = ("e4m3", "e5m2")
 _OUT = (torch.bfloat16, torch.float16, torch.float32)
 _NO_SCALES = (0, 0, 0, 0)
+_again = Again()
 
 
 def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Tensor] = None,
@@ -53,6 +55,10 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
 
     Differentiable in a and b where b is (G, K, N) of 16 bits. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
     """
+    if not ops.traced():
+        found = _again.take(a, b, offsets, scale_a, scale_b, out_dtype)
+        if found is not None:
+            return found
     way = ops.route(a, b, offsets, scale_a, scale_b)
     if way == "direct":
         return (_cuda if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
@@ -90,6 +96,9 @@ def _product(a, b, offsets, scale_a, scale_b, out_dtype):
     if kernel is None:  # nothing to multiply
         return c.zero_()
     kernel(a, b, c, offsets, rows, columns, blocks)
+    if scales:
+        rows, columns = (Address(scale_a), *rows[1:]), (Address(scale_b), *columns[1:])
+    _again.add((a, b, offsets, scale_a, scale_b, out_dtype), kernel, (a, b, c, offsets, rows, columns, blocks), c)
     return c
 
 
@@ -116,6 +125,12 @@ def _of_columns(scale):
         return _NO_SCALES
     *group, step, column = scale.stride()
     return scale.data_ptr(), group[0] if group else 0, column, step
+
+
+def forget() -> None:
+    """All kernels of earlier calls."""
+    _launcher.cache_clear()
+    _again.forget()
 
 
 def _facts(x):
@@ -303,4 +318,4 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
     last = int(offsets[-1]) if groups and spec.along == "m" else None  # rows behind it belong to none
     return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
                          (a, b, offsets, scale_a, scale_b), torch.empty(shape, dtype=out, device=a.device), call,
-                         _launcher.cache_clear, lambda c: c[:last])
+                         forget, lambda c: c[:last])

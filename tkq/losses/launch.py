@@ -8,6 +8,7 @@ from .. import reduction_plan as geometry
 from .. import row_plan, runtime
 from ..reference_losses import Terms
 from ..runtime import arch, counters, dtypes, new
+from ..runtime.again import Again
 from ..runtime.chooser import Shapes, added
 from ..runtime.debug import enabled
 from .checks import check_call, check_targets
@@ -17,6 +18,7 @@ from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
 # What a call looks like, addresses aside -> its launcher, if that takes whole 16-byte accesses. It refuses what it
 # cannot take, so that a hit needs no check of its own. Of forwards, by what a chooser does not look at, choosers too.
 _known: dict = {}
+again = Again(by_stream=True)  # of `forward`, past `enabled`
 _launchers: dict = {}  # with addresses -> any launcher
 _ROOM = 4 + ONCE_ROWS  # where a launch that makes the total has a counter and, at 16 bytes, its losses: `once.Once`
 
@@ -45,7 +47,9 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
                 loss = make((), (), torch.float32)
                 if one:
                     room = counters.room(index, _ROOM)
-            run(logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap)
+            arguments = logits, target, weight, loss, saved, room, None, ignore_index, smoothing, z_loss, softcap
+            run(*arguments)
+            again.add((logits, target, *terms, keep), run, arguments, (loss, saved), kept=(room,))
             return loss, saved
     except Exception:  # nothing is known, or it was refused
         pass
@@ -83,6 +87,7 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
              inplace: bool = False) -> Tensor:
     """The logits' gradient, written over them or into a new tensor."""
     weight, ignore_index, reduction, smoothing, z_loss, softcap = terms
+    to = None
     try:
         index, dtype = logits.get_device(), logits.dtype
         M, N = logits.shape
@@ -94,15 +99,17 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
             return to
     except Exception:
         pass
-    return _backward_carefully(logits, target, dloss, saved, Terms(*terms), inplace)
+    return _backward_carefully(logits, target, dloss, saved, Terms(*terms), inplace, to)
 
 
-def _backward_carefully(logits, target, dloss, saved, terms, inplace):
+def _backward_carefully(logits, target, dloss, saved, terms, inplace, result=None):
+    """result: a contiguous tensor like logits (M, N) to write to, where there is one."""
     x, index = rows(logits), flat(target)
     if inplace:
         result, to = logits if x.data_ptr() == logits.data_ptr() else x.view_as(logits), x
     else:
-        result = torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype, device=x.device)
+        if result is None:
+            result = torch.empty_strided(logits.shape, gradient_stride(logits), dtype=x.dtype, device=x.device)
         to = rows(result)
     if x.shape[0]:
         dloss = dloss if dloss.dim() < 2 and (terms.reduction != "none" or dloss.dim()) else dloss.reshape(-1)

@@ -56,8 +56,12 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     softcap = 0.0 if softcap is None else cap(softcap)
     if z_loss != 0.0:
         check.finite("z_loss", z_loss)
-    way = ops.route(logits, target, weight)
     terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
+    if not (ops.traced() or debug.enabled()):
+        found = launch.again.take(logits, target, *terms, False)
+        if found is not None:
+            return found[0]
+    way = ops.route(logits, target, weight)
     if way == "direct":
         return (launch.forward(logits, target, terms, False) if logits.is_cuda else _on_cpu(logits, target, terms))[0]
     if weight is not None:
@@ -152,7 +156,8 @@ def _backward(ctx, dloss, _):
 
 def _record(ctx, logits, target, terms, inplace):
     """The same in plain eager mode, past the dispatcher."""
-    loss, saved = (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)
+    found = None if debug.enabled() else launch.again.take(logits, target, *terms, True)
+    loss, saved = found or (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)
     ctx.terms, ctx.inplace = terms, inplace
     ctx.save_for_backward(logits, target, terms[0], saved)
     return loss

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import runtime
 from ..runtime import arch, clusters, dtypes, new
+from ..runtime.again import Again
 from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan
 from .plan import plan, waits_together
@@ -22,6 +23,7 @@ _INF = math.inf
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 _known: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
+_again = Again()  # of `again`
 _launchers: dict = {}  # what a call looks like, and the elements of an access -> its launcher, whether without options
 # The arguments of `plain`'s choosers are those of a launcher without options. One for heads has all of `norm`'s.
 _OF_PLAIN, _OF_NORM = (0, 1, 2, 3, None, None, None, None, None, 4, None), (0, 1, 2, 3, 9)
@@ -109,6 +111,27 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
         pass
     del y, h  # so that their memory is free
     return _carefully(Call(*call), x, weight, bias, residual)
+
+
+def again(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
+          residual: Optional[Tensor]) -> Results:
+    """The same, for eager calls of which autograd keeps the results."""
+    found = _again.take(x, weight, bias, residual, *call)
+    if found is None:
+        found = norm(call, x, weight, bias, residual)
+        _again.add((x, weight, bias, residual, *call), *launched(call, x, weight, bias, residual, found), found)
+    return found
+
+
+def launched(call: tuple, x, weight, bias, residual, found: Results) -> tuple:
+    """(what launches such a call, if anything is known, the arguments of this one): for `Again.add`."""
+    y, h, rstd, mean, scales = found
+    return known(call[0], call[6]), (x, weight, bias, y, residual, h, rstd, mean, scales, call[1], call[2] or None)
+
+
+def known(*place):
+    """The chooser of `plain`'s launchers (kind) or `norm`'s (kind, scale); None where there is none yet."""
+    return _known.get(place if len(place) == 2 else place[0])
 
 
 def _heads(x, residual, weight):
@@ -215,10 +238,12 @@ def _remember(spec, run, arguments):
     if spec.vector != spec.widest:
         return
     kept, place = 2 if spec.heads else 1, (spec.kind, spec.scale)
-    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None)
+    # rows that are one matrix are not for a kernel of heads, or what a call runs would depend on those before it
+    fewest = spec.heads == "rows"
+    shapes = Shapes({0: kept, 4: kept}, {3: 1, 5: 1}, takes=_OF_NORM if spec.plain else None, fewest=fewest)
     _known[place] = added(_known.get(place), run, arguments, shapes)
     if spec.out is None and not spec.offset and all(t is None for t in arguments[4:9]):
-        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN)
+        shapes = Shapes({0: kept}, {3: 1}, takes=None if spec.plain else _OF_PLAIN, fewest=fewest)
         _known[spec.kind] = added(_known.get(spec.kind), run, (*arguments[:4], arguments[9]), shapes)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from .. import reference_pointwise as reference
 from .. import runtime
 from ..runtime import arch, check, dtypes, new, ops
+from ..runtime.again import Again
 from ..runtime.chooser import Shapes, added
 from .plan import MAX_UNITS, plan_gated
 from .spec import WIDTH, GatedSpec, widest_gated
@@ -19,6 +20,7 @@ _LAYOUTS = ("split", "interleaved")
 _launchers: dict = {}
 # Choosers of launchers for whole accesses, which refuse what they cannot take: by kind and packing.
 _known: dict = {}
+_again = Again()
 
 
 def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") -> Tensor:
@@ -63,6 +65,10 @@ def _gated(kind, gate, up, layout):
     if layout not in _LAYOUTS:
         raise ValueError(f"{kind.partition('_')[0]}: layout: got {layout!r}, allowed are 'split', 'interleaved'")
     packing = layout if up is None else "apart"
+    if not ops.traced():
+        found = _again.take(gate, up, kind, packing)
+        if found is not None:
+            return found
     way = ops.route(gate, up)
     if way == "direct":
         return (_plain if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
@@ -86,22 +92,24 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 
 def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
     """The forward, with as little Python as it takes."""
+    out = None
     try:
         known, shape = _known[kind, packing], tuple(gate.shape)
         if packing != "apart":
             shape = *shape[:-1], shape[-1] // 2
         out = new.contiguous(gate.get_device(), shape, gate.dtype)
         known(gate, up, None, out, None)
+        _again.add((gate, up, kind, packing), known, (gate, up, None, out, None), out)
         return out
     except Exception:  # nothing is known, or it was refused
         pass
-    return _value(gate, up, kind, packing)
+    return _value(gate, up, kind, packing, out)
 
 
 def _value(gate: Tensor, up: Optional[Tensor], kind: str, packing: str, out: Optional[Tensor] = None,
            config=None) -> Tensor:
-    """The forward's kernel. out: a contiguous tensor at a multiple of 16 bytes to write to; config: another than the
-    plan's. Both for tests and tuning."""
+    """The forward's kernel. out: a contiguous tensor at a multiple of 16 bytes to write to, where there is one; config:
+    another than the plan's, for tests and tuning."""
     try:
         if out is None:
             out = _empty_result(gate, packing)
@@ -302,7 +310,8 @@ def _record(ctx, gate, up, kind, packing):
     """The same in plain eager mode, past the dispatcher."""
     ctx.kind, ctx.packing = kind, packing
     ctx.save_for_backward(gate, up)
-    return _forward(gate, up, kind, packing)
+    found = _again.take(gate, up, kind, packing)
+    return _forward(gate, up, kind, packing) if found is None else found
 
 
 def _op_forward(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:

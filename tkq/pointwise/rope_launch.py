@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from .. import runtime
 from ..runtime import arch, dtypes, new
+from ..runtime.again import Again
 from ..runtime.chooser import Shapes, added
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
 from .rope_check import Turn, check_call
@@ -14,6 +15,7 @@ _launchers: dict = {}
 # Of calls with positions from an integer, choosers of launchers for whole accesses, which refuse what they cannot take:
 # by what a chooser does not look at, which are heads and the kind of pairs.
 _known: dict = {}
+again = Again()  # of `launch_simple`: x, x2, cos, sin, offset, interleaved, inverse, in_place
 
 
 def launch_simple(turn, x, x2=None, in_place=False):
@@ -39,7 +41,9 @@ def launch_simple(turn, x, x2=None, in_place=False):
             if heads2:
                 pitch = heads2 * width
                 out2 = make((batch, length, heads2, width), (length * pitch, pitch, width, 1), dtype)
-            known(x, out, x2, out2, cos, sin, None, None, offset, -1.0 if inverse else 1.0)
+            arguments = x, out, x2, out2, cos, sin, None, None, offset, -1.0 if inverse else 1.0
+            known(*arguments)
+            again.add((x, x2, cos, sin, offset, interleaved, inverse, in_place), known, arguments, (out, out2))
             return out, out2
     except Exception:  # nothing is known, or it was refused
         pass

@@ -7,7 +7,7 @@ from torch import Tensor
 from .. import reference_pointwise as reference
 from ..runtime import check, new, ops
 from .rope_check import Turn, check_call, check_longest, check_written
-from .rope_launch import launch, launch_simple
+from .rope_launch import again, launch, launch_simple
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seqlen_offsets: int | Tensor = 0,
@@ -43,9 +43,16 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         ValueError: shapes or devices that do not match, a last dimension that is not contiguous, a table too short for
             S and an integer offset, arguments that contradict each other.
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
-        RuntimeError: a GPU other than Hopper.
+        RuntimeError: a GPU other than Hopper; inplace where autograd allows no writing over x: a leaf, or a view that
+            split, chunk or unbind returned, where a gradient is recorded.
     """
     if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:  # most calls
+        if not ops.traced():
+            found = again.take(x, None, cos, sin, seqlen_offsets, interleaved, False, inplace)
+            if found is not None:
+                if inplace:
+                    torch.autograd.graph.increment_version(x)
+                return found[0]
         turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
     else:
         turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
@@ -55,6 +62,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
         if inplace:
             check.refuse_leaf("rope", x=x)
+            check.refuse_view("rope", x=x)
         return (_InPlaceFunction if inplace else _Function).apply(x, turn)
     check.refuse_gradient("rope", cos=cos, sin=sin)
     check_call((x,), Turn(*turn))
@@ -71,6 +79,10 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
         All others, what is returned and what is raised: as in ``rope``.
     """
     if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:
+        if not ops.traced():
+            found = again.take(q, k, cos, sin, seqlen_offsets, interleaved, False, False)
+            if found is not None:
+                return found
         turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
     else:
         turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
@@ -100,6 +112,13 @@ def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_s
 def _empty(x):
     """A contiguous tensor like x."""
     return new.like(x, x.get_device(), x.dtype)
+
+
+def _again(x, x2, turn):
+    """(out, out2) of a call of the simple kind that came before; or None."""
+    cos, sin, offset, offsets, ids, starts, interleaved, inverse = turn
+    simple = offsets is ids is starts is None
+    return again.take(x, x2, cos, sin, offset, interleaved, inverse, False) if simple else None
 
 
 def _forward(x, turn):
@@ -184,7 +203,8 @@ def _gradients(ctx, dq, dk):
 
 def _record(ctx, x, turn):
     _remember(ctx, turn)
-    return _forward(x, turn)
+    found = _again(x, None, turn)
+    return _forward(x, turn) if found is None else found[0]
 
 
 def _record_in_place(ctx, x, turn):
@@ -195,7 +215,7 @@ def _record_in_place(ctx, x, turn):
 
 def _record_qk(ctx, q, k, turn):
     _remember(ctx, turn)
-    return _forward_qk(q, k, turn)
+    return _again(q, k, turn) or _forward_qk(q, k, turn)
 
 
 def _recorded_backward(ctx, dy):

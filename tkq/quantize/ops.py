@@ -9,7 +9,9 @@ from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.shipped import rows_recipe, tiles_recipe
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
 from tkq.runtime import arch, check, dtypes, function, new, ops
+from tkq.runtime.again import Again
 
+_again = Again()
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -46,7 +48,10 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
 
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
     """
-    if ops.direct(x):
+    found = None if ops.traced() else _again.take(x, granularity, dtype, transpose)
+    if found is not None:
+        q, scale, qt, scale_t = found
+    elif ops.direct(x):
         q, scale, qt, scale_t = (_launched if x.is_cuda else _cpu)(x, granularity, dtype, transpose)
     else:
         check.refuse_gradient("quantize_fp8", x=x)
@@ -89,8 +94,10 @@ def _launched(x, granularity, dtype, transpose):
         q = new.empty(index, (m, n), (n, 1), dtype)
         scale = new.empty(index, *_scales(granularity, m, n), torch.float32)
         if granularity == "row":
-            run(x, None, None, q, None, None, None, None, scale, 0.0, None)
-            return q, scale, None, None
+            arguments, found = (x, None, None, q, None, None, None, None, scale, 0.0, None), (q, scale, None, None)
+            run(*arguments)
+            _again.add((x, granularity, dtype, transpose), run, arguments, found)
+            return found
         qt = scale_t = largest = None
         if transpose:
             qt = new.empty(index, (n, m), (m, 1), dtype)
@@ -100,6 +107,9 @@ def _launched(x, granularity, dtype, transpose):
             largest = torch.zeros(1, dtype=torch.int32, device=x.device)
             amax(x, None, None, None, None, largest)
         run(x, q, scale, qt, scale_t, largest)
+        if amax is None:
+            _again.add((x, granularity, dtype, transpose), run, (x, q, scale, qt, scale_t, None),
+                       (q, scale, qt, scale_t))
         return q, scale, qt, scale_t
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.

@@ -7,6 +7,8 @@ from torch.autograd import forward_ad
 
 from . import dtypes
 
+_creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view: which rules autograd has for it
+
 
 def tensor(name: str, x) -> None:
     """TypeError unless x is a tensor."""
@@ -45,8 +47,10 @@ def number(name: str, x) -> None:
 
 def finite(name: str, x) -> None:
     """TypeError, ValueError unless x is a finite Python number."""
+    if isinstance(x, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
+        return
     number(name, x)
-    if not math.isfinite(x):
+    if not -math.inf < x < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
         raise ValueError(f"{name}: got {x}, allowed are finite numbers")
 
 
@@ -99,6 +103,16 @@ def refuse_leaf(op_name: str, **tensors) -> None:
         if base.is_leaf and base.requires_grad:
             raise RuntimeError(f"{op_name}: {name} is a leaf that requires a gradient (or a view of one), and cannot "
                                "be written in place")
+
+
+def refuse_view(op_name: str, **tensors) -> None:
+    """RuntimeError where autograd forbids that a tensor whose call it records is written over: it says so itself, but
+    only when that has been done."""
+    for name, x in tensors.items():
+        if x._is_view() and _creation is not None and _creation(x) != torch._C._autograd.CreationMeta.DEFAULT:
+            raise RuntimeError(
+                f"{op_name}: {name} is one of several views that a function returned (split, chunk, unbind), or a view "
+                "made where nothing was recorded; autograd does not allow that it is written in place: take a slice")
 
 
 def under_autocast(kind: str) -> bool:

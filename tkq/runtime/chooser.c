@@ -8,7 +8,7 @@
 
 enum { ARGUMENTS = 16, DIMENSIONS = 4, ENTRIES = 256, MOST = 1 << 30 };
 enum { NOTHING = -1, CONSTANT = -2 };                           /* in the place of an argument */
-enum { KEPT = 7, AS_IT_IS = 8, RESULT = 16, COLUMNS = 32 };     /* of a way: chooser.py says what they mean */
+enum { KEPT = 7, AS_IT_IS = 8, RESULT = 16, COLUMNS = 32, FEWEST = 64 }; /* of a way: chooser.py says what they mean */
 
 typedef struct {
     int64_t kind;    /* no tensor: -1 for None, 0; else type and, for one that stays as it is, dimensions */
@@ -99,11 +99,12 @@ static int join(const DLTensor *t, int leading, View *view) {
     return 1;
 }
 
-/* What run takes of a call's arguments; 0 where the leading dimensions differ or cannot be joined. */
+/* What run takes of a call's arguments; 0 where the leading dimensions differ or cannot be joined, or where one more
+ * could be in all tensors that are to keep the fewest. */
 static int arranged(const Entry *entry, const TVMFFIAny *args, int count, TVMFFIAny *given, View *views) {
     TVMFFIAny seen[ARGUMENTS];
     const DLTensor *first = NULL;
-    int lead = 0;
+    int lead = 0, fewest = 0, joined = 0;
     for (int i = 0; i < count; ++i) {
         const DLTensor *t = tensor_of(&args[i]);
         int way = entry->ways[i], leading;
@@ -111,6 +112,10 @@ static int arranged(const Entry *entry, const TVMFFIAny *args, int count, TVMFFI
         if (way & AS_IT_IS || t == NULL) continue;
         leading = t->ndim - (way & KEPT);
         if (leading < 0) return 0;
+        if (way & FEWEST) {
+            ++fewest;
+            joined += join(t, leading + 1, &views[i]);
+        }
         if (!(way & RESULT)) {
             if (first == NULL) {
                 first = t;
@@ -124,6 +129,7 @@ static int arranged(const Entry *entry, const TVMFFIAny *args, int count, TVMFFI
         seen[i].type_index = kTVMFFIDLTensorPtr;
         seen[i].v_ptr = &views[i].tensor;
     }
+    if (fewest && joined == fewest) return 0;
     for (int i = 0; i < entry->taken; ++i) {
         int place = entry->places[i];
         if (place >= 0) {

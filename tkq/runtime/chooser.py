@@ -8,26 +8,18 @@ compiled once, where there is a C compiler, and kept with the kernels. Without o
 """
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import os
-import pathlib
-import platform
-import subprocess
-import tempfile
 import threading
 import warnings
 from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from . import build, keys, link, new
+from . import native, new
 
 MOST = 1 << 30  # elements of a call's first tensor: more may need several launches, which is the caller's business
-_SOURCE = pathlib.Path(__file__).with_name("chooser.c")
 _NOTHING, _CONSTANT = -1, -2
-_KEPT, _AS_IT_IS, _RESULT, _COLUMNS = 7, 8, 16, 32
+_KEPT, _AS_IT_IS, _RESULT, _COLUMNS, _FEWEST = 7, 8, 16, 32, 64
 _one_at_a_time = threading.Lock()
 
 
@@ -47,12 +39,14 @@ class Shapes(NamedTuple):
     rows, results: {place of an argument: dimensions that stay}; those before become one, also where there are none. All
     of rows must have the same leading dimensions; results have those that the caller gave them. columns: places where
     the last dimension decides which kernel it is. takes: for each argument of the kernel its place in the call, or None
-    for nothing; where not given, all in turn."""
+    for nothing; where not given, all in turn. fewest: calls all of whose rows could keep a dimension less are not for
+    this kernel."""
 
     rows: dict
     results: dict
     columns: tuple = (0,)
     takes: Optional[tuple] = None
+    fewest: bool = False
 
 
 def added(found, run, given: tuple, shapes: Shapes):
@@ -65,10 +59,12 @@ def added(found, run, given: tuple, shapes: Shapes):
 
     The function that is returned raises a ValueError without words for a user, before anything is launched, where it
     knows no such call, where leading dimensions differ or no stride describes them as one, and for no elements or more
-    than `MOST`. All else the kernel checks."""
+    than `MOST`. All else the kernel checks. For given ones of that last kind `found` is what is returned."""
+    if not 0 < given[0].numel() <= MOST:
+        return found
     ways = [_AS_IT_IS] * len(given)
     for place, kept in shapes.rows.items():
-        ways[place] = kept
+        ways[place] = kept | _FEWEST * shapes.fewest
     for place, kept in shapes.results.items():
         ways[place] = _RESULT | kept
     for place in shapes.columns:
@@ -115,8 +111,12 @@ def _look(ways, given):
 
 
 def _arranged(entry, given):
-    """What the kernel takes of a call's arguments; None where that needs a copy, or leading dimensions differ."""
+    """What the kernel takes of a call's arguments; None where that needs a copy, or leading dimensions differ, or all
+    tensors that are to keep the fewest dimensions could keep one less."""
     seen, lead = list(given), None
+    fewest = [(t, way & _KEPT) for way, t in zip(entry.ways, given) if way & _FEWEST and isinstance(t, Tensor)]
+    if fewest and all(t.dim() >= kept and new.one_stride(t, kept - 1) is not None for t, kept in fewest):
+        return None
     for i, (way, t) in enumerate(zip(entry.ways, given)):
         if way & _AS_IT_IS or not isinstance(t, Tensor):
             continue
@@ -143,47 +143,8 @@ def _in_c():
 
     with _one_at_a_time:
         try:
-            path = _library()
+            path = native.library("chooser")
             return None if path is None else tvm_ffi.load_module(str(path))["added"]
         except (OSError, RuntimeError, AttributeError, ValueError) as error:
             warnings.warn(f"tkq: calls take longer than they need ({error})", stacklevel=2)
             return None
-
-
-def _library():
-    """The compiled file: in the cache, or in a folder that goes with the process where that cannot be written."""
-    text = _SOURCE.read_bytes()
-    digest = hashlib.sha256(repr((text, platform.machine(), keys.version("apache-tvm-ffi"))).encode()).hexdigest()
-    name, store = f"chooser-{digest[:32]}.so", build.cache()
-    with contextlib.suppress(OSError):  # a folder that may not be read has nothing
-        found = store.find(name)
-        if found is not None:
-            return found.path
-    data = _compiled()
-    if data is None:
-        return None
-    try:
-        return store.put(name, data, {"kind": "chooser"}).path
-    except OSError:
-        path = pathlib.Path(_folder().name) / name
-        path.write_bytes(data)
-        return path
-
-
-@functools.cache
-def _folder():
-    return tempfile.TemporaryDirectory(prefix="tkq-")
-
-
-def _compiled() -> bytes | None:
-    """The shared object; None without a compiler, or where it fails."""
-    from tvm_ffi import libinfo
-
-    if link.compiler() is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="tkq-chooser-") as folder:
-        out = os.path.join(folder, "chooser.so")
-        done = subprocess.run([link.compiler(), "-std=c11", "-O2", "-fPIC", "-shared", "-s", "-o", out, str(_SOURCE),
-                               *(f"-I{path}" for path in libinfo.include_paths())],
-                              capture_output=True, stdin=subprocess.DEVNULL)
-        return pathlib.Path(out).read_bytes() if done.returncode == 0 else None

@@ -54,7 +54,8 @@ def eager_function(name: str, *, forward, backward, setup=None):
 
 
 # torch's own, under names of their own: they are asked at every call
-_dynamo, _grad_mode = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled  # other tracers have a dispatch mode
+# Does torch.compile trace this? Other tracers have a dispatch mode.
+traced, _grad_mode = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 
 
@@ -66,7 +67,7 @@ def route(*tensors) -> str:
         where every tensor is a plain one and autograd has nothing to record.
     "record": the op's ``eager_function``: the same, but one of the tensors requires a gradient.
     "op": the custom op, through the dispatcher."""
-    if _dynamo() or _modes() or _functorch() or forward_ad._current_level >= 0:
+    if traced() or _modes() or _functorch() or forward_ad._current_level >= 0:
         return "op"
     if not _grad_mode():  # then nobody need be asked for requires_grad
         for x in tensors:
