@@ -147,6 +147,7 @@ def test_varlen(runs, window):
         assert_2x(a, b, c, ulps=2, what=name)
 
 
+@pytest.mark.slow
 def test_compiled(runs):
     """inductor checks sizes and strides of what comes back."""
     torch._dynamo.reset()

@@ -1,5 +1,7 @@
 """Models of transformers on tkq's kernels, from configs with random weights: training, padding, caches, CUDA graphs."""
 import copy
+import pathlib
+import sys
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17", reason="tr
 
 import tkq.integrations.transformers as tkq_transformers  # noqa: E402
 
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
 BF16 = torch.bfloat16
 SIZES = dict(vocab_size=1000, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=64, max_position_embeddings=512, pad_token_id=0)
@@ -111,7 +114,7 @@ def test_packed_rows():
     assert (out - want).norm() <= 0.01 * want.norm()
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_decoding_with_a_graph(padded):
     """A step on a static cache, replayed, gives what a cache that grows gives. (A mask of padding cannot be looked at
     while a graph is captured: transformers' sdpa serves it.)"""
@@ -145,6 +148,22 @@ def test_decoding_with_a_graph(padded):
             want = m(ids[:, i:i + 1], attention_mask=mask(i + 1), position_ids=places[:, i:i + 1],
                      past_key_values=growing).logits
             assert (out - want).norm() <= 0.01 * want.norm(), i
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("linear", [None, "fp8_block"])
+def test_learning(linear):
+    """200 steps of the example's small model on its synthetic language: the same losses, within 0.5 % in the mean of
+    ten steps (float8: 2 %)."""
+    import llama_train
+
+    model = llama_train.make_model(llama_train.SMALL)
+    batches = llama_train.language(4, 512, 200, llama_train.SMALL["vocab_size"])
+    weights = [p.detach().clone() for p in model.parameters()]
+    runs = llama_train.Run("torch", model), llama_train.Run("tkq", llama_train.patched(model, linear)[0])
+    theirs, ours = (llama_train.learn(run, model, batches, weights) for run in runs)
+    assert theirs[-1] < 0.7 * theirs[0], "nothing was learnt"
+    assert llama_train.apart(ours, theirs) < (0.005 if linear is None else 0.02)
 
 
 def test_a_copy_is_its_own():
