@@ -5,13 +5,19 @@ from torch.nn import functional as F
 
 from .. import gemm
 from ..nn import Linear
+from ..quantize.linear import Fp8Linear
+from ..quantize.linear import together as quantised_together
 from ..runtime import ops
 from ..runtime.check import under_autocast
 
 
 def together(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
-    """[layer(x) for layer in layers], where the gradients of x are added up by the products themselves, instead of each
-    being written and read once more: of `torch.nn.Linear` and `tkq.nn.Linear`, without bias, in plain eager mode."""
+    """[layer(x) for layer in layers]. Of `torch.nn.Linear` and `tkq.nn.Linear`, without bias, in plain eager mode, the
+    gradients of x are added up by the products themselves, instead of each being written and read once more. For layers
+    in float8 of one recipe x is quantised once."""
+    if all(isinstance(layer, Fp8Linear) and not _hooked(layer) and layer.recipe == layers[0].recipe
+           for layer in layers) and not under_autocast(x.device.type):
+        return quantised_together(x, layers)
     ours = isinstance(layers[0], Linear)
     if (under_autocast(x.device.type) or not all(_plain(layer, ours) for layer in layers)
             or not ops.recording(x, *(layer.weight for layer in layers))):
@@ -32,8 +38,11 @@ def added(layer: nn.Linear, x: Tensor, residual: Tensor) -> Tensor:
 def _plain(layer, ours):
     """Is it a layer without bias and hooks: of tkq.nn, or else of torch's?"""
     kind = isinstance(layer, Linear) if ours else type(layer) is nn.Linear
-    return kind and layer.bias is None and not (layer._forward_hooks or layer._forward_pre_hooks
-                                                or layer._backward_hooks or layer._backward_pre_hooks)
+    return kind and layer.bias is None and not _hooked(layer)
+
+
+def _hooked(layer):
+    return layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
 
 
 def _forward(ctx, ours, x, *weights):
