@@ -98,6 +98,16 @@ def test_the_loss_without_logits():
     assert m(ids, labels=labels).logits is not None
 
 
+def test_with_checkpoints():
+    """Activations computed anew in the backward: the same gradients."""
+    m, ids = model("Llama", attn="tkq"), tokens()
+    tkq_transformers.patch(m)
+    want = loss_and_gradients(m, ids)
+    m.gradient_checkpointing_enable(dict(use_reentrant=False))
+    got = loss_and_gradients(m, ids)
+    assert torch.equal(got[0], want[0]) and all(torch.equal(got[1][key], g) for key, g in want[1].items())
+
+
 def test_what_is_not_known_is_left():
     m = model("Llama", hidden_act="relu")
     report = tkq_transformers.patch(m)
