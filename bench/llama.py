@@ -1,6 +1,6 @@
 """A training step of a Llama of 1.2 billion parameters, patched with tkq and as transformers has it; and decoding.
 
-    python -m bench.llama [--sections eager,compiled,learning,generate] [--batch 2] [--rounds 7] [--linear tkq,fp8]
+    python -m bench.llama [--sections eager,compiled,learning,generate] [--linear none,fp8_block] [--batch 2]
 
 bf16, S 4096, AdamW, the model of examples/llama_train.py. Steps are timed by the host's clock, in turns of two after
 one that does not count, with the same parameters, gradients and optimizer for all. The unpatched model has the fastest
@@ -53,7 +53,7 @@ class Steps:
         self.optimizer = llama_train.make_optimizer(self.model, 0.0)  # the weights stay
         self.plain, self.backends = llama_train.with_best_attention("torch", self.model, self.batches, self.optimizer)
         self.best = self.plain.name.partition("(")[2].rstrip(")")
-        ours = {"tkq": None, **{f"tkq, linear={linear!r}": linear for linear in linears}}
+        ours = {"tkq": "tkq", **{f"tkq, {linear}": None if linear == "none" else linear for linear in linears}}
         self.ours = {name: llama_train.patched(self.model, linear)[0] for name, linear in ours.items()}
 
     def runs(self, compiled: bool) -> list:
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.llama", description=__doc__.split("\n")[0])
     words = lambda text: tuple(filter(None, text.split(",")))
     parser.add_argument("--sections", type=words, default=SECTIONS, help=f"of {', '.join(SECTIONS)}, in this order")
-    parser.add_argument("--linear", type=words, default=(), help="linear layers to time too: tkq,fp8")
+    parser.add_argument("--linear", type=words, default=(), help="layers to time beside tkq's: none, fp8, fp8_block")
     parser.add_argument("--batch", type=int, default=2, help="sequences")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="a small model: to try it")

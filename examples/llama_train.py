@@ -1,6 +1,6 @@
 """Training a Llama of 1.2 billion parameters, as transformers has it and patched with tkq: loss, tokens/s, memory.
 
-    python examples/llama_train.py [--small] [--steps 200] [--compile] [--linear tkq|fp8|fp8_block]
+    python examples/llama_train.py [--small] [--steps 200] [--compile] [--linear none|tkq|fp8|fp8_block]
 
 From a config with random weights; nothing is downloaded. bf16, sequences of 4096 tokens, AdamW. Both models begin with
 the same weights and learn the same synthetic language; then their steps are timed, in turns. The unpatched one has
@@ -155,7 +155,8 @@ def main():
     parser.add_argument("--steps", type=int, help="of learning; 200, or 20 of the small model")
     parser.add_argument("--batch", type=int, default=2, help="sequences")
     parser.add_argument("--compile", action="store_true", help="both under torch.compile, too")
-    parser.add_argument("--linear", choices=("tkq", "fp8", "fp8_block"), help="the patched model's linear layers")
+    parser.add_argument("--linear", choices=("none", "tkq", "fp8", "fp8_block"), default="tkq",
+                        help="the patched model's linear layers; none: as they are")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("No GPU: nothing was run or timed.")
@@ -163,7 +164,7 @@ def main():
     sizes, seqlen = (SMALL, 512) if options.small else (SIZES, 4096)
     steps = options.steps if options.steps is not None else 20 if options.small else 200
     model = make_model(sizes)
-    other, report = patched(model, options.linear)
+    other, report = patched(model, None if options.linear == "none" else options.linear)
     print(report)
     batches = language(options.batch, seqlen, max(steps, 4), sizes["vocab_size"])
     optimizer = make_optimizer(model, 0.0)  # for what is timed: the weights stay

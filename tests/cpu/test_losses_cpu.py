@@ -348,14 +348,6 @@ def test_linear_opcheck(reduction):
                           test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"))
 
 
-def test_linear_chunk_rows():
-    x, w, target, _ = layer()
-    assert torch.equal(tkq.linear_cross_entropy(x, w, target, chunk_rows=3), tkq.linear_cross_entropy(x, w, target))
-    for wrong in (0, -1, 2.0, True):
-        with pytest.raises(ValueError, match=f"chunk_rows: got {wrong}"):
-            tkq.linear_cross_entropy(x, w, target, chunk_rows=wrong)
-
-
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_linear_torch_compile(reduction):
     x, w, target, _ = layer()

@@ -12,14 +12,19 @@ ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
+def is_llama(path):
+    return path.stem.startswith("llama")
+
+
 def test_there_are_examples():
     assert len(EXAMPLES) >= 4
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if is_llama(p) else ())
+                                  for p in EXAMPLES])
 def test_example(path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    llama = path.stem.startswith("llama")
+    llama = is_llama(path)
     if llama and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
     command = [sys.executable, str(path), *(["--small"] if llama else [])]

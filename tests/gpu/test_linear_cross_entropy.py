@@ -68,21 +68,6 @@ def check(x, weight, target, dloss=None, what="", class_weight=None, **options):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_chunks_of_another_size():
-    """One chunk, larger than the rows; and as many rows as are planned, by their number."""
-    case, options = make(), dict(chunk_rows=2048)
-    loss = tkq.linear_cross_entropy(*case, **options)
-    one = torch.autograd.grad(loss, case[:2])
-    planned = tkq.linear_cross_entropy(*case)
-    chunks = torch.autograd.grad(planned, case[:2])
-    torch.testing.assert_close(loss, planned, rtol=1e-5, atol=0)
-    truth = exactly(*case, torch.tensor(1.0, device="cuda"), Terms(None))
-    for mine, theirs, right in zip(one, chunks, truth[1:]):
-        assert (mine - right).norm() <= 1.1 * (theirs - right).norm()  # rounded less often
-    same = tkq.linear_cross_entropy(*case, chunk_rows=chunk_rows(1300, 1000, 2))
-    assert torch.equal(same, planned) and all(map(torch.equal, torch.autograd.grad(same, case[:2]), chunks))
-
-
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_types_and_reductions(dtype, reduction):
     case = make(dtype=dtype)

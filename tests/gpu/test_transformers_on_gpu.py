@@ -49,7 +49,6 @@ def judge(mine, peer, right, what):
 
 @pytest.mark.parametrize("name", MORE)
 def test_a_step(name):
-    """Eager and in one graph."""
     ids = tokens()
     right = step(model(name, torch.float64, "eager"), ids)
     peer = step(model(name, attn="eager"), ids)
@@ -57,19 +56,21 @@ def test_a_step(name):
     report = tkq_transformers.patch(m)
     assert report.replaced[f"{name}DecoderLayer"] == 2 and not report.left
     judge(step(m, ids), peer, right, name)
-    if name == "Llama":
-        torch._dynamo.reset()
-        judge(step_compiled(m, ids), peer, right, "compiled")
-        report = tkq_transformers.patch(model(name), linear="tkq")
-        assert report.replaced["Linear"] == 14
 
 
-def step_compiled(m, ids):
+@pytest.mark.slow
+@pytest.mark.parametrize("linear", [None, "tkq"])
+def test_compiled(linear):
+    """In one graph."""
+    ids, m = tokens(), model("Llama")
+    right, peer = step(model("Llama", torch.float64, "eager"), ids), step(model("Llama", attn="eager"), ids)
+    tkq_transformers.patch(m, linear=linear)
+    torch._dynamo.reset()
     compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
     m.zero_grad()
     loss = compiled(input_ids=ids, labels=ids, use_cache=False).loss
     loss.backward()
-    return loss.item(), {name: p.grad.clone() for name, p in m.named_parameters()}
+    judge((loss.item(), {name: p.grad for name, p in m.named_parameters()}), peer, right, "compiled")
 
 
 @pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block"])

@@ -33,8 +33,8 @@ class Outcome(NamedTuple):
     dweight: Tensor
 
 
-def forward(layer: Layer, terms: Terms, grad_x: bool, grad_weight: bool, rows: int = 0) -> Outcome:
-    """The loss. For a mean or a sum, the gradients that are asked for come with it. rows: of a chunk, 0 as planned."""
+def forward(layer: Layer, terms: Terms, grad_x: bool, grad_weight: bool) -> Outcome:
+    """The loss. For a mean or a sum, the gradients that are asked for come with it."""
     x, target = layer.x, layer.target
     M, each = x.shape[0], terms.reduction == "none"
     like = dict(dtype=torch.float32, device=x.device)
@@ -47,7 +47,7 @@ def forward(layer: Layer, terms: Terms, grad_x: bool, grad_weight: bool, rows: i
                        dweight.zero_())
     if fused and folds(terms, x):
         launch.total(None, target, terms, None, all)
-    for part, z in _chunks(layer, rows):
+    for part, z in _chunks(layer):
         launch.part_forward(z, target[part], terms, losses[part], kept[2 * part.start:2 * part.stop], all,
                             z if fused else None)
         if fused:
@@ -90,11 +90,11 @@ def _gradients(layer, of_x, of_weight):
     return dx, torch.empty(weight.shape, dtype=kind, device=x.device) if of_weight else x.new_empty(0, dtype=kind)
 
 
-def _chunks(layer, rows=0):
+def _chunks(layer):
     """(rows, their logits), one after the other in the same memory."""
     x, weight, _ = layer
     M, V = x.shape[0], weight.shape[0]
-    rows, pitch = rows or chunk_rows(M, V, x.element_size()), padded(V, x.element_size())
+    rows, pitch = chunk_rows(M, V, x.element_size()), padded(V, x.element_size())
     memory = torch.empty((min(rows, M), pitch), dtype=x.dtype, device=x.device)
     memory[:, V:].zero_()  # dz @ weight reads it
     for first in range(0, M, rows):

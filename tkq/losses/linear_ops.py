@@ -15,8 +15,7 @@ from .ops import cap
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_weight: Optional[Tensor] = None,
                          ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
-                         z_loss: float = 0.0, softcap: Optional[float] = None,
-                         chunk_rows: Optional[int] = None) -> Tensor:
+                         z_loss: float = 0.0, softcap: Optional[float] = None) -> Tensor:
     """The cross entropy of F.linear(x, weight), whose logits are never whole in memory; differentiable in x and weight.
 
     Rows go in chunks: their logits, in x's type, then the losses, then, over the logits, the gradient, and from that
@@ -34,8 +33,6 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         target: (...), int32 or int64, as in ``tkq.cross_entropy``.
         class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap: weight and so on of
             ``tkq.cross_entropy``.
-        chunk_rows: how many rows' logits are in memory at a time: more are faster, as each chunk reads and writes the
-            gradient of weight once more. Not given: as said above.
 
     Returns:
         float32: () or, for reduction "none", of target's shape.
@@ -49,17 +46,14 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     """
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
     _check(x, weight, target, terms)
-    if chunk_rows is not None and (type(chunk_rows) is not int or chunk_rows < 1):
-        raise ValueError(f"chunk_rows: got {chunk_rows!r}, allowed are numbers of rows from 1 on")
-    rows = chunk_rows or 0
     way = ops.route(x, weight, target, class_weight)
     if way == "direct":
-        return _forward(x, weight, target, *terms, False, False, rows)[0]
+        return _forward(x, weight, target, *terms, False, False)[0]
     check.refuse_gradient("linear_cross_entropy", class_weight=class_weight)
     check.refuse_tangent("linear_cross_entropy", x=x, weight=weight)
     record = torch.is_grad_enabled()
     call = _Function.apply if way == "record" else _op
-    return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad, rows)[0]
+    return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad)[0]
 
 
 def _check(x, weight, target, terms):
@@ -89,16 +83,15 @@ def _layer(x, weight, target):
 
 
 def _cuda(x: Tensor, weight: Tensor, target: Tensor, class_weight: Optional[Tensor], ignore_index: int, reduction: str,
-          label_smoothing: float, z_loss: float, softcap: float, grad_x: bool, grad_weight: bool,
-          chunk_rows: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """chunk_rows: 0 for as many as `plan.chunk_rows` says."""
+          label_smoothing: float, z_loss: float, softcap: float, grad_x: bool,
+          grad_weight: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
-    found = linear.forward(_layer(x, weight, target), terms, grad_x, grad_weight, chunk_rows)
+    found = linear.forward(_layer(x, weight, target), terms, grad_x, grad_weight)
     return tuple(found._replace(loss=found.loss.view(target.shape) if reduction == "none" else found.loss))
 
 
 def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap, grad_x,
-         grad_weight, chunk_rows=0):
+         grad_weight):
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
     found = _empty(x, weight, target, reduction, grad_x, grad_weight)
     found.loss.copy_(reference.linear_cross_entropy(x, weight, target, terms))
@@ -130,7 +123,7 @@ def _empty(x, weight, target, reduction, grad_x, grad_weight):
 
 
 def _fake(x, weight, target, class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap, grad_x,
-          grad_weight, chunk_rows=0):
+          grad_weight):
     return tuple(_empty(x, weight, target, reduction, grad_x, grad_weight))
 
 
@@ -141,7 +134,7 @@ def _forward(x, weight, target, class_weight, ignore_index, *rest):
 
 
 def _setup(ctx, inputs, output):
-    x, weight, target, class_weight, *ctx.terms, ctx.grad_x, ctx.grad_weight, _ = inputs
+    x, weight, target, class_weight, *ctx.terms, ctx.grad_x, ctx.grad_weight = inputs
     found = Outcome(*output)
     ctx.mark_non_differentiable(*found[1:])
     ctx.set_materialize_grads(False)  # or the backward gets zeros as large as x and weight for dx and dweight
@@ -151,7 +144,7 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, dloss, *_):
     if dloss is None:
-        return (None,) * 12
+        return (None,) * 11
     x, weight, target, class_weight, kept, all, dx, dweight = ctx.saved_tensors
     terms = Terms(class_weight, *ctx.terms)
     if terms.reduction == "none" or ctx.handed_out:
@@ -162,7 +155,7 @@ def _backward(ctx, dloss, *_):
     else:
         factor = linear.owed(terms, x, dloss, all)
         dx, dweight = (dx * factor).to(x.dtype), (dweight * factor).to(weight.dtype)
-    return (dx.view(x.shape) if ctx.grad_x else None, None if not ctx.grad_weight else dweight, *[None] * 10)
+    return (dx.view(x.shape) if ctx.grad_x else None, None if not ctx.grad_weight else dweight, *[None] * 9)
 
 
 def _multiplied(dx, dweight, factor, weight):
