@@ -26,6 +26,10 @@ def inputs(device):
         ids=torch.zeros(2, 5, dtype=INT, device=device), cu=ints(0, 3, 40), used_q=ints(1, 2), used_k=ints(3, 4))
 
 
+def _onto(c, a, b):
+    return tkq.gemm(a, b, c=c, beta=0.5, out=c)
+
+
 def cases(g):
     """{name: call} with such inputs, as attributes of g."""
     return {
@@ -79,6 +83,8 @@ def cases(g):
         "gemm, gated": lambda: tkq.gemm(g.a, g.b, activation="swiglu"),
         "gemm in float32": lambda: tkq.gemm(g.a.t().contiguous().t(), g.b, out_dtype=torch.float32),
         "gemm of a batch": lambda: tkq.gemm(g.a3, g.b3),
+        "gemm into out": lambda: tkq.gemm(g.a, g.b, out=torch.empty_like(g.c)),
+        "gemm onto c": lambda: _onto(g.c.clone(), g.a, g.b),
         "gemm of a batch that shares": lambda: tkq.gemm(g.a3, g.b.expand(3, 64, 32)),
         "fp8_gemm": lambda: tkq.fp8_gemm(g.a8, g.b8, g.one, g.one),
         "fp8_gemm by rows": lambda: tkq.fp8_gemm(g.a8, g.b8, g.by_rows, g.by_columns, bias=g.row),

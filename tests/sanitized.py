@@ -15,7 +15,7 @@ from torch.autograd import grad
 
 BF16 = torch.bfloat16
 LIMIT = 0.02  # of the largest value of a result: bf16 on both sides
-LIMITS = {"quant": 0.08}  # one step of e4m3
+LIMITS = {"quant": 0.08, "quantise": 0.08}  # one step of e4m3
 
 
 def randn(seed: int, *shape, dtype=BF16, grad=False):
@@ -150,26 +150,44 @@ def gemm(device):
                                        (70, 65, 72, None, 1)):
         a, b, bias = on(device, randn(0, m, k + first), randn(1, n, k).t(), randn(2, n))
         yield f"gemm {m} x {n} x {k} {activation}", (tkq.gemm(a[:, first:], b, bias=bias, activation=activation),)
+    a, b = on(device, randn(0, 3, 70, 200), randn(1, 3, 136, 200).mT)
+    yield "gemm of a batch", (tkq.gemm(a, b),)
 
 
 def fp8(device):
     import tkq
 
-    for granularity, of_b in (("row", "row"), ("block", "tile"), ("block", "block")):
-        (a, sa), (b, sb) = tkq.quantize_fp8(randn(0, 300, 272), granularity), tkq.quantize_fp8(randn(1, 264, 272), of_b)
-        a, sa, b, sb = on(device, a, sa, b, sb)
-        yield f"fp8_gemm {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
+    for rows, granularity, of_b in ((300, "row", "row"), (300, "block", "tile"), (300, "block", "block"),
+                                    (33, "row", "row"), (33, "block", "tile")):
+        a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, rows, 272), granularity),
+                          *tkq.quantize_fp8(randn(1, 264, 272), of_b))
+        yield f"fp8_gemm {rows} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
     from tkq.gemm import fp8_ops, fp8_plan
     from tkq.gemm.fp8_spec import Fp8Spec
 
-    (a, sa), (b, sb) = tkq.quantize_fp8(randn(0, 600, 272), "row"), tkq.quantize_fp8(randn(1, 520, 272), "row")
-    a, sa, b, sb = on(device, a, sa, b, sb)
-    if device == "cpu":
-        c = tkq.fp8_gemm(a, b.t(), sa, sb.t())
-    else:  # two blocks: each has tiles to write under the next
-        spec, c = Fp8Spec(scales="row"), torch.empty(600, 520, device=device, dtype=BF16)
-        fp8_ops.run(spec, a, b.t(), sa, sb.t(), c, fp8_plan.fitted(fp8_plan.FAST[0], spec), 2)
-    yield "fp8_gemm of several tiles a block", (c,)
+    # two blocks: each has tiles to write under the next; and steps of which one half is added up under the other
+    for name, spec, config, of_b, k in (
+            ("several tiles a block", Fp8Spec(scales="row"), fp8_plan.FAST[0], "row", 272),
+            ("rolling halves", Fp8Spec(scales="block", promote=True), fp8_plan.PROMOTED[1], "tile", 2320)):
+        a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), spec.scales),
+                          *tkq.quantize_fp8(randn(1, 520, k), of_b))
+        if device == "cpu":
+            c = tkq.fp8_gemm(a, b.t(), sa, sb.t())
+        else:
+            c = torch.empty(600, 520, device=device, dtype=BF16)
+            fp8_ops.run(spec, a, b.t(), sa, sb.t(), c, fp8_plan.fitted(config, spec), 2)
+        yield f"fp8_gemm, {name}", (c,)
+
+
+def quantise(device):
+    """Whole vectors and not, with the transpose where there is one."""
+    import tkq
+
+    for m, n in ((136, 272), (150, 333)):
+        for granularity in ("tensor", "row", "block", "tile"):
+            x, = on(device, randn(0, m, n))
+            found = tkq.quantize_fp8(x, granularity, transpose=granularity != "row")
+            yield f"quantize_fp8 {m} x {n} {granularity}", found
 
 
 def grouped(device):
@@ -196,7 +214,7 @@ def grouped(device):
 
 
 FAMILIES = {f.__name__: f for f in (norms, residents, heads, softmax, cross_entropy, linear, quant, rope, gated, gemm,
-                                    fp8, grouped)}
+                                    fp8, quantise, grouped)}
 
 
 def apart(a, b) -> float:

@@ -61,6 +61,11 @@ def _contiguous(x):
     return x if x.stride()[-1] == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def _with_lines(x):
+    """x where gemm takes it: its last dimension is contiguous or, of a matrix, either; else a copy."""
+    return x if x.stride()[-1:] == (1,) or (x.dim() == 2 and x.stride(0) == 1) else x.contiguous()
+
+
 def _check(name, x, normalized_shape):
     if tuple(x.shape[-len(normalized_shape):]) != tuple(normalized_shape):
         raise ValueError(f"{name}: shape is {tuple(x.shape)}, its last dimensions must be normalized_shape, "
@@ -251,7 +256,7 @@ class Linear(nn.Linear):
         """input: (..., in_features). Returns (..., out_features)."""
         from .gemm.ops import gemm  # with the first call: not everyone who wants a norm wants it
 
-        x = input
+        x = _with_lines(input)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"input: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")

@@ -121,6 +121,9 @@ def test_a_gradient_is_refused():
     args = operands(M, N, K, "row")
     with pytest.raises(NotImplementedError, match="scale_a"):
         tkq.fp8_gemm(args[0], args[1], args[2].requires_grad_(), args[3])
+    with pytest.raises(NotImplementedError, match="out_scale"):
+        tkq.fp8_gemm(args[0], args[1], args[2].detach(), args[3], out_dtype=E4M3,
+                     out_scale=torch.ones(1, requires_grad=True))
 
 
 def test_what_a_launch_refuses_is_named():

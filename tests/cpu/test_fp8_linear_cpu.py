@@ -70,6 +70,51 @@ def test_inference_keeps_nothing(granularity, mode, monkeypatch):
     assert asked == [False, True]
 
 
+@pytest.mark.parametrize("granularity", ("row", "block"))
+def test_no_tokens(granularity):
+    ours, _ = layers(granularity=granularity)
+    x = torch.randn(0, 48, dtype=torch.bfloat16, requires_grad=True)
+    ours(x).sum().backward()
+    assert x.grad.shape == x.shape and not ours.weight.grad.any() and not ours.bias.grad.any()
+
+
+@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("tokens", (16, 7))
+def test_the_result_may_be_written_in_place(granularity, tokens):
+    ours, _ = layers(granularity=granularity)
+    x = torch.randn(tokens, 48, dtype=torch.bfloat16)
+    y = ours(x)
+    z = ours(x).relu_()
+    assert torch.equal(z, y.relu())
+    z.sum().backward()
+    assert ours.weight.grad.any()
+
+
+def test_numbers_of_tokens_share_kernels(monkeypatch):
+    """The quantiser of rows has a kernel for each length of a row: of tokens there are few."""
+    ours, _ = layers()
+    lengths = set()
+    monkeypatch.setattr(linear, "quantize_fp8", lambda x, **kw: lengths.add(x.shape[1]) or tkq.quantize_fp8(x, **kw))
+    for tokens in (1, 16, 77, 500, 513, 1000):
+        ours(torch.randn(tokens, 48, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    assert lengths == {48, 32, 512, 1024}
+
+
+def test_rows_longer_than_the_quantiser_takes(monkeypatch):
+    """Tokens, and features, in parts."""
+    monkeypatch.setattr(linear, "MAX_N", 64)
+    monkeypatch.setattr(linear, "quantize_fp8", lambda x, **kw: tkq.quantize_fp8(x, **kw) if x.shape[1] <= 64 else None)
+    ours, theirs = layers(144, 80)
+    x = torch.randn(200, 144, dtype=torch.bfloat16)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y, z = ours(a), theirs(b)
+    d = torch.randn_like(y)
+    y.backward(d)
+    z.backward(d)
+    for got, want in ((y, z), (a.grad, b.grad), (ours.weight.grad, theirs.weight.grad)):
+        assert got.dtype == want.dtype and off(got, want) < 0.04
+
+
 @pytest.mark.parametrize("layer", (tkq.nn.Fp8Linear, tkq.nn.Linear))
 def test_on_meta(layer):
     kw = dict(dtype=torch.bfloat16, device="meta")

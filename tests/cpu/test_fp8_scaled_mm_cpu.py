@@ -59,6 +59,11 @@ BAD = (
     (dict(contraction_dim=(0, 1)), NotImplementedError, ("contraction_dim",)),
     (dict(scale_a=torch.ones(3)), ValueError, ("scale_a", "(3,)", "(1, 1)")),
     (dict(scale_a=[torch.ones(1)] * 2), NotImplementedError, ("scale_a", "2 of them")),
+    (dict(scale_b=None), TypeError, ("scale_b", "NoneType")),
+    (dict(mat_a=3), TypeError, ("mat_a", "int")),
+    (dict(mat_b=torch.ones(K).to(E4M3)), ValueError, ("mat_b", "1 dimensions")),
+    (dict(scale_recipe_a=S.BlockWise1x128, scale_recipe_b=S.BlockWise1x128, scale_a=torch.ones(M, 3),
+          scale_b=torch.ones(N)), ValueError, ("scale_b", f"({N},)")),
 )
 
 

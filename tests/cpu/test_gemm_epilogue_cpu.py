@@ -97,12 +97,64 @@ def test_out_beside_an_operand_in_one_matrix():
 def test_out_under_compile():
     a, b = operands()
     f = torch.compile(lambda a, b, out: tkq.gemm(a, b, out=out) + 1, fullgraph=True, backend="eager")
-    out = torch.empty(5, 8, dtype=BF16)
-    assert torch.equal(f(a, b, out), tkq.gemm(a, b) + 1) and torch.equal(out, tkq.gemm(a, b))
+    for rows in (5, 4, 3):  # sizes that change are symbols from the second on
+        x, out = a[:rows].clone(), torch.empty(rows, 8, dtype=BF16)
+        assert torch.equal(f(x, b, out), tkq.gemm(x, b) + 1) and torch.equal(out, tkq.gemm(x, b))
 
 
-def _square(a, b):
-    return a.new_zeros(16, 16), b.new_zeros(16, 16)
+@pytest.mark.parametrize("shape, strides, meets", (
+    ((5, 8), (8, 1), False), ((5, 8), (7, 1), True), ((5, 8), (0, 1), True), ((1, 8), (3, 1), False),
+    ((3, 5, 8), (40, 8, 1), False), ((3, 5, 8), (39, 8, 1), True), ((3, 5, 8), (8, 24, 1), False),
+    ((3, 5, 8), (8, 23, 1), True), ((3, 5, 8), (0, 8, 1), True), ((1, 5, 8), (0, 8, 1), False),
+    ((3, 1, 8), (8, 1, 1), False), ((3, 1, 8), (7, 99, 1), True), ((3, 5, 8), (100, 7, 1), True)))
+def test_what_meets_itself(shape, strides, meets):
+    assert call._meets_itself(shape, strides) is meets
+    places = torch.arange(500).as_strided(shape, strides)
+    assert (places.unique().numel() < places.numel()) is meets
+
+
+def test_out_of_a_batch_that_lies_apart():
+    a, b = operands(batch=(3,))
+    out = torch.full((5, 3, 8), -7.0, dtype=BF16).transpose(0, 1)
+    assert tkq.gemm(a, b, out=out) is out and torch.equal(out, tkq.gemm(a, b))
+
+
+def test_the_short_way_to_out():
+    """What has been launched is launched again, wherever a call's tensors lie, unless out may lie on an input."""
+    a, b = operands()
+    out, c = torch.zeros(2, 5, 8, dtype=BF16)
+    calls = []
+
+    def written(out, a=a, b=b, out_dtype=None, **extra):
+        """Went a call the short way? Where it did not, what it looks like is kept, as gemm does."""
+        extra, before = call.Extra(**extra), len(calls)
+        key = call.quick_into(out, a, b, out_dtype, extra)
+        assert (key is None) == (len(calls) > before)
+        if key is not None:
+            call.remember_into(key, (lambda *args: calls.append(args), 6), out, a, b, extra)
+        return key is None
+
+    call.forget()
+    other = torch.zeros(5, 8, dtype=BF16), a.clone(), b.clone()
+    assert [written(out), written(out), written(*other)] == [False, True, True]
+    assert calls[0][2] is out and calls[0][-1] == 6
+    assert [written(out, alpha=2.0), written(out, alpha=3.0), written(out, out_dtype=BF16)] == [False, True, False]
+    assert [written(torch.zeros(7, 8, dtype=BF16)[1:6]) for _ in range(2)] == [True, True], "apart, of the same strides"
+    both = torch.zeros(200, dtype=BF16)
+    near, far = both[:80].view(5, 16), both[80:120].view(5, 8)
+    assert written(far, near) and not written(both[72:112].view(5, 8), near), "out begins in a"
+    columns = both[80:].view(5, 24)
+    assert not any(written(columns[:, 16:], columns[:, :16]) for _ in range(2)), "columns of one matrix: seen anew"
+    row = dict(bias=torch.zeros(8, dtype=BF16))
+    assert not written(out, **row) and written(out, **row) and not written(out, bias=out[4]), "bias in out"
+    assert [written(out, c=x, beta=1.0) for x in (c, c, out)] == [False, True, True], "c itself"
+    long = torch.zeros(6, 8, dtype=BF16)
+    assert not written(long[1:], c=long[:-1], beta=1.0), "c a row further"
+    call.remember_into("views", None, out, a, b, call.PLAIN)
+    assert "views" not in call._known_into
+    call.forget()
+    assert not written(out)
+    call.forget()
 
 
 BAD = (
@@ -128,6 +180,7 @@ BAD = (
     (lambda a, b: dict(out=torch.zeros(5, 8), out_dtype=BF16), TypeError, ("out", "out_dtype")),
     (lambda a, b: dict(out=torch.zeros(8, 5).to(BF16).t()), ValueError, ("out", "contiguous")),
     (lambda a, b: dict(out=torch.zeros(1, 8).to(BF16).expand(5, 8)), ValueError, ("out", "share memory")),
+    (lambda a, b: dict(out=torch.zeros(100).to(BF16).as_strided((5, 8), (4, 1))), ValueError, ("out", "share memory")),
     (lambda a, b: dict(out=a[:, :8]), ValueError, ("out", "shares memory with a")),
     (lambda a, b: dict(out=torch.zeros(5, 8, device="meta").to(BF16)), ValueError, ("out", "meta")),
     (lambda a, b: dict(out=[1]), TypeError, ("out", "list")),

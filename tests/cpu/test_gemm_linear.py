@@ -48,6 +48,17 @@ def test_a_weights_gradient_needs_no_copy():
     assert grads(tkq.gemm(x, b), dy, b)[0].stride() == b.stride()
 
 
+@pytest.mark.parametrize("layer", (tkq.nn.Linear, tkq.nn.Fp8Linear))
+def test_linear_takes_any_stride(layer):
+    ours, wide = layer(16, 16, dtype=BF16), torch.randn(16, 32).to(BF16)
+    for x in (wide[:, ::2], wide[:, :16].t(), wide.view(2, 8, 32)[..., ::2], wide[:1, ::2], wide[0, ::2]):
+        z = x.detach().requires_grad_()
+        with torch.no_grad():
+            assert torch.equal(ours(x), ours(x.contiguous()))
+        ours(z).sum().backward()
+        assert z.grad.shape == x.shape
+
+
 def test_linear_under_autocast():
     layer, x = tkq.nn.Linear(16, 8), torch.randn(5, 16)
     with torch.autocast("cpu", BF16):

@@ -1,6 +1,9 @@
 """grouped_gemm without a GPU: what it means, what it refuses, its gradient; and how its tiles are planned."""
+import contextlib
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import tkq
 from tests.fp8_cases import E4M3, matrix, scale
@@ -47,6 +50,40 @@ def test_gradients_are_torchs(extra):
     sum((x[i:j] @ y[g] * d.bfloat16()[i:j].double()).sum() for g, (i, j) in enumerate(bounds)).backward()
     for got, want in ((a.grad, x.grad), (b.grad, y.grad)):
         torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
+
+
+def test_no_rows_at_all():
+    a, b = torch.zeros(0, K).bfloat16().requires_grad_(), torch.randn(4, K, N).bfloat16().requires_grad_()
+    tkq.grouped_gemm(a, b, ends((0, 0, 0, 0))).sum().backward()
+    assert a.grad.shape == a.shape and not b.grad.any()
+    assert not tkq.grouped_gemm(torch.zeros(5, 0).bfloat16(), torch.zeros(4, 0, N).bfloat16(), ends()).any()
+
+
+@pytest.mark.parametrize("way", (contextlib.nullcontext, lambda: FlopCounterMode(display=False)), ids=("eager", "op"))
+def test_gradients_of_columns_that_are_no_multiple_of_8(way):
+    torch.manual_seed(0)
+    a, b = torch.randn(9, K).bfloat16().requires_grad_(), torch.randn(4, 12, K).bfloat16().transpose(1, 2)
+    b.requires_grad_()
+
+    def f(a, b):
+        return tkq.grouped_gemm(a, b, ends(), out_dtype=torch.float32)
+
+    with way():
+        y = f(a, b)
+        d = torch.randn_like(y)
+        got = torch.autograd.grad(y, (a, b), d)
+    with torch.no_grad():
+        assert y.is_contiguous()
+        torch.testing.assert_close(y.detach(), f(a, b), rtol=1e-5, atol=1e-5)
+    x, w = (t.detach().double().requires_grad_() for t in (a, b))
+    rows = torch.cat([x[i:j] @ w[g] for g, (i, j) in enumerate(((0, 3), (3, 3), (3, 8), (8, 9)))])
+    for mine, want in zip(got, torch.autograd.grad(rows, (x, w), d.double())):
+        torch.testing.assert_close(mine.double(), want, rtol=2e-2, atol=4e-2)
+
+
+def test_on_meta():
+    a, b, offsets = (x.to("meta") for x in operands())
+    assert tkq.grouped_gemm(a, b, offsets).shape == (9, N) and tkq.grouped_gemm(a.t(), a[:, :8], offsets).dim() == 3
 
 
 @pytest.mark.parametrize("kind", ("row", "block"))

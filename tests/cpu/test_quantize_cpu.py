@@ -6,6 +6,7 @@ import torch
 
 import tkq
 from tests.fp8_cases import E4M3, E5M2
+from tkq.quantize import ops
 from tkq.reference_fp8 import LARGEST, dequantise
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
@@ -80,6 +81,21 @@ def test_zeros_nan_and_infinity(granularity):
 def test_empty(shape, granularity):
     q, scale = tkq.quantize_fp8(torch.zeros(shape), granularity)
     assert q.shape == shape and (scale == 2**-126).all()
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_column_of_any_stride(granularity, monkeypatch):
+    """A dimension of one element has no stride that says anything: on the way to a kernel neither."""
+    x = torch.randn(1, 300).t()
+    assert x.stride() == (1, 300)
+    found, wanted = tkq.quantize_fp8(x, granularity), tkq.quantize_fp8(x.clone(), granularity)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
+    monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(ops, "function", lambda recipe: recipe)
+    for strides in ((1, 300), (300, 1)):
+        assert ops._runs.__wrapped__(granularity, x.dtype, 300, 1, strides, 0, E4M3, False, 0)[0] is not None
+    with pytest.raises(ValueError):
+        ops._runs.__wrapped__(granularity, x.dtype, 300, 2, (1, 300), 0, E4M3, False, 0)
 
 
 BAD = (

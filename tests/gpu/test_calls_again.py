@@ -14,8 +14,8 @@ NAMES = (
     "rmsnorm_quant", "softmax", "log_softmax of three dimensions", "cross_entropy, mean",
     "cross_entropy of three dimensions", "swiglu", "swiglu of three dimensions",
     "geglu of one tensor", "rope", "rope in place", "rope_qk", "flash_attn", "flash_attn with options",
-    "flash_attn_varlen", "gemm", "gemm with an epilogue", "gemm with c", "gemm of a batch", "fp8_gemm by rows",
-    "grouped_gemm", "quantize_fp8", "quantize_fp8 with the transpose")
+    "flash_attn_varlen", "gemm", "gemm with an epilogue", "gemm with c", "gemm into out", "gemm onto c",
+    "gemm of a batch", "fp8_gemm by rows", "grouped_gemm", "quantize_fp8", "quantize_fp8 with the transpose")
 
 
 CHOOSERS = {"tkq.norms.launch": ("rmsnorm of three dimensions", "rmsnorm of slices", "rmsnorm with a residual"),

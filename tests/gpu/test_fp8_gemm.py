@@ -149,6 +149,36 @@ def test_float8_results(n):
         assert differ.float().mean() < (1e-9 if s == 0.25 else 1e-2)
 
 
+@pytest.mark.parametrize("n", (528, 333))
+def test_float8_results_between_guards(n):
+    args, guard = operands(300, n, 272, "row", device="cuda", whole=True, powers=True), 0x33
+    scale = torch.tensor([0.25], device="cuda")
+    buffer = torch.full((302, 16 + -(-n // 16) * 16 + 16), guard, dtype=torch.uint8, device="cuda")
+    c = buffer[1:-1, 16:16 + n]
+    spec = Fp8Spec(out="e4m3", scales="row", store="elements" if n % 16 else "tma")
+    fp8_ops.run(spec, *args, c.view(E4M3), out_scale=scale)
+    want = tkq.fp8_gemm(*args, out_dtype=E4M3, out_scale=scale)
+    assert torch.equal(c, want.view(torch.uint8))
+    c.fill_(guard)
+    assert (buffer == guard).all(), "written outside the result"
+
+
+def test_dimensions_of_one():
+    """Their strides say nothing."""
+    a, b, sa, sb = args = operands(1, 1, 272, "row", device="cuda", whole=True, powers=True)
+    bytes_of_a, bytes_of_b = (x.view(torch.uint8).reshape(272).clone() for x in (a, b))
+    x, y = bytes_of_a.as_strided((1, 272), (7, 1)).view(E4M3), bytes_of_b.as_strided((272, 1), (1, 1)).view(E4M3)
+    assert torch.equal(tkq.fp8_gemm(x, y, sa, sb), exact(args, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+def test_a_bias_at_any_address(dtype):
+    n = 528 if dtype == torch.bfloat16 else 333
+    args = operands(300, n, 272, "row", device="cuda", whole=True, powers=True)
+    bias = torch.randint(-9, 10, (n + 1,), device="cuda").to(dtype)[1:]
+    assert torch.equal(tkq.fp8_gemm(*args, bias=bias), exact(args, torch.bfloat16, bias=bias))
+
+
 def test_hard_scales():
     """Zeros, infinities and huge ratios come out as they do from float64."""
     m, n, k = 200, 264, 400
@@ -174,6 +204,9 @@ def test_views_and_orders_of_scales():
         want = exact((a, b, sa, sb), torch.bfloat16)
         wide = torch.zeros(m, k + 48, device="cuda", dtype=torch.uint8).view(E4M3)
         wide.view(torch.uint8)[:, 16:16 + k] = a.view(torch.uint8)
+        rows_of_b = torch.full((n, k + 80), 0x7F, device="cuda", dtype=torch.uint8)  # NaN beside b
+        rows_of_b[:, 32:32 + k] = b.t().view(torch.uint8)
+        assert torch.equal(tkq.fp8_gemm(a, rows_of_b.view(E4M3)[:, 32:32 + k].t(), sa, sb), want), kind
         for x in (sa, sa.t().contiguous().t(), sa.repeat_interleave(3, 1)[:, ::3]):
             for y in (sb, sb.t().contiguous().t(), sb.repeat_interleave(2, 0)[::2]):
                 assert torch.equal(tkq.fp8_gemm(wide[:, 16:16 + k], b, x, y), want), kind

@@ -30,7 +30,10 @@ def test_beside_torch(granularity, gradient, tokens):
     assert off(y, z) < 0.045 and off(a.grad, b.grad) < step and off(ours.weight.grad, theirs.weight.grad) < step
     assert off(ours.bias.grad, theirs.bias.grad) < 1e-2
     with torch.no_grad():
-        assert ours(x[:0]).shape == (0, 784)
+        assert ours(x[:0]).shape == (0, 784) and off(ours(x).relu_(), y.relu()) < 1e-2
+    ours.zero_grad()
+    ours(x[:0]).sum().backward()
+    assert not ours.weight.grad.any()
 
 
 class Block(nn.Module):

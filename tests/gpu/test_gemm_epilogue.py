@@ -218,6 +218,33 @@ def test_out():
     assert torch.equal(tkq.gemm(a[:5, :0], b[:0, :7], bias=vector(7), out=empty), vector(7).expand(5, 7))
 
 
+def test_out_again():
+    """The short way of calls that have come before: to other memory, over c, not over a; autograd is told."""
+    a, b = operands(300, 520, 136)
+    total = matrix(300, 520)
+    for _ in range(3):
+        out = torch.full((302, 536), POISON, device="cuda", dtype=BF16)
+        want = torch.full_like(out, POISON)
+        want[1:-1, 8:-8] = exact(a, b)
+        tkq.gemm(a, b, out=out[1:-1, 8:-8])
+        assert torch.equal(out, want)
+        want = exact(a, b, c=total, beta=1.0)
+        assert tkq.gemm(a, b, c=total, beta=1.0, out=total) is total and torch.equal(total, want)
+    rows, square = torch.zeros(700, 520, device="cuda", dtype=BF16), torch.ones(520, 520, device="cuda", dtype=BF16).t()
+    for first in (300, 350, 400):
+        rows[first:] = POISON
+        tkq.gemm(rows[:300], square, out=rows[first:first + 300])
+        assert not rows[:first + 300].any() and (rows[first + 300:] == POISON).all()
+    with pytest.raises(ValueError, match="shares memory with a"):
+        tkq.gemm(rows[:300], square, out=rows[299:599])
+    saved = torch.ones(300, 520, device="cuda", dtype=BF16, requires_grad=True)
+    y = (saved * total).sum()
+    with torch.no_grad():
+        tkq.gemm(a, b, c=total, beta=1.0, out=total)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
 @pytest.mark.parametrize("activation", (None, "gelu", "swiglu"))
 def test_repeats_and_graphs(activation):
     a, b = (torch.randn(s, device="cuda").to(BF16) for s in ((2100, 512), (2048, 512)))

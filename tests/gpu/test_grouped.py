@@ -88,6 +88,36 @@ def check_public(kind, sizes):
     assert torch.equal(got, grouped_gemm(a, b, offsets, sa, sb, torch.bfloat16, torch.float64))
 
 
+def inside(x, rows=16, cols=16):
+    """x again, amid NaN: its last two dimensions, as they lie, are part of a larger matrix."""
+    turned = x.stride(-1) != 1
+    x = x.mT if turned else x
+    *batch, m, n = x.shape
+    wide = torch.full((*batch, m + rows, n + 2 * cols), math.nan, device=x.device).to(x.dtype)
+    view = wide[..., :m, cols:cols + n]
+    view.view(torch.uint8).copy_(x.view(torch.uint8))
+    return view.mT if turned else view
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_and_orders_of_scales(kind):
+    sizes = SIZES["skewed"]
+    a, b, sa, sb = operands(kind, sum(sizes), len(sizes), 264, 400)
+    want = grouped_gemm(a, b, ends(sizes), sa, sb, torch.bfloat16, torch.float64)
+    a, b = inside(a), inside(b)
+    assert torch.equal(tkq.grouped_gemm(a, b, ends(sizes), scale_a=sa, scale_b=sb), want)
+    if sa is not None:
+        other = dict(scale_a=sa.repeat_interleave(3, 1)[:, ::3], scale_b=sb.mT.contiguous().mT)
+        assert torch.equal(tkq.grouped_gemm(a, b, ends(sizes), **other), want)
+
+
+def test_views_along_k():
+    sizes, offsets = SIZES["skewed"], ends(SIZES["skewed"])
+    x, y = whole(sum(sizes), 328), whole(sum(sizes), 520, seed=1)
+    want = grouped_gemm(x.t(), y, offsets, wide=torch.float64)
+    assert torch.equal(tkq.grouped_gemm(inside(x).t(), inside(y), offsets), want)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_single_row(kind):
@@ -249,6 +279,27 @@ def test_backward():
     sum((x[i:j] @ y[g] * d[i:j].double()).sum() for g, (i, j) in enumerate(bounds(offsets, m))).backward()
     assert_2x(a.grad, x.grad, x.grad.bfloat16(), ulps=0.1, what="a")
     assert_2x(b.grad, y.grad, y.grad.bfloat16(), ulps=0.1, what="b")
+
+
+def test_backward_of_columns_that_are_no_multiple_of_8():
+    offsets = ends([100, 0, 29])
+    a, b = torch.randn(129, 256, device="cuda"), torch.randn(3, 12, 256, device="cuda")
+    a, b = a.bfloat16().requires_grad_(), b.bfloat16().transpose(1, 2).requires_grad_()
+    y = tkq.grouped_gemm(a, b, offsets, out_dtype=torch.float32)
+    d = torch.randn_like(y).bfloat16()
+    da, db = torch.autograd.grad(y, (a, b), d.float())
+    with torch.no_grad():
+        torch.testing.assert_close(y.detach(), tkq.grouped_gemm(a, b, offsets, out_dtype=torch.float32))
+    x, w = (t.detach().double().requires_grad_() for t in (a, b))
+    rows = torch.cat([x[i:j] @ w[g] for g, (i, j) in enumerate(bounds(offsets, 129))])
+    for got, want in zip((da, db), torch.autograd.grad(rows, (x, w), d.double())):
+        assert_2x(got, want, want.bfloat16(), ulps=0.1, what="columns")
+
+
+def test_no_rows_at_all():
+    a, b = whole(0, 272).requires_grad_(), whole(3, 272, 264).requires_grad_()
+    tkq.grouped_gemm(a, b, ends([0, 0, 0])).sum().backward()
+    assert a.grad.shape == a.shape and not b.grad.any()
 
 
 def test_offsets_that_make_no_sense():

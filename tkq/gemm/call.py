@@ -20,6 +20,7 @@ OUT = (torch.bfloat16, torch.float16, torch.float32)
 # that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
 _known = Known()
 again = Again()  # of `quick`
+_known_into = Known()  # and one with an out -> its kernel and blocks, and how many bytes a, b, bias, c and out span
 
 
 class Extra(NamedTuple):
@@ -58,10 +59,40 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     return out, None
 
 
+def quick_into(out, a, b, out_dtype, extra):
+    """None where out has been written; else what the call looks like, if such a one has not been seen before or out may
+    lie where an input does, c itself aside."""
+    bias, activation, c, alpha, beta = extra
+    first, at_a, at_b = out.data_ptr(), a.data_ptr(), b.data_ptr()
+    key = (a.get_device(), a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (at_a | at_b) & 15, out.dtype,
+           out.shape, out.stride(), first & 15, out_dtype, activation, bias is not None and bias.dtype,
+           c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0, beta == 1.0, beta == 0.0)
+    known = _known_into.get(key)
+    if known is None:
+        return key
+    kernel, blocks, of_a, of_b, of_bias, of_c, size = known
+    end = first + size
+    if (at_a < end and first < at_a + of_a) or (at_b < end and first < at_b + of_b):
+        return key
+    if bias is not None and bias.data_ptr() < end and first < bias.data_ptr() + of_bias:
+        return key
+    if c is not None and c.data_ptr() < end and first < c.data_ptr() + of_c and not same_place(c, out):
+        return key
+    kernel(a, b, out, bias, c, alpha, beta, blocks)
+    return None
+
+
+def remember_into(key, launched, out, a, b, extra) -> None:
+    """launched: what ``run`` gave."""
+    if launched is not None:
+        _known_into.add(key, (*launched, *(0 if x is None else _bytes(x) for x in (a, b, extra.bias, extra.c, out))))
+
+
 def forget() -> None:
     """All kernels of earlier calls."""
     _known.clear()
     again.forget()
+    _known_into.clear()
     _launcher.cache_clear()
 
 
@@ -75,12 +106,17 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
     accumulate: out += a @ b, see GemmSpec. room: what follows a row of out, up to 16 bytes, may be overwritten: with
     zeros, or added to.
     key: what ``quick`` will know the call by. For tests and tuning: a Config and a number of blocks (at most; at least
-    a cluster) instead of the plan's."""
+    a cluster) instead of the plan's.
+
+    Returns the kernel and its blocks; None where it took other views of a or b than these."""
     x, y, kind = kind_of(a, b, out, accumulate, room, extra)
     kernel, planned = _launcher(kind, config)
     kernel(x, y, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
-    if key is not None and x is a and y is b:
+    if x is not a or y is not b:
+        return None
+    if key is not None:
         _known.add(key, (kernel, planned, tuple(out.shape), out.stride(), out.dtype))
+    return kernel, planned
 
 
 def kind_of(a, b, out, accumulate, room, extra):
@@ -254,16 +290,32 @@ def check_out(out, a, b, out_dtype, extra) -> None:
         raise TypeError(f"gemm: out is {out.dtype}, out_dtype {out_dtype}; give one of them, or the same")
     check.shape("out", out, shape_of(a, b, extra.activation))
     check.last_dim_contiguous("out", out)
-    if any(s == 0 and n > 1 for s, n in zip(out.stride(), out.shape)):
-        raise ValueError(f"gemm: out has strides {out.stride()}: its elements share memory")
+    if _meets_itself(out.shape, out.stride()):
+        raise ValueError(f"gemm: out is {tuple(out.shape)} with strides {out.stride()}: its elements share memory")
+
+
+def _meets_itself(shape, strides) -> bool:
+    """Do rows of contiguous elements, of a matrix or of a batch's, lie on each other?"""
+    *batch, m, n = shape
+    *apart, pitch, _ = strides
+    if not batch or batch[0] == 1:
+        return m > 1 and pitch < n
+    if m == 1:
+        return apart[0] < n
+    # the matrices one behind the other, or the first rows of all, then the second ones
+    behind, between = apart[0] >= (m - 1) * pitch + n, pitch >= (batch[0] - 1) * apart[0] + n
+    return not ((pitch >= n and behind) or (apart[0] >= n and between))
 
 
 def check_apart(out, a, b, extra) -> None:
     """ValueError where the tensor to write to shares memory with an input, but for c itself."""
     for name, x in (("a", a), ("b", b), ("bias", extra.bias), ("c", extra.c)):
-        same = name == "c" and x is not None and x.data_ptr() == out.data_ptr() and x.stride() == out.stride()
-        if x is not None and not same and _overlap(x, out):
+        if x is not None and not (name == "c" and same_place(x, out)) and _overlap(x, out):
             raise ValueError(f"gemm: out shares memory with {name}" + ("; allowed is c itself" * (name == "c")))
+
+
+def same_place(c, out) -> bool:
+    return c.data_ptr() == out.data_ptr() and c.stride() == out.stride()
 
 
 def _overlap(x, y) -> bool:
@@ -282,5 +334,9 @@ def _overlap(x, y) -> bool:
 
 
 def _span(x):
-    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+    return x.data_ptr(), x.data_ptr() + _bytes(x)
+
+
+def _bytes(x) -> int:
+    """From the first element to the end of the last."""
+    return (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))) * x.element_size()

@@ -52,8 +52,8 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
     Raises:
         TypeError: something is not a tensor, or of another dtype than allowed.
         ValueError: not 2-D, sizes or scales that do not go together, K not a multiple of 16, an operand that is not
-            K-contiguous, several devices, another activation or accumulate.
-        NotImplementedError: a gradient asked for.
+            K-contiguous, several devices, another accumulate.
+        NotImplementedError: another activation; a gradient asked for.
         RuntimeError: a GPU other than Hopper.
 
     CPU tensors take ``tkq.reference_fp8.fp8_gemm``.
@@ -65,7 +65,8 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
     if ops.direct(a, b, scale_a, scale_b, bias, out_scale):
         run = _cuda if a.is_cuda else _cpu
         return run(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
-    check.refuse_gradient("fp8_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
+    check.refuse_gradient("fp8_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias,
+                          out_scale=out_scale)
     _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
     return _op(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
 

@@ -4,6 +4,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tkq import reference_grouped
 from tkq.gemm import candidates, tuned
@@ -62,12 +63,16 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
     way = ops.route(a, b, offsets, scale_a, scale_b)
     if way == "direct":
         return (_cuda if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
-    if way == "record" and scale_a is scale_b is None and b.dim() != 2:
+    if way == "record" and scale_a is scale_b is None and b.dim() != 2 and not b.shape[-1] % 8:
         return _Function.apply(a, b, offsets, out_dtype)
     check.refuse_tangent("grouped_gemm", a=a, b=b)
     _check(a, b, offsets, scale_a, scale_b, out_dtype)
     if b.dim() == 2 or scale_a is not None:
         check.refuse_gradient("grouped_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    elif b.shape[-1] % 8 and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        # float32 results may have such an N; in the backward it is summed over, which takes multiples of 8
+        wide = F.pad(b, (0, -b.shape[-1] % 8))
+        return grouped_gemm(a, wide, offsets, out_dtype=out_dtype)[:, :b.shape[-1]].contiguous()
     return _op(a, b, offsets, scale_a, scale_b, out_dtype)
 
 
@@ -188,7 +193,10 @@ def _spec(a, b, offsets, scales, out_dtype):
         if size % step:
             raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}")
     kind = _scales(narrow, "k" if along_k else "m", (m, n, k, groups), scales)
-    b_major = _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)
+    if m and k and n and groups:
+        b_major = _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)
+    else:  # nothing to multiply: strides say nothing
+        b_major = "n" if along_k and not narrow else "k"
     spec = GroupedSpec("k" if along_k else "m", dtypes.name_of(a_dtype), dtypes.name_of(b_dtype), dtypes.name_of(out),
                        kind, b_major)
     return spec, (groups, m, n) if along_k else (m, n), out
@@ -256,7 +264,7 @@ def _aligned(**operands):
 def _cpu(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scale_b: Optional[Tensor],
          out_dtype: Optional[torch.dtype]) -> Tensor:
     _, shape, out = _check(a, b, offsets, scale_a, scale_b, out_dtype)
-    if not offsets.numel():
+    if a.is_meta or not offsets.numel():
         return a.new_zeros(shape, dtype=out)
     return reference_grouped.grouped_gemm(a, b, offsets, scale_a, scale_b, out)
 

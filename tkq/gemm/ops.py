@@ -7,7 +7,20 @@ from torch import Tensor
 
 from tkq import reference
 from tkq.gemm import backward
-from tkq.gemm.call import Extra, again, check_apart, check_call, check_out, extra_of, inner_fits, quick, run, shape_of
+from tkq.gemm.call import (
+    Extra,
+    again,
+    check_apart,
+    check_call,
+    check_out,
+    extra_of,
+    inner_fits,
+    quick,
+    quick_into,
+    remember_into,
+    run,
+    shape_of,
+)
 from tkq.gemm.epilogue import name_of
 from tkq.runtime import check, new, ops
 
@@ -62,7 +75,8 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
             return found
     way = ops.route(a, b, bias, c, out)
     if out is not None:
-        return _into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
+        into = _launch_into if way == "direct" and out.is_cuda else _into
+        return into(out, a, b, out_dtype, Extra(bias, name, c, alpha, beta), way)
     if way == "direct":
         return (_launch if a.is_cuda else _on_cpu)(a, b, bias, name, c, alpha, beta, out_dtype, False)
     if way == "record" and not name:
@@ -111,7 +125,19 @@ def _product(a, b, out, extra, any_k, key=None):
     return out
 
 
-def _into(out, a, b, out_dtype, extra, way):
+def _launch_into(out, a, b, out_dtype, extra, way):
+    """In plain eager mode on a GPU: what has been checked before is not checked again, but for where out lies."""
+    try:
+        key = quick_into(out, a, b, out_dtype, extra)
+        if key is None:
+            torch.autograd.graph.increment_version(out)  # whoever saved it for a backward learns of it
+            return out
+    except Exception:  # what is wrong is found below, with words for it
+        key = None
+    return _into(out, a, b, out_dtype, extra, way, key)
+
+
+def _into(out, a, b, out_dtype, extra, way, key=None):
     check.tensor("out", out)
     check_call(a, b, out.dtype if out_dtype is None else out_dtype, extra)
     check_out(out, a, b, out_dtype, extra)
@@ -120,8 +146,14 @@ def _into(out, a, b, out_dtype, extra, way):
                            "under torch.no_grad(), or without out")
     if way == "direct":
         check_apart(out, a, b, extra)
+        if out.is_cuda and a.shape[-1] and out.numel():
+            launched = run(a, b, out, extra=extra)
+            if key is not None:
+                remember_into(key, launched, out, a, b, extra)
+            torch.autograd.graph.increment_version(out)
+            return out
         if out.is_cuda:
-            return _product(a, b, out, extra, False)
+            return out.copy_(_reference(a, b, extra, out.dtype))
     bias, name, c, alpha, beta = extra
     made = gemm(a, b, bias=bias, activation=name or None, c=c, alpha=alpha, beta=beta, out_dtype=out.dtype)
     return out.copy_(made)

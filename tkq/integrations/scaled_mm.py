@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
 from ..gemm.fp8_spec import GROUP
+from ..runtime import check
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -33,6 +34,10 @@ def scaled_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Union[Tensor, list[Tensor]]
         What `tkq.fp8_gemm` does; NotImplementedError: recipes, swizzles and dimensions other than these.
     """
     scale_a, scale_b = _one("scale_a", scale_a), _one("scale_b", scale_b)
+    for name, x in (("mat_a", mat_a), ("mat_b", mat_b), ("scale_a", scale_a), ("scale_b", scale_b)):
+        check.tensor(name, x)
+    for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
+        check.rank(name, x, 2)
     recipes = _one("scale_recipe_a", scale_recipe_a), _one("scale_recipe_b", scale_recipe_b)
     for name, swizzle in (("swizzle_a", swizzle_a), ("swizzle_b", swizzle_b)):
         if swizzle is not None and _one(name, swizzle).name != "NO_SWIZZLE":
@@ -69,7 +74,8 @@ def _scales(a, b, scale_a, scale_b, recipes):
         return scale_a.reshape(m, 1), scale_b.reshape(1, n)
     if set(recipes) <= {"BlockWise1x128", "BlockWise128x128"} and recipes != ("BlockWise128x128",) * 2:
         return (_blocks("scale_a", scale_a, m, k, recipes[0], False),
-                _blocks("scale_b", scale_b.t(), n, k, recipes[1], recipes[0] == "BlockWise1x128").t())
+                _blocks("scale_b", scale_b.mT if scale_b.dim() > 1 else scale_b, n, k, recipes[1],
+                        recipes[0] == "BlockWise1x128").t())
     raise NotImplementedError(f"scale_recipe_a, scale_recipe_b: got {' and '.join(recipes)}; supported are TensorWise "
                               "and RowWise, both operands alike, and BlockWise1x128 with itself or BlockWise128x128")
 

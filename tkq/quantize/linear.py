@@ -8,12 +8,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
+from ..norms.spec import MAX_N
 from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 RECIPES = ("row", "block")
 _UNIT = 16  # of every dimension that a product sums over
+_TOKENS = 512  # and of tokens where they are rows' lengths: the quantiser of rows is compiled for each length
 
 
 class Recipe(NamedTuple):
@@ -39,8 +41,8 @@ class Fp8Linear(nn.Linear):
             added up in float32. It is the more accurate, and quantises x and dy for both their products in one pass.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
 
-    Any number of tokens; one that is no multiple of 16 is padded with zeros for the weight's gradient. Under autocast x
-    is cast as torch casts it, and the result has that type; the weight is quantised from its own.
+    Any number of tokens; for the weight's gradient zeros are added to a multiple of 16 or, by rows, of 512. Under
+    autocast x is cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
@@ -72,8 +74,9 @@ class Fp8Linear(nn.Linear):
 
 
 def together(x: Tensor, layers) -> list[Tensor]:
-    """What each of the layers, of one recipe, makes of x (..., in_features), which is quantised once for all."""
+    """What each of the layers, of one recipe, makes of x (..., in_features): by blocks it is quantised once for all."""
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
     ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
     return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys]
@@ -87,11 +90,11 @@ class _Linear(Function):
         products, n = _PRODUCTS[recipe.granularity], len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        ys, kept = products.forward(_padded(x) if keep else x, weights, biases, x.dtype, keep)
+        ys, kept = products.forward(x, weights, biases, x.dtype, keep)
         ctx.save_for_backward(*weights, *kept)
         ctx.recipe, ctx.biased, ctx.dtype = recipe, [None if b is None else b.dtype for b in biases], x.dtype
         ctx.set_materialize_grads(False)
-        return tuple(y[:x.shape[0]] for y in ys)
+        return tuple(ys)
 
     @staticmethod
     @once_differentiable
@@ -125,29 +128,42 @@ class _Rows:
 
     @staticmethod
     def forward(x, weights, biases, dtype, keep):
-        q, scale = quantize_fp8(x)
-        ys = []
-        for weight, bias in zip(weights, biases):
-            w, scale_w = quantize_fp8(weight)
-            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype))
+        ys = [_by_rows(x, weight, E4M3, dtype, bias) for weight, bias in zip(weights, biases)]
         return ys, (x,) if keep else ()
 
     @staticmethod
     def kept(kept):
-        """x, as the weight's gradient wants it: (in_features, rows) and its scales."""
-        return quantize_fp8(kept[0].t().contiguous())
+        """x, as the weights' gradients want it."""
+        return _turned(kept[0])
 
     @staticmethod
     def backward(dy, weight, x, gradient, dtype):
         """(dx, dweight). x: as of ``kept``, None where dweight is not wanted. dtype: dx's, None likewise."""
         dx = dweight = None
         if dtype is not None:
-            (q, scale), (w, scale_w) = quantize_fp8(dy, dtype=gradient), quantize_fp8(weight.t().contiguous())
-            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)
+            dx = _by_rows(dy, weight.t().contiguous(), gradient, dtype)
         if x is not None:
-            q, scale = quantize_fp8(_padded(dy).t().contiguous(), dtype=gradient)
-            dweight = fp8_gemm(q, x[0].t(), scale, x[1].t(), out_dtype=weight.dtype)
+            dweight = _by_rows(_turned(dy), x, gradient, weight.dtype)
         return dx, dweight
+
+
+def _turned(x):
+    """x.t(), contiguous, with columns of zeros."""
+    missing = -x.shape[0] % _TOKENS
+    return F.pad(x.t(), (0, missing)) if missing else x.t().contiguous()
+
+
+def _by_rows(x, w, of_x, dtype, bias=None):
+    """x (M, K) @ w (N, K).t() + bias, with a scale for each row of both. Where rows are longer than the quantiser takes
+    (a weight's gradient: as long as there are tokens), in parts with scales of their own, added up in float32."""
+    if x.shape[1] <= MAX_N:
+        (q, scale), (v, scale_v) = quantize_fp8(x, dtype=of_x), quantize_fp8(w)
+        return fp8_gemm(q, v.t(), scale, scale_v.t(), bias=bias, out_dtype=dtype)
+    (first, *parts), (other, *others) = x.split(MAX_N, 1), w.split(MAX_N, 1)
+    y = _by_rows(first, other, of_x, torch.float32, bias)
+    for part, other in zip(parts, others):
+        y += _by_rows(part, other, of_x, torch.float32)
+    return y.to(dtype)
 
 
 class _Blocks:
@@ -156,7 +172,8 @@ class _Blocks:
 
     @staticmethod
     def forward(x, weights, biases, dtype, keep):
-        q, scale, *kept = quantize_fp8(x, "block", transpose=keep)
+        q, scale, *kept = quantize_fp8(_padded(x) if keep else x, "block", transpose=keep)
+        q, scale = q[:x.shape[0]], scale[:x.shape[0]]  # not y, afterwards: a view could not be written in place
         ys = []
         for weight, bias in zip(weights, biases):
             w, scale_w = quantize_fp8(weight, "tile")
@@ -173,7 +190,7 @@ class _Blocks:
         q, scale, *turned = quantize_fp8(_padded(dy) if both else dy, "block", gradient, transpose=both)
         if dtype is not None:
             _, _, w, scale_w = quantize_fp8(weight, "tile", transpose=True)
-            dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)[:rows]
+            dx = fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), out_dtype=dtype)
         if both:
             dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=weight.dtype)
         return dx, dweight

@@ -67,7 +67,8 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
 def _check(x, granularity, dtype, transpose):
     check.dtype("x", x, INPUTS)
     check.rank("x", x, 2)
-    check.last_dim_contiguous("x", x)
+    if x.numel():
+        check.last_dim_contiguous("x", x)
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity: got {granularity!r}, allowed are {', '.join(GRANULARITIES)}")
     if dtype not in FP8:
@@ -138,7 +139,8 @@ def _room(granularity, m, n, device):
 def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
     """(kernel, the kernel that finds amax before it or None) for a kind of call. aligned: x's address modulo 16. Raises
     where something is wrong, and where there is nothing to quantise."""
-    if granularity not in GRANULARITIES or (granularity == "row" and transpose) or not m * n or strides[1] != 1:
+    lines = m * n and (n == 1 or strides[1] == 1)
+    if granularity not in GRANULARITIES or (granularity == "row" and transpose) or not lines:
         raise ValueError
     arch.require_hopper(arch.device(index))
     size, names = x.itemsize, (dtypes.name_of(x), dtypes.name_of(out))

@@ -19,7 +19,13 @@ static Object *none(void) {
     return torch.none;
 }
 
-static Object *ask(const Question *q) { return q->direct ? q->direct(q->self, NULL) : PyObject_CallNoArgs(q->object); }
+/* arguments: a tuple, or NULL for none. */
+static Object *called(const Callable *function, Object *arguments) {
+    if (function->direct) return function->direct(function->self, arguments);
+    return arguments ? PyObject_Call(function->object, arguments, NULL) : PyObject_CallNoArgs(function->object);
+}
+
+static Object *ask(const Callable *function) { return called(function, NULL); }
 
 /* Of a question or an attribute whose answer is a number: 0, anything else, or -1 where it could not be had. */
 static long long number(Object *answer) {
@@ -162,7 +168,7 @@ void leave(Record *record) {
     if (record == NULL || --record->users) return;
     for (int i = 0; i < record->givens; ++i) Py_DecRef(record->given[i].other);
     for (int i = 0; i < record->made; ++i) Py_DecRef(record->make[i]);
-    for (int i = 0; i < record->parts; ++i) Py_DecRef(record->part[i].kept);
+    for (int i = 0; i < record->kept; ++i) Py_DecRef(record->keep[i]);
     if (record->run) TVMFFIObjectDecRef(record->run);
     free(record);
 }
@@ -174,7 +180,7 @@ static void drop(Object **made, int count) {
 /* 0 where there was no memory. */
 static int allocate(const Record *record, Object **made, DLTensor *tensors) {
     for (int i = 0; i < record->made; ++i) {
-        made[i] = PyObject_Call(torch.make[record->device.device_type], record->make[i], NULL);
+        made[i] = called(&torch.make[record->device.device_type], record->make[i]);
         if (made[i] == NULL || torch.dlpack->dltensor_from_py_object_no_sync(made[i], &tensors[i])) {
             PyErr_Clear();
             drop(made, i + (made[i] != NULL));
@@ -184,7 +190,7 @@ static int allocate(const Record *record, Object **made, DLTensor *tensors) {
     return 1;
 }
 
-static TVMFFIAny value(const Part *part, Call *call, DLTensor *made) {
+static TVMFFIAny value(const Record *record, const Part *part, Call *call, DLTensor *made) {
     TVMFFIAny found = {.type_index = kTVMFFINone};
     if (part->kind == OF_INT || part->kind == OF_ADDRESS) {
         found.type_index = kTVMFFIInt;
@@ -196,7 +202,7 @@ static TVMFFIAny value(const Part *part, Call *call, DLTensor *made) {
         found.type_index = kTVMFFIDLTensorPtr;
         found.v_ptr = part->kind == OF_GIVEN ? &call->tensor[part->place]
                       : part->kind == OF_MADE ? &made[part->place]
-                                              : (DLTensor *)&part->tensor;
+                                              : (DLTensor *)&record->keeps[part->place];
     }
     return found;
 }
@@ -206,7 +212,7 @@ static void arrange(const Record *record, Call *call, DLTensor *made, TVMFFIAny 
     for (int i = 0; i < record->parts; ++i) {
         const Part *part = &record->part[i];
         if (part->kind != OF_LIST) {
-            *given++ = value(part, call, made);
+            *given++ = value(record, part, call, made);
             continue;
         }
         memset(list, 0, sizeof *list);
@@ -214,7 +220,7 @@ static void arrange(const Record *record, Call *call, DLTensor *made, TVMFFIAny 
         list->object.type_index = kTVMFFIArray;
         list->cell.data = items;
         list->cell.size = list->cell.capacity = part->place;
-        for (int j = 0; j < part->place; ++j) *items++ = value(&record->part[++i], call, made);
+        for (int j = 0; j < part->place; ++j) *items++ = value(record, &record->part[++i], call, made);
         given->type_index = kTVMFFIArray;
         given->zero_padding = 0;
         given++->v_obj = &list++->object;
@@ -268,6 +274,7 @@ Object *take(Object *self, Object *const *given, Size count) {
     record = find(again, &call, given);
     if (record == NULL || record->refused) return none();
     ++record->users;
+    record->chances = IN_USE;
     if (allocate(record, made, tensors)) {
         if (launch(record, &call, tensors))
             found = results(record, given, made);

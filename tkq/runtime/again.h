@@ -17,7 +17,7 @@ typedef struct {
     int flags;
     const char *text;
 } Method;
-enum { NO_ARGUMENTS = 4, FAST_CALL = 0x80 };
+enum { ARGUMENTS = 1, NO_ARGUMENTS = 4, FAST_CALL = 0x80 };
 
 void Py_IncRef(Object *);
 void Py_DecRef(Object *);
@@ -47,21 +47,23 @@ Object *PyTuple_New(Size);
 int PyTuple_SetItem(Object *, Size, Object *);
 Size PyTuple_Size(Object *);
 
-enum { GIVENS = 24, MADE = 4, PARTS = 48, LISTS = 4, RESULTS = 6, DIMENSIONS = 5 };
-enum { SETS = 64, WAYS = 4, MISSED = 1024, RARELY = 16, EQUAL = 2 };
+enum { GIVENS = 24, MADE = 4, PARTS = 48, LISTS = 4, KEPT = 2, RESULTS = 6, DIMENSIONS = 5 };
+enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
+enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
 enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* again.py's, in this order */
 #define NAME "tkq.runtime.again"
 
+/* A function of torch. */
 typedef struct {
     Object *object, *self;
-    Function direct; /* of a function in C without arguments; else NULL */
-} Question;
+    Function direct; /* what is behind it where it takes a tuple of arguments, or none; else NULL */
+} Callable;
 
 typedef struct {
     const DLPackExchangeAPI *dlpack;
     Object *none, *no, *tensor, *parameter, *needs_grad, *levels, *level;
-    Object *make[3]; /* by the type of a device: torch's function that makes a tensor there */
-    Question modes, functorch, grad, filling, captures, device;
+    Callable make[3]; /* by the type of a device: makes a tensor there */
+    Callable modes, functorch, grad, filling, captures, device;
 } Torch;
 extern Torch torch;
 
@@ -80,29 +82,28 @@ typedef struct {
         int64_t integer;
         double real;
     };
-    Object *kept;
-    DLTensor tensor; /* of kept */
 } Part;
 
 typedef struct {
     int64_t users;
     uint64_t hash;
     void *stream;
+    int chances; /* left: see NEW */
     int refused; /* run does not take such calls: they go the long way for good */
     TVMFFIObjectHandle run;
     DLDevice device;
-    int givens, made, parts, arguments, results, is_tuple;
+    int givens, made, kept, parts, arguments, results, is_tuple;
     Given given[GIVENS];
-    Object *make[MADE];
+    Object *make[MADE], *keep[KEPT];
+    DLTensor keeps[KEPT];
     Part part[PARTS];
     int result[RESULTS]; /* a place of what is given, GIVENS + a place of what is made, or -1 for None */
 } Record;
 
 typedef struct {
     int by_stream; /* calls of another stream are other calls, and what a graph captures goes the long way */
-    unsigned turn;
     Record *record[SETS][WAYS];
-    uint64_t missed[MISSED];
+    uint32_t missed[MISSED]; /* of calls that were asked for, half of their hash */
 } Again;
 
 /* What a call is, but for the addresses. */

@@ -69,10 +69,10 @@ class Again:
     def add(self, given: tuple, run, arguments: tuple, result, kept: tuple = ()) -> None:
         """Remember a call that has been launched, the second time that one like it is given here.
 
-        given: what `take` gets. run: the compiled function, or a chooser. arguments: what it was given: tensors of
-        `given`, those that were allocated for the call, an `Address` of a tensor of `given`, numbers that follow from
-        what `take` looks at, None, and tuples of these. result: what the call returns: a tensor of these, or a tuple of
-        such tensors and None. kept: tensors among the arguments that are the same at every call."""
+        given: what `take` gets. result: what the call returns: a tensor, or a tuple of tensors and None; those that are
+        not among `given` were allocated for it. run: the compiled function, or a chooser. arguments: what it was given:
+        tensors of these, an `Address` of a tensor of `given`, numbers that follow from what `take` looks at, None, and
+        tuples of all that. kept: tensors among the arguments that are the same at every call."""
         library = _library()
         if library is None or not isinstance(run, tvm_ffi.Function):
             return
@@ -82,14 +82,13 @@ class Again:
         wants = self._wants
         if not wants(*given):  # for calls whose sizes change all the time nothing is put together
             return
-        if all(isinstance(x, Tensor) or _is_plain(x) for x in given):
-            made, parts = [], []
-            if all(_describe(x, given, made, kept, parts) for x in arguments):
-                places = _places(result, given, made)
-                make = tuple((tuple(t.shape), t.stride(), t.dtype) for t in made)
-                if places is not None:
-                    library.tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places,
-                                    isinstance(result, tuple))
+        results = result if isinstance(result, tuple) else (result,)
+        made, parts = [t for t in results if t is not None and _place(t, given) is None], []
+        if all(isinstance(x, Tensor) or _is_plain(x) for x in given) and all(
+                _describe(x, given, made, kept, parts) for x in arguments):
+            make = tuple((tuple(t.shape), t.stride(), t.dtype) for t in made)
+            places = tuple(-1 if t is None else _of_result(t, given, made) for t in results)
+            library.tkq_add(wants.__self__, given, make, run.__chandle__(), tuple(parts), places, results is result)
 
 
 def forget() -> None:
@@ -131,22 +130,16 @@ def _describe(x, given, made, kept, parts) -> bool:
         parts.append((_GIVEN, place))
     elif _place(x, kept) is not None:
         parts.append((_KEPT, x))
+    elif (place := _place(x, made)) is not None:
+        parts.append((_MADE, place))
     else:
-        if _place(x, made) is None:
-            made.append(x)
-        parts.append((_MADE, _place(x, made)))
+        return False
     return True
 
 
-def _places(result, given, made):
-    """Where each of the results is: None where one is neither given nor made."""
-    found = []
-    for x in result if isinstance(result, tuple) else (result,):
-        of_given, of_made = _place(x, given), _place(x, made)
-        if x is not None and of_given is of_made is None:
-            return None
-        found.append(-1 if x is None else of_given if of_made is None else _MOST_GIVEN + of_made)
-    return tuple(found)
+def _of_result(t, given, made):
+    place = _place(t, given)
+    return _MOST_GIVEN + _place(t, made) if place is None else place
 
 
 @functools.cache

@@ -7,34 +7,44 @@ static int has_elements(const DLTensor *t) {
     return 1;
 }
 
-static int has_room(const Again *again, uint64_t hash) {
-    for (int i = 0; i < WAYS; ++i)
-        if (again->record[hash % SETS][i] == NULL) return 1;
-    return 0;
+/* Where a call's record would go: to a place that is free, or that of the one with the fewest chances. */
+static Record **place_of(Again *again, uint64_t hash) {
+    Record **set = again->record[hash % SETS], **found = set;
+    for (int i = 0; i < WAYS; ++i) {
+        if (set[i] == NULL) return &set[i];
+        if (set[i]->chances < (*found)->chances) found = &set[i];
+    }
+    return found;
 }
 
-/* Is it a call that may be remembered, has it been asked for before, and is it not known? Where that would cost another
- * its place, rarely: there are more kinds of calls than places, and each would only drive out the next. */
+/* Is it a call that may be remembered, has it been asked for before, and is it not known? Where that costs another its
+ * place, not at once: with more kinds of calls than places each would only drive out the next. */
 static Object *wants(Object *self, Object *const *given, Size count) {
     Again *again = PyCapsule_GetPointer(self, NAME);
-    uint64_t *missed;
+    Record *other;
+    uint32_t *missed;
     Call call;
     int found;
     if (!look(again, given, count, &call) || find(again, &call, given)) return PyBool_FromLong(0);
     for (int i = 0; i < count; ++i)
         if (call.tensors >> i & 1 && !has_elements(&call.tensor[i])) return PyBool_FromLong(0); /* none is launched */
     missed = &again->missed[call.hash % MISSED];
-    found = *missed == call.hash && (has_room(again, call.hash) || ++again->turn % RARELY == 0);
-    *missed = call.hash;
+    found = *missed == (uint32_t)(call.hash >> 32);
+    *missed = (uint32_t)(call.hash >> 32);
+    other = *place_of(again, call.hash);
+    if (found && other && other->chances) {
+        --other->chances;
+        found = 0;
+    }
     return PyBool_FromLong(found);
 }
 
 static long long item(Object *tuple, Size i) { return PyLong_AsLongLong(PyTuple_GetItem(tuple, i)); }
 
-static Question question(Object *function) {
-    Question found = {function == torch.none ? NULL : function, NULL, NULL};
+static Callable callable(Object *function, int flags) {
+    Callable found = {function == torch.none ? NULL : function, NULL, NULL};
     Py_IncRef(function);
-    if (found.object && PyCFunction_GetFlags(function) == NO_ARGUMENTS) {
+    if (found.object && PyCFunction_GetFlags(function) == flags) {
         found.direct = PyCFunction_GetFunction(function);
         found.self = PyCFunction_GetSelf(function);
     }
@@ -43,13 +53,13 @@ static Question question(Object *function) {
 }
 
 /* things: (None, False, Tensor, Parameter, "requires_grad", a module's names, "_current_level", makes a tensor on the
- * CPU, on CUDA's device, five questions, the current device's or None, DLPack's table). 0 where that is none of ours. */
+ * CPU, on CUDA's device, five questions, the current device's or None, DLPack's table). 0 where it is another. */
 TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things) {
     Object **places[] = {&torch.none, &torch.no, &torch.tensor, &torch.parameter, &torch.needs_grad, &torch.levels,
-                         &torch.level, &torch.make[kDLCPU], &torch.make[kDLCUDA]};
-    Question *questions[] = {&torch.modes, &torch.functorch, &torch.grad, &torch.filling, &torch.captures,
-                             &torch.device};
-    int n = sizeof places / sizeof *places, m = sizeof questions / sizeof *questions;
+                         &torch.level};
+    Callable *callables[] = {&torch.make[kDLCPU], &torch.make[kDLCUDA], &torch.modes, &torch.functorch, &torch.grad,
+                             &torch.filling, &torch.captures, &torch.device};
+    int n = sizeof places / sizeof *places, m = sizeof callables / sizeof *callables;
     if (PyTuple_Size(things) != n + m + 1) return 0;
     torch.dlpack = PyCapsule_GetPointer(PyTuple_GetItem(things, n + m), "dlpack_exchange_api");
     if (torch.dlpack == NULL) PyErr_Clear();
@@ -57,7 +67,8 @@ TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things) {
         torch.dlpack->dltensor_from_py_object_no_sync == NULL)
         return 0;
     for (int i = 0; i < n; ++i) Py_IncRef(*places[i] = PyTuple_GetItem(things, i));
-    for (int i = 0; i < m; ++i) *questions[i] = question(PyTuple_GetItem(things, n + i));
+    for (int i = 0; i < m; ++i)
+        *callables[i] = callable(PyTuple_GetItem(things, n + i), i < 2 ? ARGUMENTS : NO_ARGUMENTS);
     return 1;
 }
 
@@ -102,14 +113,15 @@ static void keep_given(Record *record, const Call *call, Object *given) {
     }
 }
 
-static void keep_part(Part *part, Object *pair) {
+static void keep_part(Record *record, Part *part, Object *pair) {
     Object *what = PyTuple_GetItem(pair, 1);
     part->kind = (int32_t)item(pair, 0);
     if (part->kind == OF_FLOAT) {
         part->real = PyFloat_AsDouble(what);
-    } else if (part->kind == OF_KEPT) {
-        torch.dlpack->dltensor_from_py_object_no_sync(what, &part->tensor);
-        Py_IncRef(part->kept = what);
+    } else if (part->kind == OF_KEPT && record->kept < KEPT) {
+        torch.dlpack->dltensor_from_py_object_no_sync(what, &record->keeps[record->kept]);
+        Py_IncRef(record->keep[record->kept] = what);
+        part->place = record->kept++;
     } else if (part->kind == OF_INT) {
         part->integer = PyLong_AsLongLong(what);
     } else if (part->kind != OF_NONE) {
@@ -123,7 +135,7 @@ static int keep_parts(Record *record, Object *parts) {
     int lists = 0, inside = 0;
     for (; record->parts < count; ++record->parts) {
         Part *part = &record->part[record->parts];
-        keep_part(part, PyTuple_GetItem(parts, record->parts));
+        keep_part(record, part, PyTuple_GetItem(parts, record->parts));
         if (inside)
             --inside;
         else
@@ -134,15 +146,6 @@ static int keep_parts(Record *record, Object *parts) {
         }
     }
     return lists <= LISTS;
-}
-
-static void keep_record(Again *again, Record *record) {
-    Record **set = again->record[record->hash % SETS];
-    int place = again->turn / RARELY % WAYS; /* another's, where all are taken */
-    for (int i = 0; i < WAYS; ++i)
-        if (set[i] == NULL) place = i;
-    leave(set[place]);
-    set[place] = record;
 }
 
 /* given: of the call. made: for each new tensor the arguments of torch's function. run: of tvm-ffi, its handle. parts:
@@ -159,6 +162,7 @@ TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, vo
     for (int i = 0; i < count; ++i) in_place[i] = PyTuple_GetItem(given, i);
     if (!look(again, in_place, count, &call) || (record = calloc(1, sizeof *record)) == NULL) return;
     record->users = 1;
+    record->chances = NEW;
     record->hash = call.hash;
     record->stream = call.stream;
     record->device = call.device;
@@ -170,7 +174,9 @@ TVM_FFI_DLL_EXPORT void tkq_add(Object *capsule, Object *given, Object *made, vo
     for (; record->results < places; ++record->results)
         record->result[record->results] = (int)item(results, record->results);
     if (keep_parts(record, parts) && !PyErr_Occurred() && !find(again, &call, in_place)) {
-        keep_record(again, record);
+        Record **place = place_of(again, record->hash);
+        leave(*place);
+        *place = record;
     } else {
         PyErr_Clear();
         leave(record);
