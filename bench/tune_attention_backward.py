@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.tuning import precompile
-from tkq.attention.backward_plan import SINGLE, BackwardConfig, plan
+from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_plan import SINGLE, packed_class, plan
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.plan import length_class
 from tkq.runtime import Recipe
@@ -32,6 +33,7 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 _STAYS = {"direct": True, "persistent": True}
 _LATE = {"late": True}
 _BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
+_CHAIN = {**_STAYS, **_LATE, "turns": True, "chain": True, "section_mb": 4}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 _WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
 VARIANTS = {
@@ -50,6 +52,9 @@ VARIANTS = {
     "late background no turns": {**_BEHIND, **_LATE, "turns": False},
     "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
+    "chain": _CHAIN,
+    "chain, sections of 1 MB": {**_CHAIN, "section_mb": 1},
+    "chain of 2 stages": {**_CHAIN, "late": False, "stages": 2},
     "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
     "split in 2s": {**_STAYS, **_LATE, "turns": True, "split": 2},
     "wide background": _WIDE_BEHIND,
@@ -80,7 +85,7 @@ def packed(name: str) -> tuple:
     """(name, lengths) of a batch of ``attention_backward_varlen``'s."""
     from bench.attention_forward import BATCHES
 
-    return next(batch for batch in BATCHES if batch[0].startswith(name))
+    return next(batch for batch in BATCHES if batch[0].startswith(name.removeprefix("gqa ")))
 
 
 def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
@@ -90,7 +95,8 @@ def spec_of(dim: int, causal: bool, length: int | str) -> BackwardSpec:
 def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, BackwardConfig]:
     """The plan, and the variants that can run, and that differ from it."""
     spec = spec_of(dim, causal, length)
-    found = {"plan": plan(spec, length_class(longest(length)), str(length).startswith("gqa"))}
+    kind = (packed_class if spec.varlen else length_class)(longest(length))
+    found = {"plan": plan(spec, kind, 4 if str(length).startswith("gqa") else 1)}
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue

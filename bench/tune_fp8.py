@@ -17,6 +17,8 @@ from tkq.gemm.fp8_spec import Fp8Spec
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
 ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=8)
+FIVE = replace(ROLLING, stages=5)
+QUARTERS = Fp8Config(split=4, stages=4, panel_bytes=64, pdl=True, rolling=4)
 FAST = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "128x256": Fp8Config(),
     "lag 0": Fp8Config(lag=0),
@@ -88,6 +90,21 @@ PROMOTED = {
     "192 rolling 4 pdl": replace(ROLLING, rolling=4),
     "192 rolling 8 pdl": ROLLING,
     "192 rolling 16 pdl": replace(ROLLING, rolling=16),
+    "192 rolling 8 five pdl": FIVE,
+    "192 rolling 8 five lead 3 pdl": replace(FIVE, lead=3),
+    "192 rolling 16 five pdl": replace(FIVE, rolling=16),
+    "192 rolling 8 five lead 1 pdl": replace(FIVE, lead=1),
+    "192 rolling 8 group 4 pdl": replace(ROLLING, group=4),
+    "192 rolling 8 group 6 pdl": replace(ROLLING, group=6),
+    "192 rolling 8 group 12 pdl": replace(ROLLING, group=12),
+    "192 rolling 8 group 16 pdl": replace(ROLLING, group=16),
+    "256 rolling 4 pdl": QUARTERS,
+    "256 rolling 8 pdl": replace(QUARTERS, rolling=8),
+    "256 rolling 4 alone pdl": replace(QUARTERS, cluster=1),
+    "256 rolling 8 lead 0 pdl": replace(QUARTERS, rolling=8, lead=0),
+    "256 rolling 4 lead 0 pdl": replace(QUARTERS, lead=0),
+    "256 rolling 2 pdl": replace(QUARTERS, rolling=2),
+    "256 rolling 4 lead 1 pdl": replace(QUARTERS, lead=1),
     "192 rolling 8 lead 1 pdl": replace(ROLLING, lead=1),
     "192 rolling 8 lead 3 pdl": replace(ROLLING, lead=3),
     "192 rolling 4 lead 0 pdl": replace(ROLLING, rolling=4, lead=0),

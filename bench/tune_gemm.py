@@ -17,7 +17,7 @@ from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
 from tkq.gemm.config import Config
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
-from tkq.gemm.narrow_plan import NarrowConfig
+from tkq.gemm.narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
 from tkq.gemm.plan import recipe
 from tkq.gemm.spec import GemmSpec
 
@@ -27,6 +27,10 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "cluster spread": Config(spread=1),
     "cluster spread pdl": Config(spread=1, pdl=True),
     "cluster pdl": Config(pdl=True),
+    "cluster spread group 4 pdl": Config(spread=1, group=4, pdl=True),
+    "cluster spread group 6 pdl": Config(spread=1, group=6, pdl=True),
+    "cluster spread group 12 pdl": Config(spread=1, group=12, pdl=True),
+    "cluster spread group 16 pdl": Config(spread=1, group=16, pdl=True),
     "cluster latest pdl": Config(spread=4, late=True, pdl=True),
     "cluster later pdl": Config(spread=2, late=True, pdl=True),
     "cluster late": Config(spread=1, late=True),
@@ -138,12 +142,12 @@ def config(name: str, shape) -> Config | NarrowConfig:
     if isinstance(found, Config):
         return found
     rows, split, deep = found
-    few = NarrowConfig(next(m for m in narrow_plan.WIDTHS if m >= shape[0]), rows, split)
+    few = NarrowConfig(next(m for m in WIDTHS if m >= shape[0]), rows, split)
     few = narrow_plan.fitted(few, GemmSpec())
     if not deep:
         return few
     stage = few.stage_bytes(GemmSpec())
-    return dataclasses.replace(few, stages=(2 * narrow_plan.SLOT_BYTES - few.exchange_bytes - 1024) // stage)
+    return dataclasses.replace(few, stages=(2 * SLOT_BYTES - few.exchange_bytes - 1024) // stage)
 
 
 def suits(name: str, shape) -> bool:

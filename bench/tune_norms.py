@@ -18,7 +18,10 @@ from bench import tuning
 from bench.shapes import NORM_SHAPES
 from tkq.norms import kept_plan
 from tkq.norms.launch import recipe
-from tkq.norms.plan import plan, variants
+from tkq.norms.long_config import LongConfig
+from tkq.norms.long_plan import plan
+from tkq.norms.long_plan import variants as long_variants
+from tkq.norms.plan import variants
 from tkq.norms.spec import OUT_WIDTH, NormSpec
 from tkq.rows.plan import RowPlan
 
@@ -35,6 +38,9 @@ CASES = {
     "rmsnorm trained": dict(weight="bf16", stats=True),
     "rmsnorm quant row": dict(weight="bf16", out="e4m3", scale="row"),
     "rmsnorm quant block": dict(weight="bf16", out="e4m3", scale="block"),
+    "layernorm quant row": dict(weight="bf16", out="e4m3", scale="row"),
+    "layernorm quant row with bias": dict(weight="fp32", bias="fp32", out="e4m3", scale="row"),
+    "layernorm quant block": dict(weight="bf16", out="e4m3", scale="block"),
     "rmsnorm quant row with residual": dict(weight="bf16", out="e4m3", scale="row", residual="bf16", total="bf16"),
 }
 PLAIN = ("rmsnorm", "layernorm", "layernorm with bias")
@@ -51,7 +57,8 @@ def gigabytes(spec: NormSpec, M: int) -> float:
 
 def chosen(spec: NormSpec, match: str = "") -> dict:
     """The planned config, and those whose label contains one of the texts, by label."""
-    every = list(dict.fromkeys([kept_plan.planned(spec) or plan(spec), *variants(spec), *kept_plan.variants(spec)]))
+    every = list(dict.fromkeys([kept_plan.planned(spec) or plan(spec), *long_variants(spec), *variants(spec),
+                                *kept_plan.variants(spec)]))
     return {label(c): c for c in [every[0], *(c for c in every if any(t in label(c) for t in match.split(",")))]}
 
 
@@ -66,6 +73,7 @@ def label(c) -> str:
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
     words += ["late"] if not c.early else []
     words += [f"x{c.rows_each}"] if c.rows_each > 1 else []
+    words += [f"r{c.resident}"] if isinstance(c, LongConfig) else []
     return " ".join(words)
 
 

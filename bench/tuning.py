@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tkq.runtime import ensure
+from tkq.runtime import cache, ensure, keys
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
 
@@ -22,8 +22,9 @@ def precompile(recipes: Iterable, processes: int | None = None) -> set:
     """Fill the disk cache, many at a time. The recipes that do not compile: each is worth a line, not the run."""
     begin, recipes, broken = time.perf_counter(), list(dict.fromkeys(recipes)), set()
     spawn = multiprocessing.get_context("spawn")
+    missing = [recipe for recipe in recipes if cache().find(keys.entry_name(recipe)) is None]  # no pool for none
     with concurrent.futures.ProcessPoolExecutor(processes or min(16, os.cpu_count() or 1), spawn) as pool:
-        for recipe, done in [(recipe, pool.submit(ensure, recipe)) for recipe in recipes]:
+        for recipe, done in [(recipe, pool.submit(ensure, recipe)) for recipe in missing]:
             if problem := done.exception():
                 print(f"{recipe.args}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
                 broken.add(recipe)

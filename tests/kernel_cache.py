@@ -112,8 +112,8 @@ def refresh(asked: dict, jobs: int = 1) -> tuple:
     settings = (runtime.cache().folder, runtime.cache().most_bytes)
     with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), runtime.configure,
                                                 settings) as pool:
-        for fresh, error in pool.map(fill._one, recipes):
-            compiled += fresh
+        for fresh, error in pool.map(fill._entry, recipes):
+            compiled += bool(fresh and fresh[0])
             failed += [error] if error else []
     return compiled, failed
 

@@ -121,17 +121,19 @@ def more_gradients(device):
 
 
 def varlen_gradients(device):
-    """Of packed sequences: blocks that have one task, that stay, with dQ made behind; dQ by a kernel of its own;
-    windows, softcap, rows that are not in use."""
+    """Of packed sequences: dQ from block to block, blocks that have one task, that stay, with dQ made behind; dQ by a
+    kernel of its own; windows, softcap, rows that are not in use."""
     cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
     used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
     causal, window, capped = Options(True), Options(False, None, 70, 0), Options(True, None, -1, -1, 15.0)
     for dim, heads, kv_heads, longest, given, in_use, deterministic in (
             (64, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, False),
-            (128, 2, 2, 4096, causal, False, False), (128, 2, 2, 4096, Options(), False, False),
-            (128, 2, 1, 4096, causal, False, False), (256, 2, 1, 150, causal, False, False),
-            (128, 2, 1, 150, causal, False, True), (128, 2, 1, 150, window, False, False),
-            (128, 2, 1, 150, capped, False, False), (128, 2, 1, 150, causal, True, False)):
+            (64, 2, 1, 900, causal, False, False), (64, 2, 2, 900, causal, False, False),
+            (128, 2, 1, 900, causal, False, False), (128, 2, 2, 4096, causal, False, False),
+            (128, 2, 2, 4096, Options(), False, False), (128, 2, 1, 4096, causal, False, False),
+            (256, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, True),
+            (128, 2, 1, 150, window, False, False), (128, 2, 1, 150, capped, False, False),
+            (128, 2, 1, 150, causal, True, False)):
         q, k, v = (x[0] for x in qkv(300, 300, heads, kv_heads, dim))
         sinks, of_use = randn(5, heads, dtype=torch.float32), (used, used) if in_use else ()
         o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, *(of_use or (None, None)), *given, sinks)

@@ -26,6 +26,7 @@ _PUBLIC = {
     "layernorm_quant": "tkq.norms.quant_ops",
     "linear_cross_entropy": "tkq.losses.linear_ops",
     "log_softmax": "tkq.softmax.ops",
+    "prefetch": "tkq.prefetching",
     "quantize_fp8": "tkq.quantize.ops",
     "rmsnorm": "tkq.norms.ops",
     "rmsnorm_quant": "tkq.norms.quant_ops",

@@ -16,28 +16,22 @@ def main(argv=None) -> int:
     commands.add_parser("doctor", help="what is installed here, and what is wrong with it")
     commands.add_parser("demo", help="run the kernels beside PyTorch; without a GPU, inspect them", add_help=False)
     commands.add_parser("bench", help="the benchmarks of a source checkout", add_help=False)
-    _describe_compile(commands.add_parser("compile", help="fill the disk cache; needs no GPU"))
+    compile_ = commands.add_parser("compile", help="fill the disk cache, or make a bundle; needs no GPU")
     if argv[:1] == ["demo"]:  # takes its own arguments
         from . import demo
 
         return demo.main(argv[1:])
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])
-    chosen = parser.parse_args(argv)
-    if chosen.command == "compile":
+    if argv[:1] == ["compile"]:
         from .runtime import fill
 
-        return fill.main(chosen)
+        fill.describe(compile_)
+        return fill.main(parser.parse_args(argv))
+    parser.parse_args(argv)
     from .runtime import doctor
 
     return doctor.main()
-
-
-def _describe_compile(parser):
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose name contains it; all without one")
-    parser.add_argument("--list", action="store_true", help="print the names and compile nothing")
-    parser.add_argument("--report", action="store_true", help="print what the machine code shows, and judge it")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that compile (1)")
 
 
 def _bench(argv) -> int:

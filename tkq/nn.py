@@ -5,8 +5,8 @@ RMSNorm, LayerNorm, Softmax, LogSoftmax, CrossEntropyLoss and Linear are subclas
 probabilities and uint8 for targets, and no columns at all, are refused by name. Where the last dimension is not
 contiguous, they copy, which the functions leave to the caller.
 
-Under autocast Linear and Fp8Linear cast as torch does. The others keep their input's type (losses are float32), where
-torch's norms and softmax give float32: the kernels compute in float32 all the same.
+Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. The others keep their input's type
+(losses are float32), where torch's norms and softmax give float32: the kernels compute in float32 all the same.
 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
 every version.
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from .norms.ops import layernorm, rmsnorm
-from .runtime.check import under_autocast
 
 __all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm",
            "RotaryEmbedding", "Softmax", "SwiGLU"]
@@ -260,11 +259,7 @@ class Linear(nn.Linear):
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"input: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")
-        weight, bias, kind = self.weight, self.bias, x.device.type
-        if under_autocast(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            x, weight = x.to(dtype), weight.to(dtype)
         if x.dim() == 2:
-            return gemm(x, weight.t(), bias=bias)
-        y = gemm(x.reshape(-1, self.in_features), weight.t(), bias=bias)
+            return gemm(x, self.weight.t(), bias=self.bias)
+        y = gemm(x.reshape(-1, self.in_features), self.weight.t(), bias=self.bias)
         return y.view(*x.shape[:-1], self.out_features)

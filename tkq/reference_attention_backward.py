@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tkq.reference_attention_forward import visible
+from tkq.runtime import autocast
 
 
 def seen(rows: int, keys: int, causal: bool = False, window_size=(None, None), device=None) -> Tensor:
@@ -18,6 +19,7 @@ def seen(rows: int, keys: int, causal: bool = False, window_size=(None, None), d
     return torch.ones(rows, keys, dtype=torch.bool, device=device) if found is None else found
 
 
+@autocast.apart
 def flash_attn_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
                         dlse: Optional[Tensor] = None, causal: bool = False, softmax_scale: Optional[float] = None,
                         window_size=(None, None), softcap: float = 0.0, sinks: Optional[Tensor] = None):
@@ -48,6 +50,7 @@ def flash_attn_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, 
     return found if sinks is None else (*found, sinks_gradient(sinks, lse, of_rows))
 
 
+@autocast.apart
 def flash_attn_varlen_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
                                dlse: Optional[Tensor], sequences: tuple, options: tuple, sinks: Optional[Tensor]):
     """dq, dk, dv, dsinks (or None): ``flash_attn_backward`` of each sequence; 0 for rows that are not in use.

@@ -7,7 +7,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.runtime import autocast
 
+
+@autocast.apart
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, softmax_scale: Optional[float] = None,
                left: int = -1, right: int = -1, softcap: float = 0.0,
                sinks: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
@@ -48,6 +51,7 @@ def visible(rows: int, keys: int, right: int, left: int, device) -> Optional[Ten
     return seen
 
 
+@autocast.apart
 def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
                       seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None, causal: bool = False,
                       softmax_scale: Optional[float] = None, left: int = -1, right: int = -1, softcap: float = 0.0,

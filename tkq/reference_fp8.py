@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tkq.runtime import autocast
+
 GROUP = 128
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 SMALLEST_SCALE = 2.0**-126
@@ -29,6 +31,7 @@ def dequantise(q: Tensor, scale: Tensor, dtype=torch.float32) -> Tensor:
     return q.to(dtype) * spread(scale, q.shape).to(dtype)
 
 
+@autocast.apart
 def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor] = None,
              activation: Optional[str] = None, out_dtype: torch.dtype = torch.bfloat16,
              out_scale: Optional[Tensor] = None, wide: torch.dtype = torch.float32) -> Tensor:

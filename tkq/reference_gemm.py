@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tkq.runtime import autocast
+
 _ACTIVATIONS = {"relu": torch.relu, "silu": F.silu, "gelu": F.gelu,
                 "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 
+@autocast.apart
 def gemm(a: Tensor, b: Tensor, out_dtype: Optional[torch.dtype] = None, *, bias: Optional[Tensor] = None,
          activation: str = "", c: Optional[Tensor] = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
     """activation(alpha * a @ b + beta * c + bias), computed in float32 (float64 stays float64), rounded once.

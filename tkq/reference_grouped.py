@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from .reference_fp8 import dequantise
+from .runtime import autocast
 
 
 def bounds(offsets: Tensor, limit: int) -> list:
@@ -13,6 +14,7 @@ def bounds(offsets: Tensor, limit: int) -> list:
     return [(begin, max(begin, end)) for begin, end in zip([0, *ends[:-1]], ends)]
 
 
+@autocast.apart
 def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor] = None,
                  scale_b: Optional[Tensor] = None, out_dtype: Optional[torch.dtype] = None,
                  wide: torch.dtype = torch.float32) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .reference import _wide
+from .runtime import autocast
 
 
 def softmax(x: Tensor, scale: float = 1.0, log: bool = False) -> Tensor:
@@ -112,12 +113,14 @@ def cross_entropy_backward(logits: Tensor, target: Tensor, dloss: Tensor, terms:
     return d.to(logits.dtype).view(shape)
 
 
+@autocast.apart
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, terms: Terms = NO_TERMS) -> Tensor:
     """The loss of the logits x @ weight.T, which are rounded to x's type."""
     logits = (_wide(x) @ _wide(weight).t()).to(x.dtype)
     return cross_entropy(logits, target, terms)
 
 
+@autocast.apart
 def linear_cross_entropy_backward(x: Tensor, weight: Tensor, target: Tensor, dloss: Tensor,
                                   terms: Terms = NO_TERMS) -> tuple[Tensor, Tensor]:
     """The gradients of x and weight; that of the logits is rounded to x's type."""

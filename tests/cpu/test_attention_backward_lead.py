@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.attention.query_ranges import lead_of, part_in_turn, place, section_of
+from tkq.attention.query_ranges import chained, chained_heads, lead_of, part_in_turn, place, section_of
 
 
 def reach(head, blocks, heads, section, longest_first, tail):
@@ -35,6 +35,23 @@ def test_parts_of_query_heads_come_one_after_the_other(batches, kv_heads, parts,
     for head, block in order:
         if head % parts:
             assert begun[head - 1, block] < begun[head, block]
+
+
+@given(blocks=st.integers(1, 6), heads=st.integers(1, 20), section=st.integers(1, 20), tail=st.integers(1, 25),
+       longest_first=st.booleans())
+def test_blocks_of_a_chain_come_from_the_last_to_the_first(blocks, heads, section, tail, longest_first):
+    """So one may wait for all behind it: they have been claimed. The last heads have their longest tasks first."""
+    section = min(section, heads)
+    first = chained_heads(heads, section, tail) if longest_first else heads
+    plain = [place(i, blocks, heads, section, longest_first, tail) for i in range(blocks * heads)]
+    order = [(head, chained(block, blocks, head < first)) for head, block in plain]
+    assert sorted(order) == [(head, block) for head in range(heads) for block in range(blocks)]
+    assert first <= max(heads - tail, 0) or not longest_first
+    begun = {task: i for i, task in enumerate(order)}
+    for head in range(heads):
+        places = [begun[head, block] for block in range(blocks)]
+        assert places == sorted(places, reverse=head < first)
+    assert all(head >= first for head, _ in order[first * blocks:])
 
 
 @given(rows=st.integers(0, 1 << 20), row_bytes=st.integers(1, 1 << 15), heads=st.integers(1, 1000))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.warp_of_arrays import Memory, instead_of_the_dsl
 from tkq.attention import backward_background, backward_sequences, backward_tasks
 from tkq.attention.backward_background import BackwardBackground
-from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_sequences import Ragged
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_tasks import BackwardTasks

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.tune_attention_backward import VARIANTS, variants
-from tkq.attention.backward_plan import SHARED_BYTES, BackwardConfig, plan, shipped
+from tkq.attention.backward_config import SHARED_BYTES, BackwardConfig
+from tkq.attention.backward_plan import PACKED_LENGTHS, packed_class, plan, shipped
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec, width
-from tkq.attention.plan import LENGTHS, length_class
+from tkq.attention.plan import length_class
 from tkq.attention.spec import DTYPES
 
 SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), width=st.sampled_from(WIDTHS), left=st.booleans(),
@@ -17,26 +18,26 @@ SPECS = st.builds(BackwardSpec, dtype=st.sampled_from(DTYPES), width=st.sampled_
                   deterministic=st.booleans())
 
 
-@given(SPECS, st.sampled_from(LENGTHS), st.booleans())
-def test_what_is_planned_can_run(spec, length, grouped):
-    config = plan(spec, length, grouped).check(spec.width)
+@given(SPECS, st.booleans(), st.sampled_from(PACKED_LENGTHS), st.integers(1, 9))
+def test_what_is_planned_can_run(spec, varlen, length, group):
+    config = plan(dataclasses.replace(spec, varlen=varlen), length, group).check(spec.width)
     assert config.shared_bytes(spec.width) <= SHARED_BYTES
     assert sum(groups for _, groups in config.roles) == 4
     assert sum(registers * groups for registers, groups in config.roles) <= 512
 
 
-@given(SPECS, st.integers(1, 100_000))
-def test_the_workspace_holds_whole_tiles(spec, rows):
-    config = plan(spec)
+@given(SPECS, st.integers(1, 100_000), st.booleans())
+def test_the_workspace_holds_whole_tiles(spec, rows, chain):
+    config = dataclasses.replace(plan(spec), chain=chain)
     tiles = -(-rows // config.tile)
     a_row = 2 + (spec.width if spec.dq and not spec.deterministic else 0)
-    assert config.workspace_floats(spec, rows) == tiles * (config.tile * a_row + 2) + 8
+    assert config.workspace_floats(spec, rows) == tiles * (config.tile * a_row + (6 if chain else 2)) + 8
 
 
 @given(st.integers(1, 100_000), st.integers(1, 9))
 def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     """Behind the counters: a counter for each of 4 warps of each 64 keys, then dK and dV, from 16 bytes on."""
-    config, spec = plan(BackwardSpec(right=True), "short", grouped=True), BackwardSpec(right=True)
+    config, spec = plan(BackwardSpec(right=True), "short", 4), BackwardSpec(right=True)
     halves = 2 * heads * -(-keys // 128)
     for at in range(4):
         counters = at + 4 * halves
@@ -55,6 +56,8 @@ def test_the_workspace_has_room_for_what_is_handed_on(keys, heads):
     ({"registers": (24, 72, 216)}, "512 for a thread"),
     ({"persistent": True}, "persistent needs direct"),
     ({"background": True}, "background needs persistent"),
+    ({"chain": True}, "chain needs persistent"),
+    ({"chain": True, "persistent": True, "direct": True}, "chain needs persistent and dq_add bulk"),
     ({"split": 1}, "split needs persistent"),
     ({"split": 1, "persistent": True, "direct": True, "background": True}, "split needs persistent without background"),
 ])
@@ -84,14 +87,24 @@ def test_the_variants_to_tune_can_run_and_differ():
     assert set(VARIANTS) == names - {"plan"}
 
 
-@given(SPECS, st.sampled_from(LENGTHS), st.booleans(), st.booleans())
-def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen, grouped):
-    """Blocks that stay: at most a limit on the right, dQ added up, no softcap."""
-    config = plan(dataclasses.replace(spec, varlen=varlen), length, grouped)
+@given(SPECS, st.sampled_from(PACKED_LENGTHS), st.booleans(), st.integers(1, 9))
+def test_forms_with_limits_stay_where_they_are_tested(spec, length, varlen, group):
+    """Blocks that stay: at most a limit on the right, dQ added up, no softcap. Parts of two heads: where there are two
+    parts or more, as workspace is taken for them."""
+    config = plan(dataclasses.replace(spec, varlen=varlen), length, group)
     if spec.left or spec.softcap or not spec.adds_dq:
         assert not (config.persistent or config.background)
-    assert not (config.background and grouped and varlen)
-    assert not config.split or (grouped and not varlen and spec.right)
+    assert not (config.background and group > 1 and varlen)
+    assert not config.split or (group in (4, 6, 8) and config.split == 2 and not varlen and spec.right)
+    assert not config.chain or (varlen and length == "brief" and (spec.width == 128 or spec.right))
+    if spec == BackwardSpec(spec.dtype, 128, right=True) and length == "short" and not varlen and group in (2, 3, 5, 7):
+        assert config.persistent and not config.split
+
+
+@given(st.integers(1, 20_000))
+def test_brief_sequences_are_short_ones(keys):
+    assert packed_class(keys) == ("brief" if keys <= 512 else length_class(keys))
+    assert packed_class(keys) != "brief" or length_class(keys) == "short"
 
 
 def test_each_shipped_kernel_has_its_name():

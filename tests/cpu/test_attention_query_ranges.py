@@ -1,5 +1,6 @@
 """Query ranges of key blocks, masks and the order of tasks, against counting one by one."""
 import heapq
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,15 @@ def test_a_block_visits_the_tiles_that_see_it_and_masks_where_one_does_not(e, bl
     for tile in range(r.whole, r.whole_end):
         rows = range(tile * e.tile, min((tile + 1) * e.tile, e.rows_q))
         assert len(keys) == e.block and all(all(seen[i]) for i in rows), f"tile {tile} needs a mask"
+
+
+@given(EXTENTS.map(lambda e: replace(e, left=None)))
+def test_without_a_limit_on_the_left_the_first_blocks_come_by_a_tile_and_all_up_to_its_last(e):
+    """dQ that goes from block to block counts on it."""
+    ranges = [query_range(e, first_key) for first_key in range(0, e.rows_k, e.block)]
+    for tile in range(ceil_div(e.rows_q, e.tile)):
+        come_by = [block for block, r in enumerate(ranges) if r.first <= tile < r.end]
+        assert come_by == list(range(key_range(e, tile * e.tile).end))
 
 
 @given(EXTENTS, st.integers(0, 10))

@@ -39,7 +39,7 @@ def test_cases_are_read():
 
 
 def test_the_model_of_a_step():
-    from tkq.attention.backward_plan import BackwardConfig
+    from tkq.attention.backward_config import BackwardConfig
 
     shared, added = tune.model(128, BackwardConfig())
     assert shared == pytest.approx((64 + 64 + 32 + 32 + 64 + 16 + 32) * 1024 / 128 / 2560)

@@ -1,14 +1,17 @@
 """The disk cache by itself: what is stored comes back whole or not at all, and there is an end to it."""
+import contextlib
+import logging
 import os
 import pathlib
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from tkq.runtime.cache import Cache, default_folder, unpacked
+from tkq.runtime.cache import Cache, default_folder, folders, private_folder, unpacked
 
 DATA = b"\x7fELF" + bytes(range(256)) * 64
 NOTE = {"symbol": "tkq_x", "dynamic_smem": {"k": 1024}}
@@ -63,9 +66,85 @@ def test_a_failed_write_leaves_nothing(cache, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        cache.put("a.so", DATA, NOTE)
-    assert list(cache.folder.iterdir()) == []
+    with pytest.warns(UserWarning, match="cannot be written.*No space left"), pytest.raises(OSError, match="No space"):
+        cache.put("a.so", DATA, NOTE)  # neither there nor in the folder that goes with the process
+    assert list(cache.folder.iterdir()) == list(private_folder().glob(".new-*")) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KB, read by a function that makes it one that cannot be written."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(tmp_path / "disk")]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+def test_a_full_disk(small_disk):
+    cache = Cache(small_disk / "kernels")
+    first = cache.put("a.so", DATA, NOTE)
+    with pytest.warns(UserWarning, match="No space left on device.*lost with this process"):
+        big = cache.put("b.so", DATA * 8, NOTE)
+    assert big.path.parent == private_folder() and unpacked(big.path.read_bytes()) == (DATA * 8, NOTE)
+    assert names(cache) == ["a.so"] and cache.find("a.so") == first
+    with contextlib.suppress(OSError), open(small_disk / "rest", "wb", buffering=0) as rest:
+        while rest.write(bytes(1024)):
+            pass
+    for number in range(20):  # whoever holds a lock may not be able to say so
+        with cache.lock(f"kernel-{number}"):
+            pass
+
+
+def test_a_folder_that_may_not_be_written(small_disk):
+    cache = Cache(small_disk / "kernels")
+    cache.put("a.so", DATA, NOTE)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert cache.find("a.so").note == NOTE
+    with pytest.raises(OSError, match="Read-only"), cache.lock("b"):
+        pass
+    with pytest.warns(UserWarning, match="Read-only.*lost with this process"):
+        assert cache.put("b.so", DATA, NOTE).path.parent == private_folder()
+
+
+def test_folders_that_are_only_read_come_first(tmp_path, monkeypatch):
+    one, two, own = (tmp_path / name for name in ("one", "two", "own"))
+    monkeypatch.setenv("TKQ_CACHE_DIR", os.pathsep.join(map(str, (one, two, own))))
+    assert default_folder() == own
+    Cache(one).put("a.so", DATA, {"of": "one"})
+    for folder in (two, own):
+        for name in ("a.so", "b.so"):
+            Cache(folder).put(name, DATA, {"of": folder.name})
+    Cache(own).put("c.so", DATA, {"of": "own"})
+    for path in (*one.iterdir(), *two.iterdir()):
+        os.utime(path, (1, 1))
+    cache = Cache(own)
+    assert [cache.find(name).note["of"] for name in ("a.so", "b.so", "c.so")] == ["one", "two", "own"]
+    assert cache.find("d.so") is None
+    cache.put("d.so", DATA, NOTE)
+    assert cache.find("d.so").path == own / "d.so"
+    assert all(path.stat().st_mtime == 1 for path in (*one.iterdir(), *two.iterdir()))  # nor marked as used
+    (one / "a.so").write_bytes(b"damaged")
+    assert cache.find("a.so").note["of"] == "two"
+    assert Cache(tmp_path / "elsewhere").before == ()  # chosen by hand: the list is not for it
+    one.chmod(0o777)
+    with pytest.raises(RuntimeError, match="written by everybody"):
+        cache.find("a.so")
+
+
+def test_the_list_may_end_with_the_users_own(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    monkeypatch.setenv("TKQ_CACHE_DIR", "/fleet/kernels:")
+    assert folders() == (pathlib.Path("/fleet/kernels"), pathlib.Path("/somewhere/tkq"))
+    assert Cache(default_folder()).before == (pathlib.Path("/fleet/kernels"),)
+
+
+def test_a_folder_to_be_shared_can_be_read_by_all(cache):
+    cache.put("a.so", DATA, NOTE)
+    cache.share()
+    assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o755
+    assert stat.S_IMODE((cache.folder / "a.so").stat().st_mode) == 0o644
 
 
 def test_the_longest_unused_go_first(tmp_path):
@@ -132,6 +211,28 @@ def test_one_process_holds_a_lock(cache):
     other.wait()
     assert waiting.wait(20) == 0
     assert waiting.stdout.read() == "have it\n"
+
+
+def test_who_waits_long_says_so(cache, monkeypatch, caplog):
+    held, through = threading.Event(), threading.Event()
+
+    def hold():
+        with cache.lock("norm-1"):
+            held.set()
+            through.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(20)
+    monkeypatch.setattr(sys.modules["tkq.runtime.cache"], "PATIENCE", 0.05)  # tkq.runtime.cache is a function
+    threading.Timer(0.4, through.set).start()
+    with caplog.at_level(logging.WARNING, "tkq"), cache.lock("norm-1"):
+        assert len(caplog.records) == 1
+    assert f"another process, which compiles (process and kernel: {os.getpid()}, norm-1)" in caplog.text
+    with cache.lock("norm-1"):  # nobody to wait for
+        time.sleep(0.1)
+    assert len(caplog.records) == 1
+    holder.join()
 
 
 def test_locks_are_few(cache):

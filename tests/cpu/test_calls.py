@@ -1,55 +1,19 @@
 """What a call hands to its kernel, the second time by the short way: the same as the first. Kernels are replaced by
 notes, and CPU tensors pose as a GPU's."""
-import sys
 import types
 
 import pytest
 import torch
 
-from tests import call_cases
-from tkq.runtime import arch, build, clusters, counters, new, ops
+from tests import call_cases, posing
+from tkq.runtime import counters, new, ops
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    """[arguments] of what is launched."""
-    seen = []
-
-    def function(recipe):
-        return lambda *args: seen.append((recipe, args))
-
-    for name, value in (("require_hopper", lambda device: None), ("processors", lambda device: 132),
-                        ("_index", lambda device: 0), ("model", lambda device: "a GPU")):
-        monkeypatch.setattr(arch, name, value)
-    monkeypatch.setattr(clusters, "resident", lambda *args: 132)
-    room = torch.zeros(4096, dtype=torch.int32)
-    monkeypatch.setattr(counters, "counter", lambda index: room[:1])
-    monkeypatch.setattr(counters, "room", lambda index, size: room[:size])
-    for name in ("tkq.norms.ops", "tkq.softmax.ops", "tkq.losses.ops", "tkq.pointwise.gated_ops",
-                 "tkq.pointwise.rope_ops", "tkq.attention.varlen_ops", "tkq.gemm.ops", "tkq.gemm.fp8_ops",
-                 "tkq.gemm.grouped_ops", "tkq.quantize.ops"):
-        __import__(name)
-    real = build.function
-    for name, module in list(sys.modules.items()):
-        if name.startswith("tkq"):
-            if getattr(module, "function", None) is real:
-                monkeypatch.setattr(module, "function", function)
-            for table in ("_known", "_seen", "_launchers"):
-                if isinstance(getattr(module, table, None), dict):
-                    monkeypatch.setattr(module, table, type(getattr(module, table))())
-    _forget()
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
-    yield seen
-    _forget()
-
-
-def _forget():
-    from tkq.gemm import call, fp8_ops, grouped_ops
-    from tkq.quantize import ops as quantize
-
-    call.forget()
-    for cached in (fp8_ops._launcher, grouped_ops._launcher, quantize._runs):
-        cached.cache_clear()
+def launches():
+    """[(recipe, arguments)] of what is launched."""
+    with posing.launches() as seen:
+        yield seen
 
 
 TENSORS = types.SimpleNamespace(**call_cases.inputs("cpu"))

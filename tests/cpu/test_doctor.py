@@ -37,6 +37,8 @@ def test_nothing_is_wrong(change):
     (dict(python=(3, 9, 2)), ("3.9.2", "3.10"), True),
     (dict(torch=None, torch_cuda=None, gpu=None), ("pip install torch",), True),
     (dict(dsl=None, flavours=(), flavour=None), ("nvidia-cutlass-dsl is missing", "pip install"), True),
+    (dict(dsl=None, flavours=(), flavour=None, cuda_python=None, bundle="tkq-kernels.so: 43 kernels"),
+     ("that the bundle lacks",), False),
     (dict(dsl="4.9.0"), ("4.9.0", "4.8.1", "pip install"), True),
     (dict(dsl="4.8.0"), ("4.8.0", "4.8.1"), True),
     (dict(flavours=(), flavour=None), ("libraries are missing", "[cu13]"), True),
@@ -139,7 +141,7 @@ def test_compile_reports_and_judges(capsys, two_kernels):
 def test_compile_in_processes(capsys, two_kernels, tmp_path):
     assert command.main(["compile", "--jobs", "2"]) == 0
     assert "2 of them compiled now" in capsys.readouterr().out
-    assert len(list((tmp_path / "cache").glob("*.so")) + list((tmp_path / "cache").glob("*.o"))) == 2
+    assert len(list((tmp_path / "cache").glob("kernels_for_tests-*.*o"))) == 2
 
 
 def test_a_kernel_that_fails_does_not_stop_the_others(capsys, monkeypatch, two_kernels):

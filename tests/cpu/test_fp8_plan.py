@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tkq.gemm.config import SHARED_BYTES, raster
 from tkq.gemm.fp8_config import Fp8Config
-from tkq.gemm.fp8_plan import FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, tiles
+from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, table, tiles
 from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
@@ -27,7 +27,7 @@ def test_a_plan_fits(spec, m, n, k, processors):
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(FAST + PROMOTED + SMALL), st.integers(1, 3000), st.integers(1, 3000))
+@given(st.sampled_from(FAST + BLOCKS + PROMOTED + SMALL), st.integers(1, 3000), st.integers(1, 3000))
 def test_every_tile_once(config, m, n):
     rows, cols = tiles(config, m, n)
     seen = [raster(i, rows, cols, config.group) for i in range(rows * cols)]
@@ -36,7 +36,7 @@ def test_every_tile_once(config, m, n):
     assert rows * down * config.m >= m and cols * right * config.n >= n
 
 
-@pytest.mark.parametrize("config", FAST + PROMOTED + SMALL, ids=lambda x: x.name)
+@pytest.mark.parametrize("config", FAST + BLOCKS + PROMOTED + SMALL, ids=lambda x: x.name)
 def test_panels_cover_a_part(config):
     for out in OUT:
         panel = config.panel(out)
@@ -46,7 +46,7 @@ def test_panels_cover_a_part(config):
 def test_what_it_chooses():
     row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
     assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_spread1_pdl"
-    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_pdl_split2"
+    assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_pdl_split4_rolling4"
     for m, n, k in ((8192,) * 3, (16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
         assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8"
     for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_named(change, field):
 
 def test_fitted_keeps_within_shared_memory():
     for spec in SPECS:
-        for config in (*(PROMOTED if spec.promote else FAST), *SMALL):
+        for config in table(spec) + SMALL:
             assert fitted(config, spec).shared_bytes(spec) <= SHARED_BYTES
 
 

@@ -401,7 +401,7 @@ def test_opcheck_of_the_backward_op():
         _, _, rstd, mean = reference_norms.norm(kind, x, w, eps=EPS)
         for needs in ((True, True, True), (True, False, False), (False, True, False)):
             torch.library.opcheck(torch.ops.tkq.norm_backward,
-                                  (kind, x, x, w, rstd, mean, x, 1.0, *needs, torch.bfloat16, torch.float32,
+                                  (x, x, w, rstd, mean, kind, x, 1.0, *needs, torch.bfloat16, torch.float32,
                                    torch.float32), test_utils=("test_schema", "test_faketensor"))
 
 

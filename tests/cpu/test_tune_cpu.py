@@ -18,7 +18,7 @@ from tkq.gemm.fp8_config import Fp8Config
 from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import Fp8Spec
 from tkq.gemm.grouped_spec import GroupedSpec
-from tkq.gemm.narrow_plan import NarrowConfig
+from tkq.gemm.narrow_config import NarrowConfig
 from tkq.gemm.spec import GemmSpec
 from tkq.runtime import build, tuned
 from tkq.testing import timing
@@ -155,6 +155,19 @@ def fields(config, **changed):
     ("grouped_gemm", GroupedSpec(), fields(Fp8Config(n=128, stages=7)))))
 def test_a_configuration_of_no_sense_counts_as_not_there(op, spec, found):
     assert chosen.stored(tuned.Problem(op, spec, (64, 512, 512, 4), "a GPU"), found) is None
+
+
+def test_what_a_fleet_shares_is_read_first(fresh_cache, tmp_path, monkeypatch):
+    tuned.write(problem(), Config(group=4), {"of": "fleet"})
+    monkeypatch.setattr(build, "_cache", None)
+    monkeypatch.setenv("TKQ_CACHE_DIR", f"{fresh_cache}:{tmp_path / 'own'}")
+    tuned.forget()
+    assert tuned.anything() and tuned.read(problem())["of"] == "fleet"
+    assert tuned.write(problem(), Config(group=2), {"of": "own"}).parent == tmp_path / "own" / "tuned"
+    assert tuned.read(problem())["of"] == "fleet"
+    for path in (fresh_cache / "tuned").iterdir():
+        path.write_text("damaged")
+    assert tuned.read(problem())["of"] == "own"
 
 
 def test_other_sources_find_nothing(monkeypatch):

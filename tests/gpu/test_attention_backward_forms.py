@@ -15,6 +15,7 @@ STAYS = {"direct": True, "persistent": True, "late": False}
 LATE = {"late": True, "direct": True}
 BEHIND = {**STAYS, "background": True, "section_mb": 8, "registers": (32, 64, 208)}
 SPLIT = {**STAYS, **LATE, "turns": True}
+CHAIN = {**SPLIT, "chain": True, "section_mb": 4}
 BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
                for causal in (False, True) for change in (LATE, BEHIND, {**BEHIND, **LATE}, {**STAYS, **LATE})]
@@ -29,7 +30,8 @@ def shown(value):
 @pytest.mark.parametrize("dim, causal, dtype, change", (
     (128, True, FP16, LATE), (128, True, BF16, STAYS), (128, False, BF16, STAYS),
     (128, True, BF16, {**SPLIT, "split": 1}), (128, False, BF16, {**SPLIT, "split": 2}),
-    (128, True, BF16, {**SPLIT, "split": 2}),
+    (128, True, BF16, {**SPLIT, "split": 2}), (128, True, BF16, CHAIN),
+    pytest.param(128, False, BF16, CHAIN, marks=pytest.mark.slow),
     (64, True, BF16, {**BEHIND, **LATE}), (256, True, BF16, STAYS), (256, False, BF16, BULK), *NOT_PLANNED), ids=shown)
 def test_form(dim, causal, dtype, change, monkeypatch):
     """Also with three blocks for all tasks, where blocks stay, and with more tasks than the device holds at once."""
@@ -53,7 +55,7 @@ def test_form(dim, causal, dtype, change, monkeypatch):
 def test_what_is_planned_for_each_length(dim, causal):
     """On small problems and on long ones, with what else may come along: a limit on the right, dlse, head_dim 96."""
     for length, keys in zip(LENGTHS, (900, 2500, 8300)):
-        config, grouped = (plan(BackwardSpec(width=dim, right=causal), length, g) for g in (False, True))
+        config, grouped = (plan(BackwardSpec(width=dim, right=causal), length, g) for g in (1, 4))
         if grouped != config:
             for rows, n in ((1, 1), (113, 203), (641, 641), (300, keys)):
                 compare(*make(2, rows, n, 8, 2, dim, BF16), causal, what=f"grouped {length} {rows} x {n}",

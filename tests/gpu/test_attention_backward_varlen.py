@@ -1,4 +1,5 @@
 """The gradients of flash_attn_varlen on a GPU: each sequence beside float64, and nothing of what lies outside."""
+import itertools
 import math
 
 import pytest
@@ -28,7 +29,7 @@ def test_mixed_lengths(dim, options):
 @pytest.mark.parametrize("causal", (False, True))
 def test_what_is_planned_for_each_length(causal, heads, kv_heads):
     """Whatever the lengths are."""
-    for longest in (900, 4096, 8300):
+    for longest in (512, 900, 4096, 8300):
         for lengths in (MIXED, ((300, 2100), (1, 1), (641, 500))):
             problem = Problem(lengths, heads, kv_heads, 128, spare=20, longest=longest, options=Options(causal))
             problem.judge(f"up to {longest}")
@@ -61,9 +62,9 @@ def doubled(q, k, v, do):
                                                         (256, True, True)))
 def test_hard_data(dim, causal, deterministic):
     """Groups of heads; in each sequence by itself."""
-    for change in (large, dominated, doubled):
-        problem = Problem(MIXED, 4, 2, dim, change=change, options=Options(causal))
-        problem.judge(change.__name__, deterministic)
+    for change, longest in itertools.product((large, dominated, doubled), (512, 900)):
+        problem = Problem(MIXED, 4, 2, dim, change=change, longest=longest, options=Options(causal))
+        problem.judge(f"{change.__name__} {longest}", deterministic)
 
 
 @pytest.mark.parametrize("deterministic", (False, True))
@@ -77,12 +78,15 @@ def test_everything_at_once(deterministic):
     (128, False, False), (128, True, False), (128, False, True), (128, True, True), (64, True, False)))
 def test_what_is_not_in_use_is_not_looked_at(dim, causal, deterministic):
     """It is NaN; its own gradient is 0."""
-    Problem(MIXED, 4, 2, dim, spare=50, in_use=True, options=Options(causal)).judge("in use", deterministic)
+    for longest in (512, 900):
+        problem = Problem(MIXED, 4, 2, dim, spare=50, in_use=True, longest=longest, options=Options(causal))
+        problem.judge(f"in use {longest}", deterministic)
 
 
-def test_no_key_is_in_use():
+@pytest.mark.parametrize("longest", (512, 900))
+def test_no_key_is_in_use(longest):
     """No block of the main kernel has anything to do: dQ is still made after its accumulator has been zeroed."""
-    problem = Problem(MIXED, 4, 2, 128, in_use=True, options=Options(True))
+    problem = Problem(MIXED, 4, 2, 128, in_use=True, longest=longest, options=Options(True))
     problem.lengths = problem.lengths._replace(seqused_k=torch.zeros_like(problem.lengths.seqused_k))
     problem.tensors[4].zero_()
     problem.tensors[5].fill_(-math.inf)
@@ -111,12 +115,13 @@ def test_an_expanded_gradient_of_lse():
 
 @pytest.mark.parametrize("dim", (64, 128, 256))
 def test_fp16(dim):
-    Problem(MIXED, 4, 2, dim, torch.float16, options=Options(causal=True)).judge("fp16")
+    for longest in (512, 900):
+        Problem(MIXED, 4, 2, dim, torch.float16, longest=longest, options=Options(causal=True)).judge(f"fp16 {longest}")
 
 
-def step(q, k, v, do, cu):
+def step(q, k, v, do, cu, longest=1000):
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    o = tkq.flash_attn_varlen(*leaves, cu, cu, 1000, 1000, causal=True)
+    o = tkq.flash_attn_varlen(*leaves, cu, cu, longest, longest, causal=True)
     return torch.autograd.grad(o, leaves, do)
 
 
@@ -124,20 +129,21 @@ def near(a, b):
     return (a.float() - b.float()).norm() <= 1e-3 * b.float().norm()
 
 
-def test_graph_with_lengths_that_change():
-    """Captured once, replayed with other sequences: nothing waits for their lengths."""
+@pytest.mark.parametrize("longest", (512, 1000))
+def test_graph_with_lengths_that_change(longest):
+    """Captured once, replayed with other sequences: nothing waits for their lengths. Which may be longer than said."""
     sets = []
     for lengths in ((300, 5, 0, 64, 1000), (1, 900, 70, 128, 2)):
         sets.append((*(torch.randn(1400, 4, 128, device="cuda").to(BF16) for _ in range(4)), cumulated(lengths)))
-    want = [step(*x) for x in sets]
+    want = [step(*x, longest) for x in sets]
     fixed, stream = [x.clone() for x in sets[0]], torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step(*fixed)
+        step(*fixed, longest)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = step(*fixed)
+        out = step(*fixed, longest)
     for x, w in zip(sets, want):
         for dst, src in zip(fixed, x):
             dst.copy_(src)

@@ -12,6 +12,8 @@ from tkq.attention.arguments import Options
 from tkq.attention.backward_plan import SINGLE
 
 STAYS = {"direct": True, "persistent": True, "turns": True}
+CHAIN = {**STAYS, "late": True, "chain": True, "section_mb": 4}
+BRIEF64 = {**STAYS, "chain": True, "section_mb": 4, "stages": 2}
 BEHIND = {**STAYS, "late": True, "background": True, "section_mb": 8, "registers": (32, 64, 208)}
 
 
@@ -20,7 +22,8 @@ def shown(value):
 
 
 @pytest.mark.parametrize("dim, causal, change", (
-    (128, False, BEHIND), (128, True, BEHIND), (64, True, BEHIND), *[
+    (128, False, BEHIND), (128, True, BEHIND), (64, True, BEHIND), (128, False, CHAIN), (128, True, CHAIN),
+    (64, True, BRIEF64), *[
         pytest.param(dim, causal, STAYS, marks=pytest.mark.slow) for dim in (64, 128) for causal in (False, True)]
 ), ids=shown)
 def test_form(dim, causal, change, monkeypatch):
@@ -32,6 +35,9 @@ def test_form(dim, causal, change, monkeypatch):
     Problem(MANY, 2, 1, dim, options=options).judge(f"many short ones {change}", config=config)
     Problem(MIXED, 4, 2, dim, spare=50, in_use=True, options=options).judge(f"in use {change}", config=config)
     Problem(((500, 420),) * 9, 24, 12, dim, options=options).judge(f"many heads {change}", config=config)
+    if causal:
+        limit = Options(False, None, -1, 50)
+        Problem(MIXED, 4, 2, dim, spare=20, options=limit).judge(f"a limit on the right {change}", config=config)
     if config.persistent:
         monkeypatch.setattr(backward_varlen_ops, "_launchers", {})
         monkeypatch.setattr("tkq.attention.backward_ops.arch.processors", lambda device: 3)

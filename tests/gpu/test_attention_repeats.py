@@ -95,7 +95,9 @@ def test_backward(dim, heads, keys, options, deterministic):
 @pytest.mark.parametrize("dim, heads, longest, options, deterministic", (
     (128, (8, 8), 900, Options(True), False), (128, (8, 8), 4096, Options(True), False),
     (128, (8, 8), 4096, Options(), False), (128, (8, 2), 4096, Options(True), False),
-    (64, (8, 2), 900, Options(True), False), (128, (8, 2), 900, Options(True), True),
+    (64, (8, 2), 900, Options(True), False), (64, (8, 8), 900, Options(True), False),
+    (128, (8, 8), 512, Options(True), False), (128, (8, 2), 512, Options(), False),
+    (64, (8, 2), 512, Options(True), False), (128, (8, 2), 900, Options(True), True),
     (256, (4, 2), 900, Options(True), True)), ids=str)
 def test_backward_of_packed_sequences(dim, heads, longest, options, deterministic):
     q, k, v, do, *cu = packed(MORE, *heads, dim)

@@ -9,7 +9,7 @@ import tkq
 from tests.fp8_cases import E4M3, E5M2, KINDS, blocks, exact, operands, scale_shapes
 from tests.rule import assert_2x
 from tkq.gemm import fp8_ops
-from tkq.gemm.fp8_plan import FAST, PROMOTED, SMALL, fitted
+from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, fitted
 from tkq.gemm.fp8_spec import Fp8Spec
 
 SIZES = ((1, 16, 16), (7, 63, 64), (63, 129, 128), (64, 1000, 144), (129, 136, 272), (257, 528, 1040), (1000, 7, 400))
@@ -75,7 +75,17 @@ def test_every_promoted_tile(config, kind):
     check_exact(kind, (700, 1048, 1168), config, promote=True, blocks=6)
 
 
-@pytest.mark.parametrize("config", PROMOTED[:2], ids=lambda x: x.name)
+@pytest.mark.parametrize("config", BLOCKS, ids=lambda x: x.name)
+def test_tiles_for_blocks(config):
+    """Sums that end within a rolling body, at its end, before and after; columns and rows that end within a tile."""
+    for size in ((1, 16, 16), (129, 136, 272), (257, 528, 1040), (193, 264, 512), (385, 272, 640), (191, 120, 2048)):
+        check_exact("block", size, config, promote=True)
+    check_exact("block", (700, 1048, 1168), config, promote=True, blocks=6)
+    for out in ("fp32", "fp16"):
+        check_exact("block", (300, 528, 1168), config, promote=True, out=out)
+
+
+@pytest.mark.parametrize("config", BLOCKS + PROMOTED[:2], ids=lambda x: x.name)
 def test_rows_of_large_promoted_tiles_that_tma_cannot_store(config):
     for size in ((257, 2049, 1040), (129, 3, 272)):
         check_exact("block", size, config, promote=True)

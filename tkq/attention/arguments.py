@@ -2,10 +2,11 @@
 import math
 from typing import Any, NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
 from tkq.attention.spec import DTYPES, AttentionSpec
-from tkq.runtime import check, dtypes
+from tkq.runtime import autocast, check, dtypes
 
 
 class Options(NamedTuple):
@@ -48,6 +49,12 @@ def limits(op, window_size):
             raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^30")
     left, right = window_size
     return -1 if left is None else left, -1 if right is None else right
+
+
+def lowered(q, k, v, sinks):
+    """Under torch.autocast: as products are cast, and sinks that are not float32, which they may be beside any type."""
+    q, k, v, others = autocast.lowered(q, k, v, sinks)
+    return q, k, v, sinks if sinks is None or sinks.dtype == torch.float32 else others
 
 
 def refuse_out_of_range(softmax_scale, softcap):

@@ -5,8 +5,9 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_add import BackwardAdding
+from tkq.attention.backward_chain import Chained
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_math import gradients, probabilities
-from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import hand_on
@@ -202,8 +203,12 @@ class AttentionBackward(BackwardAdding):
         return hand_on(g.handed, place, t.head % g.share, g.share, (c.dk, c.dv))
 
 
+class ChainedBackward(Chained, AttentionBackward):
+    """With dQ that goes from block to block."""
+
+
 def _kind(spec, config):
-    return WideBackward if spec.width > 128 else AttentionBackward
+    return ChainedBackward if config.chain else WideBackward if spec.width > 128 else AttentionBackward
 
 
 def build(spec: BackwardSpec, config: BackwardConfig):

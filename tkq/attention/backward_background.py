@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 import tkq.tile as tk
-from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import await_count, tell
 from tkq.attention.backward_tasks import claim

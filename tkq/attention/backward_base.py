@@ -9,18 +9,18 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_background import Background, BackwardBackground, Counters
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_dq import BackwardQueries
 from tkq.attention.backward_math import Scores, limits
-from tkq.attention.backward_plan import BackwardConfig
 from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_pre import BackwardPre, Rows, Workspace
 from tkq.attention.backward_sequences import Equal, Ragged, heads_outside, loads, piece, stores, with_batch
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import Handed
-from tkq.attention.backward_state import Globals, Numbers, Shared, Task
+from tkq.attention.backward_state import Chain, Globals, Numbers, Shared, Task
 from tkq.attention.backward_tasks import BackwardTasks, claim, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
-from tkq.attention.query_ranges import lead_of, mask_limits, section_of
+from tkq.attention.query_ranges import chained_heads, lead_of, mask_limits, section_of
 from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
 
@@ -39,6 +39,8 @@ class BackwardBase(BackwardTasks):
             raise NotImplementedError("attention backward: split of packed sequences")
         if config.background and not spec.adds_dq:
             raise NotImplementedError("attention backward: background without dQ to be added up")
+        if config.chain and (spec.left or not spec.adds_dq):
+            raise NotImplementedError("attention backward: chain with a limit on the left, or without dQ")
         self.background = BackwardBackground(spec, config) if config.background else None
         dtype = tk.element_type(spec.dtype)
         self.q_tile = tk.st(config.tile, spec.width, dtype)
@@ -72,11 +74,6 @@ class BackwardBase(BackwardTasks):
             kv_heads = heads // of_task
         tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block)
         tasks = blocks * kv_heads * batches
-        parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences,
-                              tasks // share if const_expr(c.split) else 0)
-        stats, acc, counters, handed = parts
-        rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
-        BackwardPre(spec, c)(rows, parts._replace(acc=None) if const_expr(c.background) else parts, places, stream)
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
         row_bytes = spec.width * (2 * self.q_tile.dtype.width // 8 + 4) * cutlass.min(heads // kv_heads, Int32(16))
         section = row_bytes if const_expr(ragged) else section_of(
@@ -85,10 +82,18 @@ class BackwardBase(BackwardTasks):
         # L2 is needed for more, by background or query heads that share a K/V head
         rounds = Int32(1) if const_expr(c.background) else cutlass.select_(heads == kv_heads, Int32(2), Int32(1))
         tail = Int32(0) if const_expr(ragged) else ceil_div(rounds * numbers.processors, blocks)
+        parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences,
+                              tasks // share if const_expr(c.split) else 0)
+        stats, acc, counters, handed, chain = parts
+        if const_expr(c.chain):
+            chain = self.chain_of(dq, counters, numbers, kv_heads * batches, section, tail, heads // kv_heads * tiles)
+            parts = parts._replace(chain=chain)
+        rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
+        BackwardPre(spec, c)(rows, parts._replace(acc=None) if const_expr(c.background) else parts, places, stream)
         g = Globals(
             q=loads(q, self.q_tile, ragged), do=loads(do, self.q_tile, ragged),
             k=loads(k, self.kv_tile, ragged), v=loads(v, self.kv_tile, ragged),
-            dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc, handed=handed,
+            dk=self.output(dk), dv=self.output(dv), stats=stats, acc=acc, handed=handed, chain=chain,
             next=counters if c.persistent else None, tasks=tasks, places=places,
             left=numbers.left, right=numbers.right, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads,
             share=share, tiles=tiles, scale=numbers.scale, section=section, tail=tail,
@@ -98,8 +103,8 @@ class BackwardBase(BackwardTasks):
         grid = tk.blocks_for("dynamic" if c.persistent else "single", tasks, numbers.processors)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
-        if const_expr(spec.adds_dq and not c.background):
-            BackwardPost(spec, c)(acc, dq, places, numbers.scale, stream)
+        if const_expr(spec.adds_dq and not c.background and not (c.chain and self.all_chained)):
+            BackwardPost(spec, c)(acc, dq, places, numbers.scale, chain.tiles if const_expr(c.chain) else 0, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
 
@@ -111,6 +116,21 @@ class BackwardBase(BackwardTasks):
             return None
         at_least = 2 * processors * ceil_div(c.block, c.tile)
         return Background(with_batch(dq, ragged), Counters.of(counters), at_least if ragged else lead)
+
+    @property
+    def all_chained(self):
+        """No heads at the end whose longest tasks come first."""
+        return self.spec.varlen or not (self.spec.right and self.config.longest_first)
+
+    def chain_of(self, dq, counters, numbers, heads, section, tail, tiles) -> Chain:
+        """heads: of K and V, of all batches. tiles: of a K/V head's query heads."""
+        counts = cute.make_tensor(counters.iterator + 1, cute.make_layout((cute.size(counters) - 1,)))
+        if self.all_chained:
+            chained = Int32(1 << 30), Int32((1 << 31) - 1)
+        else:
+            first = chained_heads(heads, section, tail)
+            chained = first, first * tiles
+        return Chain(with_batch(dq, self.spec.varlen), counts, *chained, numbers.right)
 
     def output(self, x):
         """dk or dv, as it is written."""
@@ -128,7 +148,7 @@ class BackwardBase(BackwardTasks):
             acc = cute.make_tensor(end, cute.make_layout((tiles, of_acc), stride=(of_acc, 1)))
             end = end + Int64(tiles) * of_acc
         if c.persistent:
-            count = Counters.count(heads) if c.background else 1
+            count = Counters.count(heads) if c.background else 1 + 4 * tiles if c.chain else 1
             counters = cute.make_tensor(cute.recast_ptr(end, dtype=Int32), cute.make_layout((count,)))
             handed = Handed.of(end + count, blocks, spec.width) if c.split else None
             return Workspace(stats, acc, counters, handed)
@@ -146,7 +166,7 @@ class BackwardBase(BackwardTasks):
             q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
             ds=al.tile(self.ds_tile, self.halves * c.ds_stages),
             stats=al.vector(2 * c.tile, c.stages),
-            p=self.p_ring(al), dq=self.dq_staging(al),
+            p=self.p_ring(al), dq=self.dq_staging(al), dq_full=al.semaphores(4) if c.chain else None,
             task=al.vector(len(fields(Task)), 1, Int32) if self.spec.varlen and not c.persistent else None,
             tasks=al.mailbox(len(fields(Task)), 2, warps + dq_warps) if c.persistent else None,
             kv_full=al.semaphores(2), kv_empty=al.semaphores(2),
@@ -163,6 +183,9 @@ class BackwardBase(BackwardTasks):
                 tk.init(s.kv_empty[i], readers)
             if const_expr(s.tasks is not None):
                 s.tasks.init()
+            if const_expr(c.chain):
+                for i in range(4):
+                    tk.init(s.dq_full[i], 1)
 
         tk.init_block(initialise)
         if const_expr(c.persistent):
@@ -179,10 +202,11 @@ class BackwardBase(BackwardTasks):
         return
 
     def dq_staging(self, al):
-        """(4, lane, quads, warps) fp32: a part of dQ as the threads have it."""
+        """(4, lane, quads, warps [, parts]) fp32: a part of dQ as the threads have it."""
         if self.config.dq_add != "bulk" or not self.spec.adds_dq:
             return None
-        shape = 4, 32, self.config.dq_cols // 8, 4
+        rows, cols = self.config.dq_parts(self.spec.width)
+        shape = 4, 32, self.config.dq_cols // 8, 4, *((rows * cols,) if self.config.chain else ())
         return al.allocate_tensor(Float32, cute.make_layout(shape), 128)
 
     # ---- producer ------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
+from tkq.attention.backward_config import ROWS, BackwardConfig
 from tkq.attention.backward_math import Scores, gradients, limits, probabilities
-from tkq.attention.backward_plan import ROWS, BackwardConfig
 from tkq.attention.backward_sequences import loads, piece, stores
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Numbers

@@ -1,149 +1,60 @@
-"""From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU."""
+"""From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU. No kernel
+depends on this file."""
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
-from tkq.attention.plan import LENGTHS
+from tkq.attention.plan import LENGTHS, length_class
 
-SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
-SEMAPHORE_BYTES = 512  # semaphores, and what aligns them; all tiles are multiples of their alignment
-ROWS = 128  # queries of a block of the kernel that makes dQ alone: likewise
-
-
-@dataclass(frozen=True)
-class BackwardConfig:
-    """tile: query rows of a step. block: keys of a block. stages: tiles of Q, and of dO, in flight; ds_stages: of dS;
-    p_stages: of P on its way between warpgroups, where width is above 128. dq_cols: columns of a product of dQ (of a
-    tile). registers: of a thread of each role, the producer, the dQ warpgroup, then the two warpgroups with keys or,
-    where width is above 128, that with dV and that with dK.
-
-    section_mb: queries, their gradients and the dQ accumulator that are worked on together, in MB of L2. longest_first:
-    where there are masks, the blocks with most queries first; of packed sequences, those with most queries. dq_add: how
-    dQ gets to its accumulator, "red" from registers, "bulk" by way of shared memory. turns: the warpgroups with keys
-    make P one after the other, so that they stay out of step. late: dK of a tile is made under P of the next, which is
-    a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
-    persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
-    kernels before and after would (``tkq.attention.backward_background``). split: query
-    heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are handed on
-    from task to task (``tkq.attention.backward_split``). 0: all of them in one task.
-
-    Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
-    alone_registers, of the producer and of a consumer."""
-
-    tile: int = 64
-    block: int = 128
-    stages: int = 3
-    ds_stages: int = 2
-    p_stages: int = 2
-    dq_cols: int = 64
-    registers: tuple = (24, 72, 208)
-    section_mb: int = 24
-    longest_first: bool = True
-    dq_add: str = "red"
-    turns: bool = False
-    late: bool = False
-    direct: bool = False
-    persistent: bool = False
-    background: bool = False
-    split: int = 0
-    kv: int = 128
-    kv_stages: int = 2
-    alone_registers: tuple = (24, 240)
-
-    @property
-    def roles(self) -> tuple:
-        """(registers, warpgroups) of each."""
-        one_each = len(self.registers) == 4
-        return tuple((n, 1 if one_each or i < 2 else 2) for i, n in enumerate(self.registers))
-
-    @property
-    def section_bytes(self) -> int:
-        return self.section_mb << 20
-
-    def dq_parts(self, width: int) -> tuple[int, int]:
-        """A tile of dQ as (parts of 64 rows, parts of dq_cols columns)."""
-        return self.tile // 64, width // self.dq_cols
-
-    def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
-        """Of a query head of ``rows`` rows, in whole tiles: two statistics a row and, where dQ is added up, its fp32;
-        and counters, two of each sequence."""
-        return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + 2) + 8
-
-    def handed_floats(self, spec: BackwardSpec, keys: int) -> int:
-        """More of it, of a K/V head of ``keys`` keys: dK and dV on their way, and a counter for each warp."""
-        return -(-keys // self.block) * (2 * self.block * spec.width + 8) + 8 if self.split else 0
-
-    def shared_bytes(self, width: int) -> int:
-        """Of a block."""
-        tile = self.tile * width * 2
-        stats, ds = 8 * self.tile * self.stages, self.block * self.tile * 2 * self.ds_stages
-        dq = 64 * self.dq_cols * 4 if self.dq_add == "bulk" else 0
-        p = self.p_stages * 64 * self.tile * 2 if width > 128 else 0
-        keys = 2 * self.block * width * 2
-        return SEMAPHORE_BYTES + keys + 2 * self.stages * tile + stats + ds + dq + p
-
-    def check(self, width: int) -> "BackwardConfig":
-        """Itself; ValueError for a configuration that cannot run."""
-        wide = width > 128
-        if self.tile % 64 or width % self.dq_cols or self.block != (64 if wide else 128):
-            raise ValueError(f"{self}: tile must be a multiple of 64, dq_cols divide width {width}, and block be "
-                             "128, 64 where width is above 128")
-        if self.dq_add not in ("red", "bulk") or (wide and self.turns):
-            raise ValueError(f"{self}: dq_add is red or bulk; turns are for two warpgroups with keys")
-        if self.persistent and not self.direct:
-            raise ValueError(f"{self}: persistent needs direct")
-        if self.background and (not self.persistent or self.dq_cols % 32):
-            raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
-        if self.split and (wide or not self.persistent or self.background):
-            raise ValueError(f"{self}: split needs persistent without background, and is for two warpgroups with keys")
-        if self.late and (wide or self.stages < 2):
-            raise ValueError(f"{self}: late is for two warpgroups with keys, and 2 stages or more")
-        if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:
-            raise ValueError(f"{self}: registers of {4 if wide else 3} roles, "
-                             "512 for a thread of each warpgroup in all")
-        alone = SEMAPHORE_BYTES + 4 * width * (ROWS + self.kv * self.kv_stages)
-        for what, taken in (("", self.shared_bytes(width)), (" for dQ alone", alone)):
-            if taken > SHARED_BYTES:
-                raise ValueError(f"{self}: {taken} bytes of shared memory{what} at width {width}, "
-                                 f"there are {SHARED_BYTES}")
-        return self
+BRIEF = 512  # keys: packed sequences up to so many are brief
+PACKED_LENGTHS = ("brief", *LENGTHS)
 
 
-def plan(spec: BackwardSpec, length: str = "medium", grouped: bool = False) -> BackwardConfig:
-    """The configuration for a problem of short, medium or long sequences (``plan.length_class`` of the keys). grouped:
-    several query heads share a K/V head."""
-    config = _planned(spec, length, grouped)
+def packed_class(seqlen_k: int) -> str:
+    """``length_class`` of packed sequences, the longest of which has so many keys."""
+    return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
+
+
+def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
+    """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
+    ``packed_class``). group: query heads that share a K/V head."""
+    config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
     return config
 
 
-def _planned(spec, length, grouped):
+def _planned(spec, length, group):
     if spec.softcap:
         return _SOFTCAP[spec.width]
     if spec.width == 256 or spec.left or not spec.adds_dq:
         return SINGLE[spec.width]
-    if spec.varlen and (spec.width == 64 or length == "short"):
-        return SINGLE[64] if spec.width == 64 else _D128_SHORT
-    if grouped:
-        return _of_groups(spec, length)
-    if spec.width == 64 and length == "long" and not spec.right:
+    if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
+        return _CHAIN[spec.width]
+    if group > 1:
+        return _of_groups(spec, length, group)
+    if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
     return replace(_BEHIND[spec.width], section_mb=_section(spec, length))
 
 
 def _section(spec, length):
     """Without masks it is only how far ahead zeroes are made."""
-    if spec.width == 128 and not spec.right and (spec.varlen or length == "short"):
+    if spec.width == 128 and not spec.right and (length == "short" or spec.varlen):
         return 24
-    return 4 if length == "short" else 8
+    return 4 if length == "short" and not spec.varlen else 8
 
 
-def _of_groups(spec, length):
+def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
-    together: background would only add to it, and short sequences have them in parts."""
+    together: background would only add to it, and short sequences have them in parts of two, if there are two or
+    more."""
+    if spec.varlen and (spec.width == 64 or length == "short"):
+        return SINGLE[64] if spec.width == 64 else _D128_SHORT
     if spec.width == 128 and not spec.varlen and length == "short":
-        return _SPLIT if spec.right else _BEHIND[128]
+        in_parts = group > 2 and group % 2 == 0
+        return _BEHIND[128] if not spec.right else _SPLIT if in_parts else _STAYS[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
@@ -158,6 +69,8 @@ _D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, 
 _STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
 _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
            for width, config in _STAYS.items()}
+_CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
+          128: replace(_STAYS[128], chain=True, section_mb=4)}
 _SPLIT = replace(_STAYS[128], split=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
@@ -177,9 +90,11 @@ def shipped():
                                                   **same}}
     out = {}
     for (kind, options), dtype, width, length in itertools.product(
-            kinds.items(), ("bf16", "fp16"), WIDTHS, LENGTHS):
+            kinds.items(), ("bf16", "fp16"), WIDTHS, PACKED_LENGTHS):
         spec = BackwardSpec(dtype, width, **options)
-        config = plan(spec, length, kind.startswith("grouped"))
+        if length == "brief" and not spec.varlen:
+            continue
+        config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
         recipe = Recipe("tkq.attention.backward:build", (spec, config))
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
         usual = dtype == "bf16" and (width, length) != (128, "short")

@@ -6,7 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_sequences import stores, tile_order
 from tkq.attention.backward_spec import BackwardSpec
 
@@ -19,16 +19,16 @@ class BackwardPost:
         self.out = tk.st(64, config.dq_cols, tk.element_type(spec.dtype))
 
     @cute.jit
-    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, places: Any, scale: Float32, stream: cuda.CUstream):
-        """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D)."""
+    def __call__(self, acc: cute.Tensor, dq: cute.Tensor, places: Any, scale: Float32, first, stream: cuda.CUstream):
+        """acc: (tiles of all heads, floats of a tile), dq ([B,] Sq, H, D). first: tile; those before it are made."""
         self.kernel(acc, stores(dq, self.out, places.ragged), places, dq.shape[-2], scale).launch(
-            grid=[cute.size(acc, mode=[0]), 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
+            grid=[cute.size(acc, mode=[0]) - first, 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
             stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(self, acc: cute.Tensor, dq: tk.gl, places: Any, heads: Int32, scale: Float32):
         # the last heads first: they are in L2
-        n, part = Int32(cute.arch.grid_dim()[0] - cute.arch.block_idx()[0]) - 1, tk.warpgroup_id()
+        n, part = cute.size(acc, mode=[0]) - Int32(cute.arch.block_idx()[0]) - 1, tk.warpgroup_id()
         out = tk.SharedAllocator().tile(self.out, self.parts[0] * self.parts[1])[part]
         at = places.at(False, self.config.tile, *tile_order(places, self.config.tile, n, heads))
         cute.arch.griddepcontrol_wait()

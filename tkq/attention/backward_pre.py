@@ -7,9 +7,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_plan import BackwardConfig
+from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_sequences import in_sequences, tile_order
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.query_ranges import QueryExtent, key_range
 
 THREADS = 256
 VECTOR = 8  # elements of 16 bits in one access
@@ -33,6 +34,7 @@ class Workspace(NamedTuple):
     acc: Optional[cute.Tensor] = None
     counters: Optional[cute.Tensor] = None
     handed: Any = None
+    chain: Any = None
 
 
 class BackwardPre:
@@ -42,7 +44,7 @@ class BackwardPre:
     0, and nothing of it enters a gradient. Lanes that share a row read 16 bytes of it each."""
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
-        self.spec, self.tile = spec, config.tile
+        self.spec, self.tile, self.block = spec, config.tile, config.block
         self.lanes = spec.width // VECTOR  # of a row
         self.together = THREADS // self.lanes  # rows
         if self.tile % self.together:
@@ -61,8 +63,12 @@ class BackwardPre:
         # the first heads last: they are in L2 when the next kernel begins
         n, t = Int32(cute.arch.grid_dim()[0] - cute.arch.block_idx()[0]) - 1, Int32(cute.arch.thread_idx()[0])
         at = self.place(places, n, rows.lse.shape[1])
-        stats, acc, counters, handed = workspace
-        if const_expr(acc is not None):
+        stats, acc, counters, handed, chain = workspace
+        if const_expr(chain is not None):
+            self.zero_if(acc[Int64(n), None], t, n >= chain.tiles)
+            if n < chain.tiles:
+                self.zero_unseen(places, chain, n, rows.lse.shape[1], t)
+        elif const_expr(acc is not None):
             self.zero(acc[Int64(n), None], t)
         if const_expr(counters is not None):
             i = n * COUNTERS + t
@@ -80,6 +86,26 @@ class BackwardPre:
         """(batch, head, the tile's first row, where the sequence's rows end)"""
         at = places.at(False, self.tile, *tile_order(places, self.tile, n, heads))
         return at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(places, at)
+
+    @cute.jit
+    def zero_if(self, acc, t, condition):
+        if condition:
+            self.zero(acc, t)
+
+    @cute.jit
+    def zero_unseen(self, places, chain, n, heads, t):
+        """dQ of a tile that sees no key, which no block comes by."""
+        at = places.at(False, self.tile, *tile_order(places, self.tile, n, heads))
+        right = chain.right if self.spec.right else None
+        extent = QueryExtent(at.rows_q, at.rows_k, self.tile, self.block, None, right)
+        if key_range(extent, at.number * self.tile).end <= 0:
+            zeros = cute.make_rmem_tensor((VECTOR,), chain.dq.element_type)
+            zeros.fill(0.0)
+            for i in cutlass.range_constexpr(self.tile // self.together):
+                row, lane = at.number * self.tile + i * self.together + t // self.lanes, t % self.lanes
+                if row < at.rows_q and lane * VECTOR < chain.dq.shape[3]:
+                    to = chain.dq[at.batch, at.start_q + row, at.head, None]
+                    cute.autovec_copy(zeros, cute.local_tile(to, (VECTOR,), (lane,)))
 
     def zero(self, acc, t):
         zeros = cute.make_rmem_tensor((4,), Float32)

@@ -3,7 +3,7 @@ ask for together. Not in that file, on which every kernel depends."""
 import itertools
 
 from tkq.attention import backward_plan
-from tkq.attention.backward_plan import plan
+from tkq.attention.backward_plan import PACKED_LENGTHS, plan
 from tkq.attention.backward_spec import BackwardSpec, width
 from tkq.attention.plan import LENGTHS
 from tkq.attention.shipped import MODELS
@@ -13,17 +13,17 @@ from tkq.runtime.recipe import Recipe, Shipped
 def shipped():
     """Names are unique: flash_attn_backward, dtype, width, choices, length."""
     out = {kernel.recipe: kernel for kernel in backward_plan.shipped()}
-    for spec, length, grouped in (*of_models(), *_choices()):
-        recipe = Recipe("tkq.attention.backward:build", (spec, plan(spec, length, grouped)))
-        out.setdefault(recipe, Shipped(_name(spec, length, grouped), recipe, backward_plan._expectation(*recipe.args)))
+    for spec, length, group in (*of_models(), *_choices()):
+        recipe = Recipe("tkq.attention.backward:build", (spec, plan(spec, length, group)))
+        out.setdefault(recipe, Shipped(_name(spec, length, group), recipe, backward_plan._expectation(*recipe.args)))
     return list(out.values())
 
 
 def of_models():
-    """(spec, length, grouped), as training asks for it."""
-    for model, varlen, length, grouped in itertools.product(MODELS.values(), (False, True), LENGTHS, (False, True)):
-        for left in {False, model.left is not None}:
-            yield BackwardSpec("bf16", width(*model.dims), left, True, model.softcap, varlen=varlen), length, grouped
+    """(spec, length, group), as training asks for it."""
+    for model, varlen, group in itertools.product(MODELS.values(), (False, True), (1, 4)):
+        for length, left in itertools.product(PACKED_LENGTHS if varlen else LENGTHS, {False, model.left is not None}):
+            yield BackwardSpec("bf16", width(*model.dims), left, True, model.softcap, varlen=varlen), length, group
 
 
 def _choices():
@@ -32,12 +32,12 @@ def _choices():
     for dim in (64, 128):
         for options in (dict(softcap=True), dict(softcap=True, left=True), dict(dlse=True),
                         dict(used_q=True, used_k=True), dict(deterministic=True)):
-            yield BackwardSpec("bf16", dim, **varlen, **options), "medium", False
-    yield BackwardSpec("bf16", 128, left=True, varlen=True), "medium", False
-    yield BackwardSpec("bf16", 256, left=True, right=True, deterministic=True), "medium", False
+            yield BackwardSpec("bf16", dim, **varlen, **options), "medium", 1
+    yield BackwardSpec("bf16", 128, left=True, varlen=True), "medium", 1
+    yield BackwardSpec("bf16", 256, left=True, right=True, deterministic=True), "medium", 1
 
 
-def _name(spec, length, grouped):
+def _name(spec, length, group):
     flags = "left", "right", "softcap", "dlse", "deterministic", "varlen", "used_q", "used_k"
-    flags = [flag for flag in flags if getattr(spec, flag)] + ["grouped"] * grouped
+    flags = [flag for flag in flags if getattr(spec, flag)] + ["grouped"] * (group > 1)
     return "_".join(("flash_attn_backward", spec.dtype, f"d{spec.width}", "with", *flags, length))

@@ -19,6 +19,19 @@ class Numbers(NamedTuple):
     processors: Int32  # of the device
 
 
+class Chain(NamedTuple):
+    """dq: (B, Sq, H, D). counts: (4 x tile of all heads,) int32, zero in the beginning: of each warp's rows of a tile,
+    how many blocks have a part in them. heads: of K/V heads, the first so many in order are worked on so; the others'
+    accumulators are zero before, and their dQ is made by ``BackwardPost``. tiles: likewise, of query heads. right: of
+    the call."""
+
+    dq: cute.Tensor
+    counts: cute.Tensor
+    heads: Int32
+    tiles: Int32
+    right: Int32
+
+
 @dataclass(frozen=True)
 class Globals:
     q: tk.gl
@@ -30,6 +43,7 @@ class Globals:
     stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
     acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
     background: Any  # a Background, where there is one
+    chain: Any  # a Chain, where dQ goes from block to block
     handed: Any  # where dK and dV are handed on, or None
     next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
     tasks: Int32  # how many there are
@@ -56,7 +70,8 @@ class Shared:
     ds: tk.SharedTile  # dS transposed: a stage is one tile of 64 keys from each warpgroup
     stats: cute.Tensor  # (2 x rows of a tile, stages of q)
     p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
-    dq: Optional[cute.Tensor]  # a part of dQ on its way out
+    dq: Optional[cute.Tensor]  # a part of dQ on its way out; all of them, and on their way in, where there is a chain
+    dq_full: Optional[tk.Semaphore]  # of each warp's rows, on their way in
     task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
     tasks: Optional[tk.Mailbox]  # where the producer names one after the other: fields of Task
     kv_full: tk.Semaphore  # of K, of V

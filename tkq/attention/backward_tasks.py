@@ -7,7 +7,7 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_state import Task
-from tkq.attention.query_ranges import QueryExtent, part_in_turn, place, query_range, section_of
+from tkq.attention.query_ranges import QueryExtent, chained, part_in_turn, place, query_range, section_of
 
 
 class BackwardTasks:
@@ -71,6 +71,8 @@ class BackwardTasks:
             if self.spec.varlen:
                 section = section_of(rows_q, g.section, c.section_bytes, heads)
             head, block = place(index, blocks, heads, section, masks and c.longest_first, g.tail)
+            if const_expr(c.chain):
+                block = chained(block, blocks, head < g.chain.heads)
             return self.turn(g, head), block
 
         at = g.places.at(True, c.block, i, g.kv_heads, order, c.longest_first)

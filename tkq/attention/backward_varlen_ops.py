@@ -16,8 +16,8 @@ from tkq.attention.arguments import (
     refuse_out_of_range,
 )
 from tkq.attention.backward_ops import as_tensors, check_gradient_of, launcher_of, like, only, takes
+from tkq.attention.backward_plan import packed_class
 from tkq.attention.launch import BackwardOperands, Gradients
-from tkq.attention.plan import length_class
 from tkq.runtime import check, ops
 
 _launchers: dict = {}  # as backward_ops._launchers
@@ -132,7 +132,7 @@ def run(tensors: BackwardOperands, gradients: Gradients, lengths: Lengths, optio
     left, right = left if left < k.shape[0] - 1 else -1, 0 if causal else right if right < rows - 1 else -1
     used_q, used_k = lengths.seqused_q is None, lengths.seqused_k is None
     key = (q.dtype, head_dim, v.shape[2], left < 0, right < 0, softcap == 0.0, gradients[0] is None, dlse is None,
-           deterministic, length_class(lengths.max_seqlen_k), q.get_device(), config, heads > k.shape[1], used_q,
+           deterministic, packed_class(lengths.max_seqlen_k), q.get_device(), config, heads // k.shape[1], used_q,
            used_k)
     launcher = _launchers.get(key)
     if launcher is None:

@@ -96,11 +96,21 @@ def place(index, blocks, heads, section, longest_first, tail=0):
     others. Otherwise head by head."""
     if not longest_first:
         return index // blocks, index % blocks
-    sections = most(heads - tail, 0) // section  # before the last one
+    sections = chained_heads(heads, section, tail) // section  # before the last one
     number = least(index // (section * blocks), sections)
     within = index - number * (section * blocks)
     width = _chosen(number < sections, section, heads - sections * section)
     return number * section + within % width, within // width
+
+
+def chained_heads(heads, section, tail):
+    """Of ``place``'s heads, in order, those before the last section."""
+    return most(heads - tail, 0) // section * section
+
+
+def chained(block, blocks, now):
+    """Block ``block`` in order, where those of a head are worked on from the last to the first, ``now``."""
+    return _chosen(now, blocks - 1 - block, block)
 
 
 def part_in_turn(head, heads, share):

@@ -19,13 +19,14 @@ from tkq.attention.arguments import (
     check_options,
     check_sequences,
     limits,
+    lowered,
     refuse_out_of_range,
 )
 from tkq.attention.launch import Operands
 from tkq.attention.ops import launcher_of, nothing_seen
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of
 from tkq.attention.spec import FAR, AttentionSpec
-from tkq.runtime import check, counters, dtypes, new, ops
+from tkq.runtime import autocast, check, counters, dtypes, new, ops
 from tkq.runtime.again import Again
 
 _launchers: dict = {}  # as ops._launchers
@@ -71,9 +72,12 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
         check_flags("flash_attn_varlen", causal=causal, deterministic=deterministic, return_lse=return_lse)
         check_longest("flash_attn_varlen", max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
+    traced = ops.traced()
+    if traced or autocast.on():
+        q, k, v, sinks = lowered(q, k, v, sinks)
     options = causal, softmax_scale, left, right, softcap
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
-    if not ops.traced():
+    if not traced:
         found = _again.take(q, k, v, sinks, *lengths, options, return_lse)
         if found is not None:
             return found if return_lse else found[0]

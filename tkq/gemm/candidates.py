@@ -5,7 +5,7 @@ from dataclasses import replace
 from . import fp8_plan, grouped_spec, narrow_plan, plan
 from .config import Config
 from .fp8_config import Fp8Config
-from .narrow_plan import NarrowConfig
+from .narrow_config import WIDTHS, NarrowConfig, takes
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig}, "fp8_gemm": {"Fp8Config": Fp8Config},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
@@ -20,7 +20,7 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
     if spec.load == "elements":
         return []
     planned = plan.launch(spec, M, N, K, processors, batches=batches)[0].args[1]
-    few = M <= narrow_plan.MOST_ROWS and narrow_plan.takes(spec)
+    few = M <= narrow_plan.MOST_ROWS and takes(spec)
     found = [planned, *(_narrow(spec, M) if few else ())]
     table = plan.TILES[-1:] if few else [x for x in plan.TILES if x.m * (x.cluster - 1) < M]
     tiles = _worth(table, lambda x: plan.cycles(x, M, N, K, processors, batches))
@@ -35,21 +35,19 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
 
 def _narrow(spec, M):
     """Of every height of B and number of parts of K; with room for two blocks on a processor, and for one."""
-    m, parts = next(width for width in narrow_plan.WIDTHS if width >= M), 2 if spec.epilogue.gate else 1
+    m, parts = next(width for width in WIDTHS if width >= M), 2 if spec.epilogue.gate else 1
     for rows in (64, 128):
         for split in (1, 2, 4, 8):
             if rows < 64 * parts:
                 continue
-            two = narrow_plan.fitted(NarrowConfig(m, rows, split, parts=parts), spec)
-            room = 2 * narrow_plan.SLOT_BYTES - replace(two, stages=0).shared_bytes(spec)
-            yield two
-            yield replace(two, stages=max(2, min(narrow_plan.MOST_STAGES, room // two.stage_bytes(spec))))
+            for places in (2, 1):
+                yield narrow_plan.fitted(NarrowConfig(m, rows, split, parts=parts), spec, places)
 
 
 def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
     """For ``tkq.fp8_gemm``."""
     planned = fp8_plan.plan(spec, M, N, K, processors)
-    table = (*(fp8_plan.SMALL if M <= 64 else ()), *(fp8_plan.PROMOTED if spec.promote else fp8_plan.FAST))
+    table = (*(fp8_plan.SMALL if M <= 64 else ()), *fp8_plan.table(spec))
     tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
     found = [planned, *(replace(tile, group=group) for tile in tiles for group in GROUPS)]

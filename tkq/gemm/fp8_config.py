@@ -21,8 +21,8 @@ class Fp8Config:
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
     if it is 2 or 4 and there is an activation, a half or a quarter of one.
-    Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: of a step's
-    two halves one is multiplied while the other is promoted, so many steps long, for scales by blocks.
+    Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: one part of
+    a step is multiplied while the one before is promoted, so many steps long, for scales by blocks.
     """
 
     m: int = 128
@@ -101,7 +101,7 @@ class Fp8Config:
             "spread": self.spread in (0, 1, 2, 4) and (not self.spread or (self.lag == 0 and can_spread(spec)
                                                                            and self.n % 64 == 0)),
             "split": self.split == 1 or spec.promote,
-            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split == 2),
+            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split in (2, 4)),
         }
         for name, kept in rules.items():
             if not kept:

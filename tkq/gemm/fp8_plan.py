@@ -13,7 +13,7 @@ MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
 TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
-ROLLING = 0.96  # of that
+ROLLING = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
 
 
@@ -24,6 +24,7 @@ FAST = (
     Fp8Config(n=128, stages=6, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
+BLOCKS = (Fp8Config(split=4, panel_bytes=64, pdl=True, rolling=4),)  # for scales by blocks, beside those of PROMOTED
 PROMOTED = (
     Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
     Fp8Config(n=192, split=2, panel_bytes=64, pdl=True, rolling=8),
@@ -36,6 +37,11 @@ SMALL = (  # M up to 64: B comes once, and is all that counts
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
 )
+
+
+def table(spec: Fp8Spec) -> tuple:
+    """The tiles for more than a few rows."""
+    return FAST if not spec.promote else BLOCKS + PROMOTED if spec.scales == "block" else PROMOTED
 
 
 def tiles(config: Fp8Config, M: int, N: int):
@@ -53,7 +59,8 @@ def cycles(config: Fp8Config, M: int, N: int, K: int, processors: int, promote: 
     m, n, waves = config.m, config.n, config.waves * config.consumers
     read = m * STEP + waves * n * STEP  # each 64 rows of A meet all of B
     from_l2 = (m / (config.cluster if config.across else 1) + n / (1 if config.across else config.cluster)) * STEP
-    slower = SLOWER[promote] * (ROLLING if config.rolling else 1) * (CLUSTER if config.cluster > 1 else 1)
+    slower = SLOWER[promote] * (CLUSTER if config.cluster > 1 else 1)
+    slower *= ROLLING[config.waves * config.split] if config.rolling else 1
     products = slower * m * n * STEP / MACS
     step = max(products, (read + (m + n) * STEP) / SHARED, from_l2 / L2)
     return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
@@ -64,7 +71,7 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
 
     A cluster only where each of its blocks has a part of C."""
     few = (c for c in SMALL if M <= 64)
-    some = [c for c in (*few, *(PROMOTED if spec.promote else FAST)) if of_use(c, M, N)]
+    some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
     return fitted(with_epilogue(best, spec), spec)
 
@@ -118,11 +125,14 @@ def shipped() -> list[Shipped]:
     """What the tests of machine code cover: every tile with every granularity, and every way out."""
     cases = [(Fp8Spec(scales=s, promote=p), tile) for s in ("tensor", "row") for p in (False, True)
              for tile in ((PROMOTED if p else FAST) + SMALL)]
-    cases += [(Fp8Spec(scales=s, promote=True), tile) for s in ("block", "line") for tile in PROMOTED + SMALL]
+    cases += [(spec, tile) for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True))
+              for tile in table(spec) + SMALL]
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
     cases += [(Fp8Spec(out=out, scales="block", promote=True, store="elements"), tile)
-              for out, tile in (("bf16", PROMOTED[0]), ("bf16", PROMOTED[1]), ("e4m3", PROMOTED[1]))]
+              for out, tiles in (("bf16", BLOCKS + PROMOTED[:2]), ("e4m3", PROMOTED[1:2])) for tile in tiles]
+    cases += [(Fp8Spec(out=out, scales="block", promote=True, bias="bf16", activation="gelu"), tile)
+              for out in ("bf16", "fp32", "e4m3") for tile in BLOCKS]
     cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=0)) for s in ("tensor", "row")]
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
     cases += [(spec, with_epilogue(FAST[0], spec))
@@ -141,4 +151,4 @@ def shipped() -> list[Shipped]:
 
 
 QUICK = ((Fp8Spec(scales="row"), FAST[0]), (Fp8Spec(scales="row"), SMALL[0]),
-         (Fp8Spec(out="e4m3", scales="row"), FAST[0]), (Fp8Spec(scales="block", promote=True), PROMOTED[0]))
+         (Fp8Spec(out="e4m3", scales="row"), FAST[0]), (Fp8Spec(scales="block", promote=True), BLOCKS[0]))

@@ -8,7 +8,7 @@ from .fp8 import Fp8Gemm
 
 
 class RollingFp8Gemm(Fp8Gemm):
-    """As Fp8Gemm, of promoted sums; a step of K is two halves, x and y, waves or parts of columns:
+    """As Fp8Gemm, of promoted sums; a step of K is two halves, x and y, or four quarters: waves, or parts of columns:
 
       tensor cores  |x0      |y0      |x1      |y1      |x2 ..
       FFMA                   |promote x0|promote y0|promote x1| ..
@@ -22,33 +22,29 @@ class RollingFp8Gemm(Fp8Gemm):
         x, steps = self.config, self.steps(g, t)
         for acc in u.acc:
             tk.zero(acc)
-        part, rows = [tk.rt_fl(x.part) for _ in range(2)], [tk.rv() for _ in range(2)]
+        part, rows = [tk.rt_fl(x.part) for _ in range(2)], [tk.rv() for _ in range(x.waves)]
         for _ in cutlass.range(steps // x.rolling, unroll=1):
             self.roll(s, u, part, rows, wg, x.rolling)
         for _ in cutlass.range(steps % x.rolling, unroll=1):
             self.roll(s, u, part, rows, wg, 1)
 
     def roll(self, s, u, part, rows, wg, steps):
-        """So many steps of K."""
+        """So many steps of K. A step's scales are read while its first part is multiplied."""
+        x = self.config
+        n = x.waves * x.split
         self.ready(s, u, wg)
         self.start(s, u, part[0], 0, wg)
-        for i in range(steps):
-            scales = self.second(s, u, part, rows, wg)
-            u.full.advance()
-            if i + 1 < steps:
-                self.ready(s, u, wg)
-                self.start(s, u, part[0], 0, wg)
-            tk.mma_wait(1 if i + 1 < steps else 0)
-            self.release(s, u)
-            self.promote(u.acc[1], part[1], rows[1], scales)
-
-    def second(self, s, u, part, rows, wg):
-        """Issue the second half and promote the first; the second one's columns' scales."""
-        self.start(s, u, part[1], 1, wg)
-        scales = [self.scales_of(s, u.full, row, i, wg) for i, row in enumerate(rows)]
-        if self.config.waves == 1:
-            for h in range(2):
-                rows[1].tensor[h] = rows[0].tensor[h]
-        tk.mma_wait(1)
-        self.promote(u.acc[0], part[0], rows[0], scales[0])
-        return scales[1]
+        for i in range(steps * n):  # promote i, while i + 1 is multiplied
+            p, more = i % n, i + 1 < steps * n
+            if p == n - 1:
+                u.full.advance()
+                if more:
+                    self.ready(s, u, wg)
+            if more:
+                self.start(s, u, part[(i + 1) % 2], (p + 1) % n, wg)
+            if p == 0:
+                scales = [self.scales_of(s, u.full, rows[q // x.split], q, wg) for q in range(n)]
+            tk.mma_wait(1 if more else 0)
+            if p == n - 1:
+                self.release(s, u)
+            self.promote(u.acc[p], part[i % 2], rows[p // x.split], scales[p])

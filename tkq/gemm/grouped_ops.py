@@ -10,7 +10,7 @@ from tkq import reference_grouped
 from tkq.gemm import candidates, tuned
 from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES
-from tkq.runtime import arch, check, dtypes, function, new, ops
+from tkq.runtime import arch, autocast, check, dtypes, function, new, ops
 from tkq.runtime.again import Address, Again
 
 FP8 = ("e4m3", "e5m2")
@@ -54,8 +54,16 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
         TypeError, ValueError: naming the argument. NotImplementedError: sizes that are not such multiples, more than
         1024 groups, a gradient of float8. RuntimeError: a GPU other than Hopper.
 
-    Differentiable in a and b where b is (G, K, N) of 16 bits. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
+    Differentiable in a and b where b is (G, K, N) of 16 bits. Under torch.autocast a and b are cast,
+    but for float8. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
     """
+    if ops.traced() or autocast.on():
+        a, b = autocast.lowered(a, b)
+    return _routed(a, b, offsets, scale_a, scale_b, out_dtype)
+
+
+def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
+    """Of the types that there are."""
     if not ops.traced():
         found = _again.take(a, b, offsets, scale_a, scale_b, out_dtype)
         if found is not None:
@@ -299,11 +307,12 @@ def _gradients(ctx, dc):
     dc = dc.to(a.dtype).contiguous()
     da = db = None
     if ctx.needs_input_grad[0]:
-        da = grouped_gemm(dc, b.transpose(1, 2), offsets)
-        rows = torch.arange(da.shape[0], device=da.device)
-        da = torch.where((rows < offsets[-1])[:, None], da, 0) if offsets.numel() else da
+        da = _routed(dc, b.transpose(1, 2), offsets)
+        if offsets.numel():
+            number = offsets.new_ones(da.shape[0]).cumsum(0)  # of each row, from 1 on; not arange, which is no DTensor
+            da = torch.where((number <= offsets[-1])[:, None], da, 0)
     if ctx.needs_input_grad[1]:
-        db = grouped_gemm(a.t(), dc, offsets)
+        db = _routed(a.t(), dc, offsets)
     return da, db
 
 

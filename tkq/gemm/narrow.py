@@ -10,7 +10,7 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 from .. import tile as tk
 from . import epilogue_tile as ep
 from . import operands
-from .narrow_plan import STEP, NarrowConfig
+from .narrow_config import STEP, NarrowConfig
 from .spec import GemmSpec
 
 GROUP = 8  # columns of an accumulator whose 4 numbers a thread sends together

@@ -22,7 +22,7 @@ from tkq.gemm.call import (
     shape_of,
 )
 from tkq.gemm.epilogue import name_of
-from tkq.runtime import check, new, ops
+from tkq.runtime import autocast, check, new, ops
 
 __all__ = ["gemm", "run"]
 
@@ -66,10 +66,15 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         NotImplementedError: c with a gated activation; a gradient of a function of your own; forward-mode gradients.
         RuntimeError: a GPU other than Hopper; out with a gradient.
 
+    Under torch.autocast a and b are cast, and c where neither out nor out_dtype says what type it has.
+
     CPU tensors take ``tkq.reference.gemm``.
     """
     name = "" if activation is None else name_of(activation)
-    if out is None and not ops.traced():
+    traced = ops.traced()
+    if traced or autocast.on():
+        a, b, c = autocast.lowered(a, b, c) if out is out_dtype is None else (*autocast.lowered(a, b), c)
+    if out is None and not traced:
         found = again.take(a, b, bias, name, c, alpha, beta, out_dtype)
         if found is not None:
             return found

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Optional, Union
 
 from ..runtime.recipe import Recipe
-from . import narrow_plan
+from . import narrow_config, narrow_plan
 from .config import STEP, Config, can_hold, wide_residual
 from .epilogue import sources
 from .spec import GemmSpec
@@ -86,14 +86,14 @@ def with_epilogue(config: Config, spec: GemmSpec) -> Config:
 
 
 def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,
-           config: Union[Config, narrow_plan.NarrowConfig, None] = None, batches: int = 1):
+           config: Union[Config, narrow_config.NarrowConfig, None] = None, batches: int = 1):
     """(what to compile and call, how many blocks; 0 where the kernel counts for itself) for a problem; config instead
     of the plan's."""
     if spec.load == "elements":
         return Recipe("tkq.gemm.elements:build", (spec,), sources=sources(spec.epilogue)), 0
-    if config is None and M <= narrow_plan.MOST_ROWS and narrow_plan.takes(spec):
+    if config is None and M <= narrow_plan.MOST_ROWS and narrow_config.takes(spec):
         config = narrow_plan.plan(spec, M, N, K, processors)
-    if isinstance(config, narrow_plan.NarrowConfig):
+    if isinstance(config, narrow_config.NarrowConfig):
         return narrow_plan.recipe(spec, config), 0
     config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
     rows, cols = tiles(config, M, N)

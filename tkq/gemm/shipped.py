@@ -7,7 +7,7 @@ from ..testing.expectation import REGISTER_FILE, Expectation
 from . import narrow_plan
 from .config import PANEL_BYTES, STEP, Config, wide_residual
 from .epilogue import Epilogue
-from .narrow_plan import NarrowConfig
+from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
 from .plan import TILES, fitted, with_epilogue
 from .spec import BYTES, GemmSpec
 
@@ -43,9 +43,11 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
 
 
 def narrow_expectation(spec: GemmSpec, config: NarrowConfig) -> Expectation:
-    """As ``expectation``, of the narrow kernel: so few registers and so little shared memory that two blocks fit."""
+    """As ``expectation``, of the narrow kernel: so few registers that two blocks fit and, but for a block that has its
+    processor for itself, so little shared memory."""
+    places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
     return Expectation(tensor=STEP // 16, waits_per_mma=0.5, instructions=("UTMALDG", "STG"),
-                       registers=REGISTER_FILE // 2 // config.threads // 8 * 8, smem=narrow_plan.SLOT_BYTES + 1024)
+                       registers=REGISTER_FILE // 2 // config.threads // 8 * 8, smem=2 // places * SLOT_BYTES + 1024)
 
 
 def shipped() -> list[Shipped]:
@@ -87,7 +89,7 @@ def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
 
 
 def _narrow():
-    for b_major, m in itertools.product("kn", narrow_plan.WIDTHS):
+    for b_major, m in itertools.product("kn", WIDTHS):
         spec = GemmSpec(b_major=b_major)
         yield _few_rows(spec, narrow_plan.plan(spec, m, 8192, 8192, 132), quick=m == 16 and b_major == "k")
     spec = GemmSpec(b_major="n", epilogue=EPILOGUES["bias_geglu"])

@@ -67,15 +67,15 @@ def _carefully(logits, target, terms, keep):
     saved = torch.empty(saved_size(M, terms.reduction), **like) if keep else None
     if not M:
         return torch.full(target.shape if each else (), 0.0 if terms.reduction == "sum" else torch.nan, **like), saved
-    loss = torch.empty(M if each else (), **like)
+    loss = torch.empty(target.shape if each else (), **like)
     run = launcher("forward", x, index, terms, terms.reduction, keep=keep, one=one)
     room = counters.room(x.get_device(), _ROOM) if one else None
-    given = x, index, terms.weight, loss, saved, room, None, *terms[1:2], *terms[3:]
+    given = x, index, terms.weight, flat(loss) if each else loss, saved, room, None, *terms[1:2], *terms[3:]
     if _known.get(_key("forward", x, index, terms, terms.reduction, keep, one)) is run:
         place = terms.reduction, terms.label_smoothing != 0, terms.softcap != 0, keep, one
         _known[place] = added(_known.get(place), run, given, Shapes({0: 1, 1: 0}, {3: 0} if each else {}))
     run(*given)
-    return loss.view_as(target) if each else loss, saved
+    return loss, saved
 
 
 def saved_size(M: int, reduction: str) -> int:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_losses as reference
 from ..reference_losses import Terms
-from ..runtime import check, debug, ops
+from ..runtime import autocast, check, debug, ops
 from . import launch, linear
 from .checks import check_classes, check_targets
 from .linear import Layer, Outcome
@@ -41,10 +41,14 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         TypeError, ValueError, NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``; K not a multiple
         of 8 is a ValueError.
 
+    Under torch.autocast x and weight are cast.
+
     Source: the chunks are Liger-Kernel's idea (Hsu et al., 2024). CPU tensors take
     ``tkq.reference_losses.linear_cross_entropy``.
     """
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    if ops.traced() or autocast.on():
+        x, weight = autocast.lowered(x, weight)
     _check(x, weight, target, terms)
     way = ops.route(x, weight, target, class_weight)
     if way == "direct":
@@ -87,7 +91,8 @@ def _cuda(x: Tensor, weight: Tensor, target: Tensor, class_weight: Optional[Tens
           grad_weight: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
     found = linear.forward(_layer(x, weight, target), terms, grad_x, grad_weight)
-    return tuple(found._replace(loss=found.loss.view(target.shape) if reduction == "none" else found.loss))
+    return tuple(found._replace(loss=found.loss.view(target.shape) if reduction == "none" and target.dim() != 1
+                                else found.loss))
 
 
 def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap, grad_x,

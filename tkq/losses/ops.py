@@ -122,12 +122,17 @@ def _on_cpu(logits, target, terms):
     if debug.enabled():
         check_targets(target, logits.shape[-1], terms.ignore_index)
     rows = logits.numel() // logits.shape[-1]
-    return reference.cross_entropy(logits, target, terms).float(), torch.zeros(launch.saved_size(rows, terms.reduction))
+    loss = reference.cross_entropy(logits, target, terms).to(torch.float32, copy=True)  # no view
+    return loss, torch.zeros(launch.saved_size(rows, terms.reduction))
 
 
 def _cuda(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,
           label_smoothing: float, z_loss: float, softcap: float, inplace: bool) -> tuple[Tensor, Tensor]:
-    return launch.forward(logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
+    loss, saved = launch.forward(
+        logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
+    if reduction == "none":
+        saved[-2:].zero_()  # a reduction's: what nobody writes there would differ from call to call
+    return loss, saved
 
 
 def _cpu(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, inplace):

@@ -43,7 +43,7 @@ def gradients(ctx, needs, dy, dtotal):
     if ops.route(dy, h, weight, dtotal) == "direct":
         dx, dweight, dbias, dresidual = _norm_backward(kind, dy, h, weight, rstd, mean, *call)
     else:  # traced, or to be differentiated again, which the op refuses
-        found = _op(kind, dy, h, weight, rstd, mean, *call)
+        found = _op(dy, h, weight, rstd, mean, kind, *call)
         dx, dweight, dbias, dresidual = (t if wanted else None for t, wanted in zip(found, (*call[2:5], other)))
     if other is None:
         dresidual = dx
@@ -87,17 +87,18 @@ def _rows(t, kept):
 # ---- for tracing ------------------------------------------------------------------------------------------------
 
 
-def _backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rstd: Tensor, mean: Optional[Tensor],
+def _backward(dy: Tensor, x: Tensor, weight: Optional[Tensor], rstd: Tensor, mean: Optional[Tensor], kind: str,
               dtotal: Optional[Tensor], offset: float, need_dx: bool, need_dweight: bool, need_dbias: bool,
               dx_dtype: torch.dtype, dresidual_dtype: Optional[torch.dtype],
               dbias_dtype: Optional[torch.dtype]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias and dresidual; empty what is not wanted."""
+    """dx, dweight, dbias and dresidual; empty what is not wanted. A tensor comes first: DTensor looks for its mesh
+    there."""
     found = _norm_backward(kind, dy, x, weight, rstd, mean, dtotal, offset, need_dx, need_dweight, need_dbias, dx_dtype,
                            dresidual_dtype, dbias_dtype)
     return tuple(x.new_empty(0) if t is None else t for t in found)
 
 
-def _fake(kind, dy, x, weight, rstd, mean, dtotal, offset, need_dx, need_dweight, need_dbias, dx_dtype, dresidual_dtype,
+def _fake(dy, x, weight, rstd, mean, kind, dtotal, offset, need_dx, need_dweight, need_dbias, dx_dtype, dresidual_dtype,
           dbias_dtype):
     columns = x.shape[-1:] if weight is None else weight.shape
     made = ((need_dx, x.shape, dx_dtype), (need_dweight, columns, None if weight is None else weight.dtype),

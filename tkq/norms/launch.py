@@ -16,7 +16,9 @@ from ..runtime import arch, clusters, dtypes, new
 from ..runtime.again import Again
 from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan
-from .plan import plan, waits_together
+from .long_config import LongConfig
+from .long_plan import plan
+from .plan import waits_together
 from .spec import GROUP, NormSpec
 
 _INF = math.inf
@@ -57,7 +59,9 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
     config = config or plan(spec)
-    return runtime.Recipe(f"tkq.norms.{'several' if waits_together(spec, config) else 'build'}:build", (spec, config))
+    several = "several" if waits_together(spec, config) else "build"
+    return runtime.Recipe(f"tkq.norms.{'quant_long' if isinstance(config, LongConfig) else several}:build",
+                          (spec, config))
 
 
 def compiled(spec: NormSpec, device):

@@ -1,12 +1,93 @@
-"""How `quant_long`'s kernels run. No torch, no DSL."""
-from dataclasses import dataclass
+"""How long rows of layernorm run where `plan.plan` has too many registers for them. No torch, no DSL.
 
-from .plan import Config
+Apart from plan.py, which is a source of every norm's kernel. bench/tune_norms.py times it.
+"""
+from typing import Optional
+
+from . import plan as every
+from .long_config import LongConfig
+from .plan import Config, smem_bytes
+from .spec import WIDTH, NormSpec
+
+FROM_BYTES = 131072  # of a row
+SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a block takes 1 KB more than its own
 
 
-@dataclass(frozen=True)
-class LongConfig(Config):
-    """resident: blocks for which a multiprocessor is to have registers."""
+# (largest row of x in bytes; config), by scale ("sum": a row's, with a residual), and by whether weight and bias are no
+# more bytes than x; None, and what is not here: `plan.plan`. Milliseconds on an H100 beside those of plain layernorm, N
+# 131072 and 262144 (M 8192, 4096): 1.120 of 1.415, 1.272 of 1.425; float32 weight and bias 1.634 of 1.465, 1.977 of
+# 1.467; blocks 1.308 of 1.415, 1.500 of 1.428; with a residual - , 2.505 of 3.062.
+_TABLES = {
+    ("row", True): ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),
+                    (524288, LongConfig(256, 256, 16, resident=3))),
+    ("row", False): ((262144, LongConfig(256, 256, 8, early=False, rows_each=2, resident=3)),
+                     (524288, LongConfig(256, 256, 16, early=False, rows_each=2, resident=3))),
+    ("block", True): ((262144, LongConfig(512, 512, 8, "registers", resident=2)),
+                      (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
+    ("block", False): ((262144, None),
+                       (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
+    ("sum", True): ((262144, None), (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
+    (None, True): ((262144, Config(128, 128, 16, "shared")),),
+}
 
-    load: str = "shared"
-    resident: int = 1
+
+def plan(spec: NormSpec) -> Config:
+    """The config that a spec runs with."""
+    return planned(spec) or every.plan(spec)
+
+
+def planned(spec: NormSpec) -> Optional[Config]:
+    """For rows of 16 bits an element in whole accesses, above FROM_BYTES; None for all others."""
+    row, scale = spec.N * spec.width // 8, spec.scale
+    if spec.kind != "layernorm" or spec.vector != 8 or spec.width != 16 or row <= FROM_BYTES or spec.heads:
+        return None
+    if spec.residual:
+        scale = "sum" if scale == "row" else "none such"
+    light = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype) <= spec.width
+    config = _of(scale, light, row)
+    if scale == "row" and light and not config.tile(spec).even(spec.N):  # asking what is inside takes registers
+        return _of(scale, False, row)
+    return config
+
+
+def _of(scale, light, row):
+    return next((config for limit, config in _TABLES.get((scale, light), ()) if row <= limit), None)
+
+
+def check(spec: NormSpec, config: LongConfig) -> None:
+    """Raises ValueError where a config cannot serve the spec."""
+    t = config.tile(spec)
+    if spec.kind != "layernorm" or not spec.scale or spec.heads:
+        raise ValueError(f"a quantising layernorm without heads, got {spec}")
+    if t.cluster < 2 or t.rows > 1:
+        raise ValueError(f"a row for a cluster of blocks, got {t}")
+    if config.load == "shared" and spec.scale != "row":
+        raise ValueError(f"load: scales of 128 columns have their results in registers, got {config.load!r}")
+    if config.load == "registers" and config.rows_each > 1:
+        raise ValueError(f"rows_each: got {config.rows_each}, in registers one is allowed")
+    room = config.resident * (smem_bytes(spec, config) + 2048)
+    if room > SMEM_BYTES or config.resident * t.threads * 32 > REGISTERS:
+        raise ValueError(f"{config.resident} blocks of {t.threads} threads, {room} bytes of shared memory: too much")
+
+
+# (blocks of a cluster, threads, rows at once, blocks on a multiprocessor)
+_GEOMETRIES = ((16, 256, 2, 3), (16, 256, 2, 4), (16, 256, 1, 3), (16, 256, 1, 4), (16, 256, 3, 2), (16, 256, 3, 4),
+               (16, 512, 2, 2), (16, 128, 2, 5), (8, 256, 2, 3))
+
+
+def variants(spec: NormSpec) -> list[Config]:
+    """Those worth timing, the planned one first."""
+    found = [planned(spec)] if isinstance(planned(spec), LongConfig) else []
+    for cluster, threads, rows, resident in _GEOMETRIES:
+        found += [LongConfig(threads, threads, cluster, "shared", early, rows, resident) for early in (True, False)]
+    for cluster in (8, 16):
+        found += [LongConfig(512, 512, cluster, "registers", early, 1, 2) for early in (True, False)]
+    return list(dict.fromkeys(c for c in found if _serves(spec, c)))
+
+
+def _serves(spec, config):
+    try:
+        check(spec, config)
+    except ValueError:
+        return False
+    return config.tile(spec).per_thread <= (64 if config.load == "shared" else 32)

@@ -1,14 +1,14 @@
-"""Long rows of layernorm, quantised: x waits in shared memory, and each result is computed twice, for amax and to store.
+"""Long rows of layernorm, quantised: with few enough registers for several blocks on a multiprocessor.
 
 `quant.Quantised` holds a row's results in registers while amax is found. With layernorm's they come to 100 and 118
-registers of 512 threads at 131072 and 262144 columns, so that one block is on a multiprocessor, which reads nothing
-while it exchanges. Its recipes' builder is here too.
+registers of 512 threads at 131072 and 262144 columns: one block is on a multiprocessor, which reads nothing while it
+exchanges. Its recipes' builder is here too.
 """
 from typing import Optional
 
 import cuda.bindings.driver as cuda
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Float32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -23,19 +23,18 @@ from .several import LayerNormSeveral, _send
 
 
 def build(spec, config):
-    """As `build.build`, for a layernorm with one scale to a row, a cluster to a row and x in shared memory."""
-    if config.load == "registers":
-        return Resident(spec, config), _arguments(spec)
-    kind = LayerNormQuantisedEven if config.tile(spec).even(spec.N) else LayerNormQuantisedLong
+    """As `build.build`, for a quantising layernorm with a cluster to a row."""
+    kind = LayerNormQuantisedResident
+    if config.load == "shared":
+        kind = LayerNormQuantisedSeveral if config.tile(spec).even(spec.N) else LayerNormQuantisedTwice
     return kind(spec, config), _arguments(spec)
 
 
-class Resident(Quantised, LayerNorm):
-    """With registers for so many blocks on a multiprocessor."""
+class LayerNormQuantisedResident(Quantised, LayerNorm):
+    """`build.LayerNormQuantised`, with registers for so many blocks on a multiprocessor."""
 
     @cute.jit
     def _launch(self, g: Operands, eps: Float32, offset: Optional[Float32], stream: cuda.CUstream):
-        """As `RowNorm` does, with so many blocks on a multiprocessor."""
         self._set_cluster_n()
         bits = self.spec.vector * self.dtype.width
         _, tv_layout = self._get_tv_layout(bits)
@@ -46,16 +45,12 @@ class Resident(Quantised, LayerNorm):
             min_blocks_per_mp=self.config.resident, preferred_smem_carveout=100)
 
 
-class LongRow(Row):
-    def block(self, j):
-        parts = [widened(in_registers(held[None, j])) for held in self.data]
-        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
+class LayerNormQuantisedTwice(LayerNormQuantisedResident):
+    """One scale to a row. x waits in shared memory, and each result is computed twice: for amax, and to be stored. amax
+    crosses the cluster in a message for every two rows of a thread:
 
-
-class LayerNormQuantisedLong(Resident):
-    """amax crosses the cluster once, in a message of its own for every two rows of a thread:
-
-      rows 0, 1   |sums|squares|send|wait|join| amax |send|wait|  results
+      row 0   |sums|squares|exchange|                       |amax|send|wait|  results
+      row 1                         |sums|squares|exchange| |amax|
     """
 
     def _finish(self, g, parts, mine, statistics, affine):
@@ -71,13 +66,13 @@ class LayerNormQuantisedLong(Resident):
                 y = self._result(part, j, statistics[r], affine_j[r])
                 self._store(g.out, mine.places[r], mine, self._packed(y * inverses[r], g.out), j)
 
+    def _row(self, *args):
+        return LongRow(*super()._row(*args))
+
     def _vector(self, held, m, coord, inside, j):
         if held is None or m.element_type is not BFloat16:
             return super()._vector(held, m, coord, inside, j)
         return _widened_anew(held[None, j])
-
-    def _row(self, *args):
-        return LongRow(*super()._row(*args))
 
     def _largest_of(self, g, parts, mine, statistics, affine):
         """This thread's largest |result| of each row."""
@@ -99,8 +94,17 @@ class LayerNormQuantisedLong(Resident):
         return found[:len(amax)]
 
 
-class LayerNormQuantisedEven(LayerNormSeveral, LayerNormQuantisedLong):
-    """The same where every warp has as many elements of a row; the rows' statistics are waited for together, too."""
+class LayerNormQuantisedSeveral(LayerNormSeveral, LayerNormQuantisedTwice):
+    """The same where every warp has as many elements of a row: the rows' statistics are waited for together, too."""
+
+
+class LongRow(Row):
+    """Its vectors take an instruction an element to be fp32, where `row_copies.floats` takes one and a half: the passes
+    over a row are four here."""
+
+    def block(self, j):
+        parts = [widened(in_registers(held[None, j])) for held in self.data]
+        return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
 def _received(part):
@@ -125,7 +129,8 @@ def _widened_anew(x):
 
 
 @dsl_user_op
-def _same(x, *, loc=None, ip=None):
+def _same(x: Uint32, *, loc=None, ip=None) -> Uint32:
+    """x, as a number of which the compiler knows nothing."""
     return Uint32(llvm.inline_asm(T.i32(), [Uint32(x).ir_value(loc=loc, ip=ip)], "mov.b32 $0, $1;", "=r,r",
                                   has_side_effects=True, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT,
                                   loc=loc, ip=ip))

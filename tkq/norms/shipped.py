@@ -5,7 +5,9 @@ from ..testing.expectation import Expectation
 from . import heads_ops, heads_plan, kept_plan
 from .heads_plan import HeadsSpec
 from .launch import recipe
-from .plan import Config, plan, smem_bytes
+from .long_config import LongConfig
+from .long_plan import plan
+from .plan import Config, smem_bytes
 from .spec import OUT_WIDTH, WIDTH, NormSpec
 
 SIZES = (1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
@@ -30,6 +32,7 @@ def plain() -> list:
     specs = [NormSpec("rmsnorm", N, "bf16", w, None, 8) for N in SIZES for w in ("bf16", "fp32")]
     specs += [NormSpec("layernorm", N, "bf16", w, w, 8) for N in SIZES for w in ("bf16", "fp32")]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", None, 8) for N in SIZES]
+    specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8) for N in (4096, 131072, 262144)]
     specs += [NormSpec(kind, N, "fp32", "fp32", None, 4) for kind in KINDS for N in (1024, 4096, 32768, 262144)]
     specs += [NormSpec(kind, 4096, x, w, b, 128 // WIDTH[x]) for kind in KINDS for x, w, b in (
         ("fp16", "fp16", None), ("bf16", None, None), ("fp16", "fp32", "bf16"), ("fp32", "bf16", "fp16"))]
@@ -68,6 +71,8 @@ def quantised() -> list:
     specs = [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, "bf16", "bf16", **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
+    specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (131072, 200000, 262144) for o in q]
+    specs += [NormSpec("layernorm", 262144, "bf16", "bf16", None, 8, "bf16", "bf16", **q[0])]
     specs += [NormSpec("layernorm", N, "fp32", "fp32", "fp32", 4, residual="fp32", total="fp32", **o)
               for N in (4096, 32768, 262144) for o in q]
     specs += [NormSpec(kind, N, x, x, x, v, residual=x, total=x, **o) for kind in KINDS for N, x, v in ODD for o in q]
@@ -103,7 +108,8 @@ def expectation(spec: NormSpec, config: Config) -> Expectation:
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3",) if spec.scale else ()
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
-    registers = min(128, 65536 // t.threads // 8 * 8)
+    resident = config.resident if isinstance(config, LongConfig) else 1
+    registers = min(128, 65536 // (resident * t.threads) // 8 * 8)
     return Expectation(instructions=(*wide, *exchange, *convert), registers=registers,
                        smem=smem_bytes(spec, config) + 2048)
 

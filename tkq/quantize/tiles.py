@@ -6,7 +6,8 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, Uint32, const_expr
-from cutlass.cutlass_dsl import dsl_user_op
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
 from ..norms.quant import nan_max, scale_of
@@ -62,11 +63,11 @@ class Tiles:
         row0, col0 = tile[0] * EDGE + t // SIDE * VECTOR, tile[1] * EDGE + t % SIDE * VECTOR
         al = tk.SharedAllocator()
         held = [self.load(g.x, row0 + i, col0) for i in range(VECTOR)]
-        x = [access.wide(row) for row in held]
         if const_expr(spec.step == "amax"):
-            self.put_amax(g.amax, self.of_block(al, t, _largest([v for row in x for v in row])), t)
+            self.put_amax(g.amax, self.of_block(al, t, _largest_of(held)), t)
         else:
-            scales = self.row_scales(g, al, t, tile, x, row0)
+            scales = self.row_scales(g, al, t, tile, held, row0)
+            x = [access.wide(row) for row in held]  # not before: half as many registers wait for the others
             for i in cutlass.range_constexpr(VECTOR):
                 inverse = cute.arch.rcp_approx(scales[i])
                 self.store(g.q, [v * inverse for v in x[i]], row0 + i, col0)
@@ -76,14 +77,14 @@ class Tiles:
 
     # ---- scales ------------------------------------------------------------------------------------
 
-    def row_scales(self, g, al, t, tile, x, row0):
+    def row_scales(self, g, al, t, tile, held, row0):
         """The scale of each of this thread's rows, written where they belong."""
         if self.spec.granularity == "block":
-            scales = [self.scale_of(_lanes_max(_largest(row), (1, 2, 4, 8))) for row in x]
+            scales = [self.scale_of(_lanes_max(_largest_of([row]), (1, 2, 4, 8))) for row in held]
             self.put_scales(g.scale, scales, row0, tile[1], t % SIDE)
             return scales
         if self.spec.granularity == "tile":
-            one = self.scale_of(self.of_block(al, t, _largest([v for row in x for v in row])))
+            one = self.scale_of(self.of_block(al, t, _largest_of(held)))
             self.put(g.scale, (tile[0], tile[1]), one, t == 0)
         else:
             one = self.scale_of(Int32(g.amax[0]).bitcast(Float32))
@@ -198,6 +199,28 @@ class Tiles:
             if tile[1] * EDGE + column < g.qt.shape[0]:
                 self.put_run(g.qt, packed, tile[1] * EDGE + column,
                              tile[0] * EDGE + t % SIDE * VECTOR, self.spec.wide_t)
+
+
+def _largest_of(rows):
+    """max |v| of register tensors; NaN where one is. Of 16 bits two at a time, and one conversion in the end."""
+    dtype = rows[0].element_type
+    if dtype.width != 16:
+        return _largest([v for row in rows for v in access.wide(row)])
+    pairs = [word[i] for word in (cute.recast_tensor(row, Uint32) for row in rows) for i in range(cute.size(word))]
+    found = pairs[0]
+    for pair in pairs[1:]:
+        found = _larger_pair(found, pair, "bf16x2" if dtype is cutlass.BFloat16 else "f16x2")
+    both = cute.make_rmem_tensor(2, dtype)
+    cute.recast_tensor(both, Uint32)[0] = found
+    return _largest(access.wide(both))
+
+
+@dsl_user_op
+def _larger_pair(a, b, pair, *, loc=None, ip=None):
+    """The larger of each of two pairs of magnitudes, NaN where one is; with some sign."""
+    return Uint32(llvm.inline_asm(
+        T.i32(), [Uint32(x).ir_value(loc=loc, ip=ip) for x in (a, b)], f"max.NaN.xorsign.abs.{pair} $0, $1, $2;",
+        "=r,r,r", has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
 
 
 def _largest(values):

@@ -1,26 +1,47 @@
 """Facts of a CUDA device, asked once."""
 import functools
+from typing import NamedTuple
 
 import torch
 
 HOPPER = (9, 0)
+_elsewhere = torch.device("cpu")
+_assumed = None  # what a device without an index has, where a rehearsal says so
+
+
+class _Assumed(NamedTuple):
+    """In place of a device's properties."""
+
+    multi_processor_count: int
+    name: str = "Hopper GPU"
+    major: int = HOPPER[0]
+    minor: int = HOPPER[1]
+
+
+def assume(processors: int) -> None:
+    """For ``rehearsal``: tensors that are on no GPU, whose index is -1, count as on a Hopper GPU of so many
+    multiprocessors, and what is allocated beside them has no memory."""
+    global _elsewhere, _assumed
+    _elsewhere, _assumed = torch.device("meta"), _Assumed(processors)
 
 
 def device(index: int) -> torch.device:
     """The CUDA device of an index; below 0, which a CPU tensor's ``get_device`` says, the CPU."""
-    return torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+    return torch.device("cuda", index) if index >= 0 else _elsewhere
 
 
 def _index(device) -> int:
     device = torch.device(device)
     if device.type != "cuda":
+        if _assumed is not None:
+            return -1
         raise ValueError(f"device: got {device}, expected a CUDA device")
     return torch.cuda.current_device() if device.index is None else device.index
 
 
 @functools.cache
 def _properties(index: int):
-    return torch.cuda.get_device_properties(index)
+    return _assumed if index < 0 else torch.cuda.get_device_properties(index)
 
 
 def processors(device) -> int:

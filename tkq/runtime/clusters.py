@@ -1,63 +1,57 @@
 """How many clusters of blocks a device runs at once: not its processors divided by the cluster, because a cluster stays
-within a GPC, and not all GPCs have as many processors."""
+within a GPC, and not all GPCs have as many processors. Asked of the driver by ctypes: importing cuda.bindings takes
+longer than all else of a process's first call, and a machine that runs a bundle need not have it."""
+import ctypes
 import functools
-from contextlib import contextmanager
 
-from . import arch
+from . import arch, driver
 
 _PROBE = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry probe() { ret; }\0"
 _ALONE = 120 << 10  # bytes of shared memory that leave no room for a second block
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ANY_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, of a cluster's size."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint))
 
 
 def resident(device, cluster: int, threads: int) -> int:
     """Clusters of ``cluster`` blocks of ``threads`` threads, one block to a processor."""
-    return arch.processors(device) if cluster == 1 else _asked(arch._index(device), cluster, threads)
+    index = arch._index(device)
+    if cluster == 1 or index < 0:  # below 0: of a rehearsal, in which it decides nothing
+        return arch.processors(device) // cluster
+    return _asked(index, cluster, threads)
 
 
 @functools.cache
 def _asked(index: int, cluster: int, threads: int) -> int:
     """The driver's answer, for a kernel that does nothing: whatever fits on a processor of its own fits as well."""
-    from cuda.bindings import driver
-
-    with _context(driver, index):
-        module = _checked(driver.cuModuleLoadData(_PROBE))
+    module, probe = ctypes.c_void_p(), ctypes.c_void_p()
+    with driver.context(index):
+        driver.ask("cuModuleLoadData", ctypes.byref(module), _PROBE)
         try:
-            return _most(driver, _checked(driver.cuModuleGetFunction(module, b"probe")), cluster, threads)
+            driver.ask("cuModuleGetFunction", ctypes.byref(probe), module, b"probe")
+            return _most(probe, cluster, threads)
         finally:
-            driver.cuModuleUnload(module)
+            driver.ask("cuModuleUnload", module)
 
 
-def _most(driver, probe, cluster, threads):
-    attributes = driver.CUfunction_attribute
-    _checked(driver.cuFuncSetAttribute(probe, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _ALONE))
-    _checked(driver.cuFuncSetAttribute(probe, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
-    value = driver.CUlaunchAttributeValue()
-    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-    dimension = driver.CUlaunchAttribute()
-    dimension.id, dimension.value = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = cluster, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes = _ALONE
-    config.attrs, config.numAttrs = [dimension], 1
-    return _checked(driver.cuOccupancyMaxActiveClusters(probe, config))
-
-
-@contextmanager
-def _context(driver, index):
-    """PyTorch's context, in whatever thread this is (autograd has its own)."""
-    device = _checked(driver.cuDeviceGet(index))
-    _checked(driver.cuCtxPushCurrent(_checked(driver.cuDevicePrimaryCtxRetain(device))))
-    try:
-        yield
-    finally:
-        driver.cuCtxPopCurrent()
-        driver.cuDevicePrimaryCtxRelease(device)
-
-
-def _checked(result):
-    """A driver call's result, or RuntimeError."""
-    error, *values = result
-    if error.value:
-        raise RuntimeError(f"the CUDA driver could not say how many clusters of blocks fit: {error.name}")
-    return values[0] if values else None
+def _most(probe, cluster, threads):
+    driver.ask("cuFuncSetAttribute", probe, ctypes.c_int(_MOST_SHARED), ctypes.c_int(_ALONE))
+    driver.ask("cuFuncSetAttribute", probe, ctypes.c_int(_ANY_CLUSTER), ctypes.c_int(1))
+    attribute = _Attribute(_CLUSTER, 0, (cluster, 1, 1))
+    config = _Config((cluster, 1, 1), (threads, 1, 1), _ALONE, None, ctypes.pointer(attribute), 1)
+    found = ctypes.c_int()
+    driver.ask("cuOccupancyMaxActiveClusters", ctypes.byref(found), probe, ctypes.byref(config))
+    return found.value

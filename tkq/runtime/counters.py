@@ -1,10 +1,10 @@
 """Counters in global memory: a kernel hands out work by one and leaves it at zero."""
-import contextlib
 import ctypes
-import functools
 import itertools
 
 import torch
+
+from . import arch, driver
 
 _of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
 _rooms: dict = {}  # (device index, stream, size) -> room; likewise
@@ -21,6 +21,8 @@ def counter(index: int) -> torch.Tensor:
     store that is zeroed outside of captures, so that a graph holds no memset; where there is none yet, or none
     left, the zeroing is captured too.
     """
+    if index < 0:  # on no GPU: a rehearsal, which launches nothing
+        return torch.empty(1, dtype=torch.int32, device=arch.device(index))
     stream = torch._C._cuda_getCurrentRawStream(index)
     if stream and _capturing(index):  # what is captured is never the default stream, 0
         store, handed_out = _of_graphs.get(index, (None, None))
@@ -41,6 +43,8 @@ def room(index: int, size: int) -> torch.Tensor:
 
     A call that is being captured gets a new one, its zeroing captured too.
     """
+    if index < 0:  # as above
+        return torch.empty(size, dtype=torch.int32, device=arch.device(index))
     stream = torch._C._cuda_getCurrentRawStream(index)
     if stream and _capturing(index):
         return _zeros(size, index)
@@ -56,51 +60,17 @@ def _zeros(n, index):
 
 class _Memory:
     """int32 zeros past torch's allocator, for as long as the process lives: torch.compile's CUDA graphs
-    (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there. Asked of the driver by
-    ctypes: importing cuda.bindings took 40 ms of a process's first call."""
+    (mode="reduce-overhead") let calls allocate in a pool of theirs, and refuse what stays there."""
 
     def __init__(self, n, index):
         address, size = ctypes.c_uint64(), ctypes.c_size_t(4 * n)
-        with _context(index):
-            if _cuda().cuMemAlloc_v2(ctypes.byref(address), size):
+        with driver.context(index):
+            if driver.library().cuMemAlloc_v2(ctypes.byref(address), size):
                 torch.cuda.empty_cache()  # what torch keeps for later may be what is missing
-                _ask("cuMemAlloc_v2", ctypes.byref(address), size)
+                driver.ask("cuMemAlloc_v2", ctypes.byref(address), size)
             stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
-            _ask("cuMemsetD32Async", address, ctypes.c_uint32(0), ctypes.c_size_t(n), stream)
+            driver.ask("cuMemsetD32Async", address, ctypes.c_uint32(0), ctypes.c_size_t(n), stream)
         self.__cuda_array_interface__ = dict(shape=(n,), typestr="<i4", data=(address.value, False), version=3)
-
-
-@contextlib.contextmanager
-def _context(index):
-    """PyTorch's context, in whatever thread this is: nothing may have bound it yet in autograd's, or a new one. What
-    another thread captures meanwhile is not disturbed."""
-    device, context, mode = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int(_RELAXED)
-    _ask("cuDeviceGet", ctypes.byref(device), ctypes.c_int(index))
-    _ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    try:
-        _ask("cuCtxPushCurrent_v2", context)
-        _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-        try:
-            yield
-        finally:
-            _ask("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-            _ask("cuCtxPopCurrent_v2", ctypes.byref(context))
-    finally:
-        _ask("cuDevicePrimaryCtxRelease_v2", device)
-
-
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-
-
-def _ask(name, *arguments):
-    error = getattr(_cuda(), name)(*arguments)
-    if error:
-        raise RuntimeError(f"tkq: no memory for counters: the CUDA driver's {name} gave CUresult {error}")
-
-
-@functools.cache
-def _cuda():
-    return ctypes.CDLL("libcuda.so.1")
 
 
 def _kept(n, index):

@@ -5,7 +5,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from . import keys, link
+from . import bundle, keys, link
 from .build import cache
 
 _TESTED_DSL = ((4, 8, 1), (4, 9))
@@ -21,7 +21,7 @@ class Facts:
     """What was found. Versions are strings, None where something is missing; driver and torch_cuda are (major, minor).
 
     gpu: (name, compute capability) of the current device. linker: why kernels are not linked, None where they are.
-    cudart: where the CUDA runtime is that linked kernels need."""
+    cudart: where the CUDA runtime is that linked kernels need. bundle: the one in use, and how many kernels it has."""
 
     python: tuple
     torch: str | None
@@ -36,6 +36,7 @@ class Facts:
     nvdisasm: str | None
     cuda_python: str | None
     cudart: str | None
+    bundle: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def examine() -> Facts:
                  dsl=keys.version("nvidia-cutlass-dsl"), flavours=keys.flavours(), flavour=keys.flavour(),
                  tvm_ffi=keys.version("apache-tvm-ffi"), driver=keys.driver_cuda(), gpu=gpu, linker=link.why_not(),
                  nvdisasm=nvdisasm(), cuda_python=keys.version("cuda-python") or keys.version("cuda-bindings"),
-                 cudart=link.cudart())
+                 cudart=link.cudart(), bundle=_bundle())
 
 
 def describe(facts: Facts) -> list[tuple[str, str]]:
@@ -95,9 +96,15 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
         ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
         ("cache", f"{kept.folder}: {held}"),
+        ("bundle", facts.bundle or "none"),
         ("C compiler", link.compiler() or "none"),
         ("nvdisasm", facts.nvdisasm or "none"),
     ]
+
+
+def _bundle():
+    held = bundle.current()
+    return held and f"{held.path}: {len(held.note['kernels'])} kernels"
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -114,6 +121,9 @@ def _wrong_packages(facts):
         yield Finding(f"PyTorch is {facts.torch}; tkq needs {_dotted(_OLDEST_TORCH)} or newer: pip install "
                       f"'torch>={_dotted(_OLDEST_TORCH)}'.")
     yield from _wrong_version("apache-tvm-ffi", facts.tvm_ffi, _TESTED_FFI)
+    if facts.bundle and facts.dsl is None:
+        yield Finding("nvidia-cutlass-dsl is missing: kernels that the bundle lacks cannot be compiled here.", False)
+        return
     yield from _wrong_version("cuda-python", facts.cuda_python, _TESTED_CUDA_PYTHON)
     yield from _wrong_version("nvidia-cutlass-dsl", facts.dsl, _TESTED_DSL, "[cu13]")
     if facts.dsl is not None and not facts.flavours:

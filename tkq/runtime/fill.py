@@ -1,60 +1,168 @@
-"""``python -m tkq compile``: fill the disk cache with the shipped kernels."""
+"""``python -m tkq compile``: fill the disk cache, or make a bundle, with the shipped kernels or those of models."""
 from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import pathlib
+import shutil
 import sys
 import time
 
 from .. import catalog
+from . import bundle, bundling, keys, native
 from .build import cache, configure, ensure
 
 
 def main(chosen) -> int:
-    """chosen: names, list, report, jobs, as the command line has them. 0; 1 where a kernel failed; 2: no such name."""
-    if chosen.jobs < 1:
-        print(f"tkq compile: --jobs is {chosen.jobs}, allowed are numbers from 1 on", file=sys.stderr)
-        return 2
+    """chosen: as the command line has it (see ``describe``). 0; 1 where a kernel failed; 2: nothing could be chosen."""
     try:
-        kernels = catalog.select(chosen.names)
-    except ValueError as error:
+        kernels = _selected(chosen)
+    except (ValueError, RuntimeError) as error:
         print(f"tkq compile: {error}", file=sys.stderr)
         return 2
     if chosen.list:
-        print("\n".join(kernel.name for kernel in kernels))
+        print(*(kernel.name for kernel in kernels), sep="\n")
         return 0
-    began, failed, compiled = time.perf_counter(), 0, 0
-    for number, (kernel, fresh, error) in enumerate(_filled(kernels, chosen.jobs), 1):
-        state = f"FAILED: {error}" if error else "compiled" if fresh else "in the cache"
-        print(f"[{number}/{len(kernels)}] {kernel.name}: {state}", flush=True)
-        compiled += fresh
-        failed += bool(error) or (chosen.report and _reported(kernel))
-    seconds = time.perf_counter() - began
-    print(f"{len(kernels)} kernels, {compiled} of them compiled now, {failed} wrong, in {seconds:.1f} s; "
-          f"{cache().folder} has {cache().bytes() / 1e6:.1f} MB")
-    return 1 if failed else 0
+    if chosen.output:
+        configure(chosen.output)
+    if chosen.bundle:
+        return into_bundle(kernels, chosen.jobs, chosen.bundle)
+    status = into_cache(kernels, chosen.jobs, chosen.report)
+    if chosen.output:
+        cache().share()
+    return status
 
 
-def _filled(kernels, jobs):
-    """(kernel, compiled now, error or None), as they are done."""
-    if jobs == 1:
-        for kernel in kernels:
-            yield (kernel, *_one(kernel.recipe))
+def into_cache(kernels, jobs: int, report: bool = False) -> int:
+    """Fill the disk cache, and tell. report: and judge the machine code. 0, or 1 where something is wrong."""
+    progress = Progress(len(kernels))
+    for kernel, made, error in _worked(_entry, kernels, jobs):
+        progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
+    for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
+        native.library(kind)
+    print(f"{progress.ended()}; {cache().folder} has {cache().bytes() / 1e6:.1f} MB")
+    return 1 if progress.failed else 0
+
+
+def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
+    """Make a bundle, and tell. 0, or 1 where a kernel fails: there is none then."""
+    progress, objects = Progress(len(kernels)), {}
+    for kernel, made, error in _worked(_object, kernels, jobs):
+        progress.told(kernel.name, made, error, bool(error))
+        objects[kernel.recipe] = made and made[:2]
+    print(progress.ended())
+    if progress.failed:
+        return 1
+    try:
+        path = bundling.write(folder, objects)
+    except (RuntimeError, OSError) as error:
+        print(f"tkq compile: {error}", file=sys.stderr)
+        return 1
+    print(f"{path}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; TKQ_BUNDLE={folder} uses it")
+    return 0
+
+
+def describe(parser) -> None:
+    """The command line's arguments."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose name contains it; all without one")
+    parser.add_argument("--models", nargs="+", default=[], metavar="MODEL",
+                        help="the kernels that training and inference of these models take (llama-8b, say), instead of "
+                             "those that tkq ships")
+    parser.add_argument("--ops", nargs="+", default=[], metavar="OP", help="only kernels of these functions of tkq")
+    parser.add_argument("--arch", default=keys.TARGET, choices=(keys.TARGET,), help=f"the GPU ({keys.TARGET})")
+    parser.add_argument("--list", action="store_true", help="print the names and compile nothing")
+    parser.add_argument("--report", action="store_true", help="print what the machine code shows, and judge it")
+    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="processes that compile (1)")
+    parser.add_argument("--output", type=pathlib.Path, metavar="DIR",
+                        help="the cache folder to fill, for others to read: they name it first in TKQ_CACHE_DIR")
+    parser.add_argument("--bundle", type=pathlib.Path, metavar="DIR",
+                        help="link the kernels into one library there, which runs without the DSL: see TKQ_BUNDLE")
+
+
+def _selected(chosen):
+    if chosen.jobs < 1:
+        raise ValueError(f"--jobs is {chosen.jobs}, allowed are numbers from 1 on")
+    if not chosen.models:
+        kernels = catalog.select(chosen.names)
+    else:
+        from .. import models
+
+        kernels = models.kernels(chosen.models)
+        kernels = [k for k in kernels if not chosen.names or any(name in k.name for name in chosen.names)]
+    return catalog.of_ops(kernels, chosen.ops)
+
+
+# ---- many kernels ---------------------------------------------------------------------------------------------
+
+
+def mapped(work, recipes, jobs):
+    """(recipe, work(recipe)), as they are done, by so many processes. work: a function of a module."""
+    if jobs == 1 or len(recipes) < 2:
+        for recipe in recipes:
+            yield recipe, work(recipe)
         return
     # Not fork: a child must not inherit the locks and threads of torch or the DSL.
     context = multiprocessing.get_context("spawn")
     settings = (cache().folder, cache().most_bytes)
     with concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=configure, initargs=settings) as pool:
-        running = {pool.submit(_one, kernel.recipe): kernel for kernel in kernels}
+        running = {pool.submit(work, recipe): recipe for recipe in recipes}
         for done in concurrent.futures.as_completed(running):
-            yield (running[done], *done.result())
+            yield running[done], done.result()
 
 
-def _one(recipe):
+def _worked(work, kernels, jobs):
+    """(kernel, what work made of it, what went wrong), as they are done."""
+    named = {kernel.recipe: kernel for kernel in kernels}
+    for recipe, (made, error) in mapped(work, list(named), jobs):
+        yield named[recipe], made, error
+
+
+def _entry(recipe):
+    """((whether it was compiled now,), None), or (None, what went wrong)."""
+    return _tried(lambda: (ensure(recipe),))
+
+
+def _object(recipe):
+    """(what ``bundling.compiled`` gives, None), or (None, what went wrong)."""
+    return _tried(lambda: bundling.compiled(recipe))
+
+
+def _tried(work):
     try:
-        return ensure(recipe), None
+        return work(), None
     except Exception as error:  # one kernel's failure is reported and the others go on
-        return False, f"{type(error).__name__}: {error}"
+        return None, f"{type(error).__name__}: {error}"
+
+
+class Progress:
+    """What is told on the way: on a terminal a bar, elsewhere a line for each kernel."""
+
+    def __init__(self, total: int, out=None):
+        self.total, self.out = total, out or sys.stdout
+        self.done = self.compiled = self.failed = 0
+        self.began, self.bar = time.perf_counter(), self.out.isatty()
+
+    def told(self, name: str, made, error: str | None, wrong: bool) -> None:
+        """made: what ends with whether it was compiled now; None with an error."""
+        compiled = bool(made and made[-1])
+        state = f"FAILED: {error}" if error else "compiled" if compiled else "in the cache"
+        self.done += 1
+        self.compiled += compiled
+        self.failed += bool(wrong)
+        line = f"[{self.done}/{self.total}] {name}: {state}"
+        if not self.bar or wrong:
+            print("\r\x1b[K" * self.bar + line, file=self.out, flush=True)
+        if self.bar:
+            filled = 30 * self.done // self.total
+            room = shutil.get_terminal_size().columns - 34
+            bar = f"[{'#' * filled}{' ' * (30 - filled)}]"
+            print(f"\r\x1b[K{bar} {line[:max(room, 20)]}", end="", file=self.out, flush=True)
+
+    def ended(self) -> str:
+        if self.bar:
+            print(file=self.out)
+        seconds = time.perf_counter() - self.began
+        return f"{self.done} kernels, {self.compiled} of them compiled now, {self.failed} wrong, in {seconds:.1f} s"
 
 
 def _reported(kernel) -> bool:

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 from importlib import metadata
 
 from . import sources
@@ -18,10 +19,25 @@ _HARMLESS = ("CUTE_DSL_ARCH", "CUTE_DSL_CACHE_DIR", "CUTE_DSL_DUMP_DIR", "CUTE_D
 
 def entry_name(recipe, arch: str = TARGET, options: str = OPTIONS) -> str:
     """``module-digest``: the same name for the same machine code, whichever process asks."""
-    parts = (recipe.builder, repr(recipe.args), recipe.options, arch, options, platform.machine(), toolchain(),
-             switches(), sources.digest(modules_of(recipe)))
+    return _named(recipe, arch, options, toolchain())
+
+
+def bundled_name(recipe, arch: str = TARGET) -> str:
+    """The kernel's name in a bundle: that of its sources and arguments alone. Whoever runs a bundle has not what it was
+    compiled with, or another version of it."""
+    return _named(recipe, arch, OPTIONS, "bundle")
+
+
+def _named(recipe, arch, options, compiler):
+    parts = (recipe.builder, repr(recipe.args), recipe.options, arch, options, machine(), compiler, switches(),
+             sources.digest(modules_of(recipe)))
     stem = recipe.module.rpartition(".")[2].strip("_") or "kernel"
     return f"{stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+
+
+def machine() -> str:
+    """The processor's architecture, which a kernel's host code is for."""
+    return platform.machine()
 
 
 def modules_of(recipe) -> tuple:
@@ -42,9 +58,12 @@ def _classes(value) -> set:
 def version(distribution: str) -> str | None:
     """The installed version of a package; None where it is not installed."""
     try:
-        return metadata.version(distribution)
+        found = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         return None
+    # The line itself: metadata.version parses the whole description as a mail, 1 ms of a process's first call each.
+    line = re.search(r"^Version:[ \t]*(\S+)", found.read_text("METADATA") or "", re.MULTILINE)
+    return line[1] if line else found.version
 
 
 @functools.cache

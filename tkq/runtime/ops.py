@@ -1,4 +1,6 @@
 """How PyTorch sees a tkq function: as a custom op, and past the dispatcher where nothing would be lost."""
+import importlib
+
 import torch
 import tvm_ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
 from torch import Tensor
@@ -22,19 +24,28 @@ class Known(dict):
         self[key] = value
 
 
-def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None):
+def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str = ""):
     """Register ``tkq::name`` and return the op to call.
 
     cuda, cpu: the functions behind it; the schema is read from ``cuda``'s annotations. fake: the outputs' shapes and
     dtypes for tracing. setup(ctx, inputs, output), backward(ctx, *grads): the gradient formula, as autograd.Function
     has it; the same two serve ``eager_function``. Without one the host function refuses gradients.
+
+    of: the public functions whose op it is, where they have other names. torch.func.vmap is refused with them: torch's
+    own fallback calls an op once for each slice, and warns.
     """
     op = torch.library.custom_op(f"tkq::{name}", cuda, mutates_args=(), device_types="cuda")
     op.register_kernel("cpu")(cpu)
     op.register_fake(fake)
+    op.register_vmap(lambda *_: _refuse_vmap(of or name))
     if backward is not None:
         op.register_autograd(backward, setup_context=setup)
     return op
+
+
+def _refuse_vmap(name):
+    raise NotImplementedError(f"{name}: torch.func.vmap is not supported; what it would map over may be one of the "
+                              "dimensions that there are: rows, a batch, heads")
 
 
 def eager_function(name: str, *, forward, backward, setup=None):
@@ -72,16 +83,23 @@ def route(*tensors) -> str:
     if not _grad_mode():  # then nobody need be asked for requires_grad
         for x in tensors:
             if type(x) not in _PLAIN_OR_NONE:
-                return "op"
+                return _other(type(x))
         return "direct"
     needs = False
     for x in tensors:
         if x is not None:
             if type(x) not in _PLAIN:
-                return "op"
+                return _other(type(x))
             if x.requires_grad:
                 needs = True
     return "record" if needs else "direct"
+
+
+def _other(kind) -> str:
+    """A subclass of Tensor, or something else."""
+    if kind.__name__ == "DTensor":
+        importlib.import_module("tkq.integrations.dtensor")  # how it is sharded through the ops
+    return "op"
 
 
 def direct(*tensors) -> bool:

@@ -1,9 +1,10 @@
 """Configurations that were measured to be the fastest: what ``tkq.tune`` found, on disk.
 
-One JSON file a problem, in the folder ``tuned`` of the kernel cache. Host functions look here once for each new kind of
-call, behind their tables of launchers, and take the plan's configuration where nothing is found. A file counts for one
-state of tkq's GEMM sources and one kind of GPU; what cannot be read, or does not fit today's kernels, counts as not
-there. Delete the folder to forget everything. A process that is to run what is planned says ``ignore_tuned()``.
+One JSON file a problem, in the folder ``tuned`` of the kernel cache, and of those folders that are read before it. Host
+functions look here once for each new kind of call, behind their tables of launchers, and take the plan's configuration
+where nothing is found. A file counts for one state of tkq's GEMM sources and one kind of GPU; what cannot be read, or
+does not fit today's kernels, counts as not there. Delete the folder to forget everything. A process that is to run what
+is planned says ``ignore_tuned()``.
 """
 from __future__ import annotations
 
@@ -44,8 +45,13 @@ class Problem:
 
     @property
     def path(self) -> pathlib.Path:
+        """Where it is written."""
+        return cache().folder / FOLDER / self.name
+
+    @property
+    def name(self) -> str:
         digest = hashlib.sha256(json.dumps(self.words, sort_keys=True).encode()).hexdigest()
-        return cache().folder / FOLDER / f"{self.op}-{digest[:32]}.json"
+        return f"{self.op}-{digest[:32]}.json"
 
 
 @functools.cache
@@ -65,7 +71,11 @@ def ignore_tuned(yes: bool = True) -> None:
 
 def anything() -> bool:
     """May there be something to find for a call? Whether the folder is there is looked up once, until ``forget``."""
-    return not _ignored and (bool(_unwritten) or _is_there(cache().folder / FOLDER))
+    return not _ignored and (bool(_unwritten) or any(_is_there(folder / FOLDER) for folder in _folders()))
+
+
+def _folders():
+    return *cache().before, cache().folder
 
 
 @functools.cache
@@ -80,12 +90,16 @@ def forget() -> None:
 
 def read(problem: Problem) -> dict | None:
     """What ``write`` was given for a problem; None where there is nothing, or nothing that can be read."""
-    try:
-        path = problem.path
-        found = _unwritten[path] if path in _unwritten else json.loads(path.read_text())
-        return found if found["problem"] == problem.words else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    name = problem.name
+    for folder in _folders():
+        path = folder / FOLDER / name
+        try:
+            found = _unwritten[path] if path in _unwritten else json.loads(path.read_text())
+            if found["problem"] == problem.words:
+                return found
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+    return None
 
 
 def config(found: dict | None, spec, classes: dict):

@@ -251,6 +251,7 @@ def _record(ctx, x, scale, log):
     return y
 
 
-_op = ops.torch_op("softmax", cuda=_cuda, cpu=_on_cpu, fake=_fake, setup=_setup, backward=_backward)
+_op = ops.torch_op("softmax", cuda=_cuda, cpu=_on_cpu, fake=_fake, setup=_setup, backward=_backward,
+                   of="softmax, log_softmax")
 _op_backward = ops.torch_op("softmax_backward", cuda=_cuda_backward, cpu=_on_cpu_backward, fake=_fake_backward)
 _Recorded = ops.eager_function("Softmax", forward=_record, backward=_backward)

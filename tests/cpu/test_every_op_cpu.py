@@ -1,0 +1,93 @@
+"""Every op as a citizen of PyTorch (tests/every_op.py, tests/every_op_checks.py), on the CPU's path; and that the list
+has every op. tests/gpu/test_every_op.py is the same on a GPU, and what only a GPU has."""
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import tkq
+from tests import every_op_checks as checks
+from tests.every_op import CASES, NOT_OPS, WITH_GRADIENTS, of_each
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+every, differentiable = of_each(CASES.values()), of_each(WITH_GRADIENTS)
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd):
+    """Nothing is said on the way, by torch's C++ neither."""
+    yield
+    assert capfd.readouterr().err == ""
+
+
+def test_the_list_has_every_public_function():
+    assert {case.function for case in CASES.values()} == tkq._PUBLIC.keys() - NOT_OPS
+
+
+def test_the_list_makes_every_custom_op():
+    for module in pkgutil.walk_packages(tkq.__path__, "tkq."):
+        if module.name.endswith("ops"):
+            importlib.import_module(module.name)
+    registered = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()
+                  if name.startswith("tkq::")}
+    made = {op._schema.name.partition("::")[2] for case in CASES.values() for op, _ in checks.op_calls(case, "cpu")}
+    assert made == registered
+
+
+@every
+def test_opcheck(case):
+    checks.passes_opcheck(case, "cpu", checks.QUICK)
+
+
+@pytest.mark.slow
+@every
+def test_opcheck_through_aot_dispatcher(case):
+    checks.passes_opcheck(case, "cpu", ("test_aot_dispatch_dynamic",))
+
+
+@every
+def test_compile(case):
+    checks.compiles_once(case, "cpu", "eager", checks.ROWS[::2])
+
+
+@pytest.mark.slow
+@every
+def test_compile_through_aot_dispatcher(case):
+    checks.compiles_once(case, "cpu")
+
+
+@every
+def test_export(case):
+    checks.exports(case, "cpu")
+
+
+@every
+def test_autocast(case):
+    checks.keeps_its_types_under_autocast(case, "cpu")
+    if case.cast:
+        checks.autocasts(case, "cpu")
+    else:
+        checks.keeps_its_types_under_autocast(case, "cpu", torch.float32)
+
+
+@differentiable
+def test_grad_scaler(case):
+    checks.scales_gradients(case, "cpu")
+
+
+@differentiable
+def test_checkpoint(case):
+    for reentrant in (False, True):
+        checks.checkpoints(case, "cpu", reentrant)
+
+
+@every
+def test_vmap(case):
+    checks.refuses_vmap(case, "cpu")
+
+
+def test_threads():
+    checks.runs_in_threads(CASES["rmsnorm"], "cpu")

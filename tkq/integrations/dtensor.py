@@ -1,0 +1,165 @@
+"""How tkq's ops go on DTensors: which placements each takes as they are, for rows, heads and columns that are spread
+over a mesh. What no rule allows is gathered first, as DTensor does it.
+
+The first call on a DTensor brings the rules. `torch.compile` traces past that: import this module before.
+"""
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor.experimental import register_sharding
+
+import tkq
+
+S, R, P = Shard, Replicate(), Partial()
+
+# A rule: what an op is called with -> [(placements of its results, {argument: placement})] for one dimension of a mesh,
+# beside the one where all is replicated, which goes without saying, as do replicated arguments. rstd, and whatever else
+# one op keeps for another, has one number for each row of the local tensor: sharded along its only dimension, whichever
+# of x's is; nobody but that other op reads it, by the same rule.
+
+
+def _norm(g, layer):
+    for i in range(g.x.ndim - (1 if g.weight is None else g.weight.ndim)):
+        kept = S(0) if g.save else R
+        yield (S(i), S(i) if g.total_dtype else R, kept, kept if layer else R), dict(x=S(i), residual=S(i))
+
+
+def _norm_backward(g):
+    for i in range(g.x.ndim - (1 if g.weight is None else g.weight.ndim)):
+        yield ((S(i) if g.need_dx else R, P if g.need_dweight else R, P if g.need_dbias else R,
+                S(i) if g.dresidual_dtype else R), dict(dy=S(i), x=S(i), rstd=S(0), mean=S(0), dtotal=S(i)))
+
+
+def _quantised_norm(g):
+    if g.granularity == "row":
+        yield (S(0), S(0), S(0) if g.total_dtype else R), dict(x=S(0), residual=S(0))
+
+
+def _softmax(g):
+    x = g.y if hasattr(g, "y") else g.x
+    for i in range(x.ndim - 1):
+        yield (S(i),), dict(x=S(i), y=S(i), dy=S(i))
+
+
+def _losses_of_rows(g):
+    for i in range(g.logits.ndim - 1 if g.reduction == "none" else 0):
+        yield (S(i), S(0)), dict(logits=S(i), target=S(i))
+
+
+def _losses_of_rows_backward(g):
+    for i in range(g.logits.ndim - 1 if g.reduction == "none" else 0):
+        yield (S(i),), dict(logits=S(i), target=S(i), dloss=S(i), saved=S(0))
+
+
+def _gated(g):
+    for i in range(g.gate.ndim if g.packing == "apart" else g.gate.ndim - 1):
+        yield (S(i),), dict(gate=S(i), up=S(i))
+
+
+def _gated_backward(g):
+    apart = g.packing == "apart"
+    for i in range(g.gate.ndim if apart else g.gate.ndim - 1):
+        yield ((S(i) if g.need_gate or not apart else R, S(i) if g.need_up and apart else R),
+               dict(dy=S(i), gate=S(i), up=S(i)))
+
+
+def _rope(g):
+    x = g.x if hasattr(g, "x") else g.q
+    heads = dict.fromkeys("xqk", S(x.ndim - 2))
+    yield (S(x.ndim - 2),) * g.results, heads
+    if g.cu_seqlens is g.offsets is g.position_ids is None:
+        yield (S(0),) * g.results, dict.fromkeys("xqk", S(0))
+
+
+def _attention(g):
+    if g.q.ndim == 4:
+        yield (S(0), S(0) if g.return_lse else R), dict(q=S(0), k=S(0), v=S(0))
+    heads, of_lse = S(g.q.ndim - 2), S(g.q.ndim - 3)
+    yield (heads, of_lse if g.return_lse else R), dict(q=heads, k=heads, v=heads, sinks=S(0))
+
+
+def _attention_backward(g):
+    needs = g.need_dq, g.need_dk, g.need_dv, g.need_dsinks
+    names = ("do", "q", "k", "v", "o")
+
+    def where(placement, of_sinks):
+        return tuple(p if need else R for need, p in zip(needs, (placement,) * 3 + (of_sinks,)))
+
+    if g.q.ndim == 4:
+        yield where(S(0), P), dict.fromkeys((*names, "lse", "dlse"), S(0))
+    heads, of_lse = S(g.q.ndim - 2), S(g.q.ndim - 3)
+    yield where(heads, S(0)), dict(dict.fromkeys(names, heads), lse=of_lse, dlse=of_lse, sinks=S(0))
+
+
+def _gemm(g):
+    last = g.a.ndim - 1
+    gated = "glu" in g.activation
+    if last == 2:
+        yield (S(0),), dict(a=S(0), b=S(0), c=S(0))
+    yield (S(last - 1),), dict(a=S(last - 1), c=S(last - 1))
+    if not gated:
+        yield (S(last),), dict(b=S(last), bias=S(0), c=S(last))
+    if not g.activation:
+        yield (P,), dict(a=S(last), b=S(last - 1), bias=P, c=P)
+
+
+def _grouped_gemm(g):
+    if g.scale_a is None:
+        whole = g.b.ndim == 2  # the gradient of b: (M, K) by (K, N) gives (G, M, N)
+        yield (S(2 if whole else 1),), dict(b=S(g.b.ndim - 1))
+        yield ((S(1),), dict(a=S(0))) if whole else ((P,), dict(a=S(1), b=S(1)))
+
+
+def _fp8_gemm(g):
+    if g.scale_a.ndim == 2 and tuple(g.scale_a.shape) == (g.a.shape[0], 1):
+        yield (S(0),), dict(a=S(0), scale_a=S(0))
+        if tuple(g.scale_b.shape) == (1, g.b.shape[1]):
+            yield (S(1),), dict(b=S(1), scale_b=S(1), bias=S(0))
+
+
+def _quantised(g):
+    if g.granularity == "row":
+        yield (S(0), S(0), R, R), dict(x=S(0))
+
+
+RULES = {
+    "rmsnorm": lambda g: _norm(g, False), "layernorm": lambda g: _norm(g, True), "norm_backward": _norm_backward,
+    "rmsnorm_quant": _quantised_norm, "layernorm_quant": _quantised_norm, "softmax": _softmax,
+    "softmax_backward": _softmax, "cross_entropy": _losses_of_rows, "cross_entropy_backward": _losses_of_rows_backward,
+    "gated": _gated, "gated_backward": _gated_backward, "rope": _rope, "rope_qk": _rope, "flash_attn": _attention,
+    "flash_attn_backward": _attention_backward, "flash_attn_varlen": _attention,
+    "flash_attn_varlen_backward": _attention_backward, "gemm": _gemm, "grouped_gemm": _grouped_gemm,
+    "fp8_gemm": _fp8_gemm, "quantize_fp8": _quantised,
+    # of whole losses, and of logits that are nowhere whole: everything is gathered
+    "cross_entropy_and_gradient": lambda g: (), "linear_cross_entropy": lambda g: (),
+    "linear_cross_entropy_backward": lambda g: (),
+}
+
+
+def _register():
+    for name, module in tkq._PUBLIC.items():
+        if module.endswith("ops"):
+            getattr(tkq, name)  # its module makes the op
+    for name, rule in RULES.items():
+        op = getattr(torch.ops.tkq, name).default
+        register_sharding(op)(partial(_placements, op, rule))
+        # By itself DTensor remembers what it found by the tensors alone, where no int comes before: flags decide, too.
+        DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[op] = RuntimeSchemaInfo(0, needs_pytree=True)
+
+
+def _placements(op, rule, *args):
+    """[(results' placements, arguments' placements)], as `register_sharding` has them: None for what is no tensor."""
+    given = {a.name: a.default_value for a in op._schema.arguments} | {
+        a.name: value for a, value in zip(op._schema.arguments, args)}
+    tensors = {name for name, value in given.items() if isinstance(value, DTensorSpec)}
+    results = len(op._schema.returns)
+    found = [((R,) * results, {}), *rule(SimpleNamespace(results=results, **given))]
+    return [(list(outputs), [inputs.get(name, R) if name in tensors else None for name in list(given)[:len(args)]])
+            for outputs, inputs in found]
+
+
+_register()

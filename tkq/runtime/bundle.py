@@ -1,0 +1,88 @@
+"""Kernels linked into one shared library: a machine runs them with torch, libcudart and tvm-ffi alone.
+
+A bundle is one file, ``tkq-kernels.so``: the library and, behind it, where a loader of ELF files does not look, a note
+of what is in it and a checksum of both, as in an entry of the cache. It is looked for once a process: ``$TKQ_BUNDLE``
+names the file or its folder; else it lies in the folder ``tkq_bundle`` beside the package ``tkq``. ``bundling`` makes
+them.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import warnings
+from dataclasses import dataclass
+
+from . import keys, link
+from .cache import read_entry
+
+NAME = "tkq-kernels.so"
+NATIVE = ("again", "chooser")  # what calls go through in C: sources of this folder whose names begin so
+_FOLDER = pathlib.Path(__file__).parent
+BESIDE = pathlib.Path(__file__).resolve().parents[2] / "tkq_bundle"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """note: kernels {the kernel's name, see ``keys.bundled_name``: its symbol}, native {one of ``NATIVE``: the digest
+    of its sources}, cuda (the major version of its runtime), and who made it from what."""
+
+    path: pathlib.Path
+    note: dict
+
+    def function(self, recipe):
+        """The kernel, as ``kernels.function`` gives it; None where the bundle lacks it."""
+        symbol = self.note["kernels"].get(keys.bundled_name(recipe))
+        return None if symbol is None else self.library[symbol]
+
+    def has_native(self, kind: str) -> bool:
+        """Has the library, which is loaded then, today's functions in C of this kind?"""
+        return self.note["native"].get(kind) == digest(kind) and self.library is not None
+
+    @functools.cached_property
+    def library(self):
+        import tvm_ffi
+
+        runtime = f"libcudart.so.{self.note['cuda']}"
+        if link.cudart_name() == runtime:
+            link.prepare("static")
+        else:  # the DSL that is here is for another CUDA, or there is none: torch has loaded what it needs itself
+            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+        return tvm_ffi.load_module(str(self.path))
+
+
+def native_sources(kind: str) -> list:
+    """The files in C of one of ``NATIVE``."""
+    return sorted(_FOLDER.glob(f"{kind}*.[ch]"))
+
+
+@functools.cache
+def digest(kind: str) -> str:
+    """Of the sources of one of ``NATIVE``."""
+    return hashlib.sha256(repr([path.read_bytes() for path in native_sources(kind)]).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def current() -> Bundle | None:
+    """The bundle in use; None without one. What is named and cannot be used is told by a warning."""
+    named = os.environ.get("TKQ_BUNDLE")
+    path = pathlib.Path(named).expanduser().absolute() if named else BESIDE
+    path = path / NAME if path.is_dir() or not named else path
+    if not named and not path.is_file():
+        return None
+    try:
+        found = read_entry(path)
+    except OSError as error:
+        return _unusable(path, error.strerror)
+    if found is None or found.note.get("kind") != "bundle":
+        return _unusable(path, "it is damaged, or no bundle")
+    if found.note["arch"] != keys.TARGET or found.note["machine"] != keys.machine():
+        return _unusable(path, f"it is for {found.note['arch']} on {found.note['machine']}")
+    return Bundle(path, found.note)
+
+
+def _unusable(path, why):
+    warnings.warn(f"tkq: the bundle {path} cannot be used ({why}); kernels come from the cache, or are compiled.",
+                  stacklevel=3)
