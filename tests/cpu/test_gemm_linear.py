@@ -40,6 +40,14 @@ def test_linear_is_torchs(shape, bias):
         assert_2x(mine, truth, peer, 2, f"{shape}")
 
 
+def test_a_weights_gradient_needs_no_copy():
+    layer, x = tkq.nn.Linear(16, 24, bias=False, dtype=BF16), leaf(6, 16)
+    dy = torch.randn(6, 24).to(BF16)
+    assert grads(layer(x), dy, layer.weight)[0].stride() == layer.weight.stride()
+    b = leaf(16, 24)  # of a matrix that lies the other way round
+    assert grads(tkq.gemm(x, b), dy, b)[0].stride() == b.stride()
+
+
 @pytest.mark.parametrize("layer", (tkq.nn.Linear, tkq.nn.Fp8Linear))
 def test_linear_takes_any_stride(layer):
     ours, wide = layer(16, 16, dtype=BF16), torch.randn(16, 32).to(BF16)

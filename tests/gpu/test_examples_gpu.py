@@ -1,4 +1,5 @@
-"""The examples as a user runs them: each checks its results itself, and prints what it timed."""
+"""The examples as a user runs them: each checks its results itself and prints what it timed. The Llamas in small."""
+import importlib.util
 import os
 import pathlib
 import re
@@ -11,14 +12,23 @@ ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
+def is_llama(path):
+    return path.stem.startswith("llama")
+
+
 def test_there_are_examples():
     assert len(EXAMPLES) >= 4
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if is_llama(p) else ())
+                                  for p in EXAMPLES])
 def test_example(path):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=150)
+    llama = is_llama(path)
+    if llama and importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    command = [sys.executable, str(path), *(["--small"] if llama else [])]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
     report = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode == 0, report
     times = [float(n) for n in re.findall(r"([\d.]+) (?:ms|us)\b", done.stdout)]

@@ -10,14 +10,17 @@ def of_operands(multiply, dy, a, b, alpha, needed):
     """(da, db) of alpha * a @ b, each where it is needed: da = alpha dy b^T, db = alpha a^T dy, in their operands'
     type.
 
-    multiply(x, y, alpha): alpha * x @ y. dy in another type is first rounded to theirs."""
+    multiply(x, y, alpha): alpha * x @ y. dy in another type is first rounded to theirs. db lies in memory as b does:
+    that of a layer's weight, w.t(), is a matrix like w, which need not be copied to become w's."""
     needs_a, needs_b = needed
     if not (needs_a or needs_b):
         return None, None
     dy = ready(dy.to(a.dtype))
     da = multiply(dy, b.mT, alpha) if needs_a else None
-    db = multiply(a.mT, dy, alpha) if needs_b else None
-    return da, db
+    if not needs_b:
+        return da, None
+    turned = b.dim() == 2 and b.stride(0) == 1 and b.stride(1) != 1
+    return da, multiply(dy.mT, a, alpha).mT if turned else multiply(a.mT, dy, alpha)
 
 
 def ready(x: Tensor) -> Tensor:

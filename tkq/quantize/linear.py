@@ -67,36 +67,53 @@ class Fp8Linear(nn.Linear):
             x = x.to(torch.get_autocast_dtype(kind))
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)
-        rows = x.reshape(-1, self.in_features)
-        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        y = _Linear.apply(rows, self.weight, self.bias, self.recipe, torch.is_grad_enabled())
-        return y.view(*x.shape[:-1], self.out_features)
+        return together(x, (self,))[0]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self.recipe.granularity!r}, gradient={self.recipe.gradient}"
 
 
+def together(x: Tensor, layers) -> list[Tensor]:
+    """What each of the layers, of one recipe, makes of x (..., in_features): by blocks it is quantised once for all."""
+    rows, first = x.reshape(-1, x.shape[-1]), layers[0]
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
+    ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
+    return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys]
+
+
 class _Linear(Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, recipe, recording):
-        """recording: is a gradient recorded where this is called? In here grad mode is off, and under no_grad
-        needs_input_grad still says what requires one."""
-        products = _PRODUCTS[recipe.granularity]
-        keep = recording and ctx.needs_input_grad[1]
-        y, kept = products.forward(x, weight, bias, x.dtype, keep)
-        ctx.save_for_backward(weight, *kept)
-        ctx.recipe, ctx.biased, ctx.dtype = recipe, None if bias is None else bias.dtype, x.dtype
-        return y
+    def forward(ctx, x, recipe, recording, *parameters):
+        """parameters: the layers' weights, then their biases. recording: is a gradient recorded where this is called?
+        In here grad mode is off, and under no_grad needs_input_grad still says what requires one."""
+        products, n = _PRODUCTS[recipe.granularity], len(parameters) // 2
+        weights, biases = parameters[:n], parameters[n:]
+        keep = recording and any(ctx.needs_input_grad[3:3 + n])
+        ys, kept = products.forward(x, weights, biases, x.dtype, keep)
+        ctx.save_for_backward(*weights, *kept)
+        ctx.recipe, ctx.biased, ctx.dtype = recipe, [None if b is None else b.dtype for b in biases], x.dtype
+        ctx.set_materialize_grads(False)
+        return tuple(ys)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy):
-        weight, *kept = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias, *_ = ctx.needs_input_grad
-        dx, dweight = _PRODUCTS[ctx.recipe.granularity].backward(
-            dy.contiguous(), weight, kept, ctx.recipe.gradient, (ctx.dtype if wants_x else None, wants_weight))
-        dbias = dy.sum(0, dtype=torch.float32).to(ctx.biased) if wants_bias else None
-        return dx, dweight, dbias, None, None
+    def backward(ctx, *dys):
+        n, products = len(dys), _PRODUCTS[ctx.recipe.granularity]
+        weights, kept = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        wants_x, _, _, *wants = ctx.needs_input_grad
+        wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
+        x = products.kept(kept) if any(wants[:n]) else None
+        dx, dweights = None, [None] * n
+        for i, (dy, weight) in enumerate(zip(dys, weights)):
+            if dy is None:
+                continue
+            more, dweights[i] = products.backward(dy.contiguous(), weight, x if wants[i] else None,
+                                                  ctx.recipe.gradient, ctx.dtype if wants_x else None)
+            dx = more if dx is None else dx.add_(more)
+        dbiases = [dy.sum(0, dtype=torch.float32).to(dtype) if wanted else None
+                   for dy, dtype, wanted in zip(dys, ctx.biased, wants[n:])]
+        return dx, None, None, *dweights, *dbiases
 
 
 def _padded(x):
@@ -110,17 +127,23 @@ class _Rows:
     quantises for itself."""
 
     @staticmethod
-    def forward(x, weight, bias, dtype, keep):
-        return _by_rows(x, weight, E4M3, dtype, bias), (x,) if keep else ()
+    def forward(x, weights, biases, dtype, keep):
+        ys = [_by_rows(x, weight, E4M3, dtype, bias) for weight, bias in zip(weights, biases)]
+        return ys, (x,) if keep else ()
 
     @staticmethod
-    def backward(dy, weight, kept, gradient, wants):
-        dtype, wants_weight = wants
+    def kept(kept):
+        """x, as the weights' gradients want it."""
+        return _turned(kept[0])
+
+    @staticmethod
+    def backward(dy, weight, x, gradient, dtype):
+        """(dx, dweight). x: as of ``kept``, None where dweight is not wanted. dtype: dx's, None likewise."""
         dx = dweight = None
         if dtype is not None:
             dx = _by_rows(dy, weight.t().contiguous(), gradient, dtype)
-        if wants_weight:
-            dweight = _by_rows(_turned(dy), _turned(kept[0]), gradient, weight.dtype)
+        if x is not None:
+            dweight = _by_rows(_turned(dy), x, gradient, weight.dtype)
         return dx, dweight
 
 
@@ -145,26 +168,31 @@ def _by_rows(x, w, of_x, dtype, bias=None):
 
 class _Blocks:
     """A scale for each 128 of what is summed over. x and dy are quantised along both dimensions in one pass; of x the
-    half that the backward wants is kept in place of x itself."""
+    half that the backward wants is kept in place of x itself. As `_Rows` otherwise."""
 
     @staticmethod
-    def forward(x, weight, bias, dtype, keep):
+    def forward(x, weights, biases, dtype, keep):
         q, scale, *kept = quantize_fp8(_padded(x) if keep else x, "block", transpose=keep)
-        w, scale_w = quantize_fp8(weight, "tile")
-        rows = x.shape[0]  # not cut off afterwards: a view from in here could not be written in place
-        return fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), bias=bias, out_dtype=dtype), kept
+        q, scale = q[:x.shape[0]], scale[:x.shape[0]]  # not y, afterwards: a view could not be written in place
+        ys = []
+        for weight, bias in zip(weights, biases):
+            w, scale_w = quantize_fp8(weight, "tile")
+            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype))
+        return ys, kept
 
     @staticmethod
-    def backward(dy, weight, kept, gradient, wants):
-        dtype, wants_weight = wants
-        rows, dx, dweight = dy.shape[0], None, None
-        q, scale, *turned = quantize_fp8(_padded(dy) if wants_weight else dy, "block", gradient, transpose=wants_weight)
+    def kept(kept):
+        return kept
+
+    @staticmethod
+    def backward(dy, weight, x, gradient, dtype):
+        rows, both, dx, dweight = dy.shape[0], x is not None, None, None
+        q, scale, *turned = quantize_fp8(_padded(dy) if both else dy, "block", gradient, transpose=both)
         if dtype is not None:
             _, _, w, scale_w = quantize_fp8(weight, "tile", transpose=True)
             dx = fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), out_dtype=dtype)
-        if wants_weight:
-            x, scale_x = kept
-            dweight = fp8_gemm(turned[0], x.t(), turned[1], scale_x.t(), out_dtype=weight.dtype)
+        if both:
+            dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=weight.dtype)
         return dx, dweight
 
 

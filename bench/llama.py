@@ -1,0 +1,163 @@
+"""A training step of a Llama of 1.2 billion parameters, patched with tkq and as transformers has it; and decoding.
+
+    python -m bench.llama [--sections eager,compiled,learning,generate] [--linear none,fp8_block] [--batch 2]
+
+bf16, S 4096, AdamW, the model of examples/llama_train.py. Steps are timed by the host's clock, in turns of two after
+one that does not count, with the same parameters, gradients and optimizer for all. The unpatched model has the fastest
+of torch's attention backends, found before, in eager mode. Work: 6 operations a parameter and token, and attention's.
+Learning: 200 steps of both from the same weights. Results go to OUT/llama.json and OUT/llama_learning.json after every
+section. Exit status 0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from bench import harness
+from bench.results import Bound, Case, Cost, Environment, Report
+from tkq.testing import timing
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
+import llama_generate
+import llama_train
+
+SECTIONS = ("eager", "compiled", "learning", "generate")
+AT_LEAST = {"eager": 1.15, "compiled": 1.03}
+APART = 0.005  # curves of losses, relatively
+SEQLEN, STEPS = 4096, 200
+DECODE = ((1, 1024), (8, 1024))  # sequences, tokens of the prompt
+DECODED = 128
+
+
+def operations(model, sizes, batch: int, seqlen: int) -> int:
+    """Of a step: three times those of a forward. Embeddings are looked up, but they are the head's weight too."""
+    parameters = sum(p.numel() for p in model.parameters())
+    heads = sizes["num_hidden_layers"] * sizes["num_attention_heads"] * sizes["head_dim"]
+    return 6 * parameters * batch * seqlen + 3 * 2 * batch * heads * seqlen**2  # causal: half of 4 S^2 D
+
+
+class Steps:
+    """The models and ways to make a step, which share all parameters."""
+
+    def __init__(self, sizes, batch, seqlen, linears):
+        self.sizes, self.shape = sizes, (batch, seqlen)
+        self.model = llama_train.make_model(sizes)
+        self.batches = llama_train.language(batch, seqlen, STEPS, sizes["vocab_size"])
+        self.optimizer = llama_train.make_optimizer(self.model, 0.0)  # the weights stay
+        self.plain, self.backends = llama_train.with_best_attention("torch", self.model, self.batches, self.optimizer)
+        self.best = self.plain.name.partition("(")[2].rstrip(")")
+        ours = {"tkq": "tkq", **{f"tkq, {linear}": None if linear == "none" else linear for linear in linears}}
+        self.ours = {name: llama_train.patched(self.model, linear)[0] for name, linear in ours.items()}
+
+    def runs(self, compiled: bool) -> list:
+        made = [llama_train.Run(name, model) for name, model in self.ours.items()]
+        made.append(llama_train.Run("torch", self.model, self.plain.backend))
+        if compiled:
+            for run in made:
+                run.call = torch.compile(run.call)
+        return made
+
+    def case(self, section: str, rounds: int) -> Case:
+        runs, notes, failed = self.runs(section == "compiled"), {}, []
+        for run in list(runs):
+            try:
+                for _ in range(2):
+                    run.step(self.batches[0], self.optimizer)
+                most = llama_train.memory(run, self.batches[0], self.optimizer)
+                notes[run.name] = f"{most / 2**30:.2f} GiB at most"
+            except Exception as problem:
+                runs.remove(run)
+                self.optimizer.zero_grad()
+                failed.append(timing.Timing(run.name, "failed", note=f"{type(problem).__name__}: {str(problem)[:300]}"))
+        found = llama_train.time_steps(runs, self.batches, self.optimizer, rounds)
+        notes["torch"] = f"{notes.get('torch', '')}, {self.best} attention; " + ", ".join(
+            f"{name} {'-' if t is None else f'{1e3 * t:.1f} ms'}" for name, t in self.backends.items())
+        timings = tuple(timing.Timing(name, "wall", tuple(1e3 * t for t in times), note=notes[name])
+                        for name, times in found.items())
+        batch, seqlen = self.shape
+        work = operations(self.model, self.sizes, batch, seqlen)
+        sizes = len(self.batches), batch * seqlen * 8, torch.cuda.get_device_properties(0).L2_cache_size
+        return Case(section, f"training step, {section}", f"B{batch} S{seqlen}", "TFLOP/s", work,
+                    timing.Comparison(timings + tuple(failed), *sizes), bound=Bound(("torch",), AT_LEAST[section]))
+
+    def learning(self) -> dict:
+        """The losses of both, and how far they are apart."""
+        weights = [p.detach().clone() for p in self.model.parameters()]
+        self.optimizer = None
+        runs = (self.plain, llama_train.Run("tkq", self.ours["tkq"]))
+        curves = [llama_train.learn(run, self.model, self.batches, weights) for run in runs]
+        return dict(torch=curves[0], tkq=curves[1], apart=llama_train.apart(curves[1], curves[0]), at_most=APART)
+
+
+def decoding(model) -> Iterator[Cost]:
+    """Microseconds of a token, of torch and of tkq, each by a CUDA graph."""
+    model = model.eval()
+    ours = llama_train.patched(model)[0]
+    model.set_attn_implementation("sdpa")
+    for batch, length in DECODE:
+        ids = torch.randint(1, model.config.vocab_size, (batch, length), device="cuda")
+        for name, each in (("tkq", ours), ("torch", model)):
+            decoder = llama_generate.Decoder(each, ids, length + DECODED)
+            times = [decoder.seconds(DECODED) for _ in range(5)]
+            for what, column in (("prefill", 0), ("a token", 1)):
+                us = [1e6 * t[column] for t in times]
+                tokens = batch * (length if what == "prefill" else 1) / statistics.median(us) * 1e6
+                yield Cost(f"{name}: {what}, B{batch} prompt {length}", statistics.median(us), min(us), max(us),
+                           len(us), note=f"{tokens:.0f} tokens/s")
+
+
+def run(options) -> int:
+    report = Report(Environment.here(harness.Monitor().driver))
+    sizes, seqlen = (llama_train.SMALL, 512) if options.small else (llama_train.SIZES, SEQLEN)
+    steps = Steps(sizes, options.batch, seqlen, options.linear)
+    for section in options.sections:
+        try:
+            if section == "learning":
+                found = steps.learning()
+                print(f"losses {found['torch'][0]:.3f} to {found['torch'][-1]:.3f}, {100 * found['apart']:.3f} % apart")
+                options.out.mkdir(parents=True, exist_ok=True)
+                (options.out / "llama_learning.json").write_text(json.dumps(found, indent=1) + "\n")
+                if not found["apart"] <= APART:
+                    report.problems.append(f"learning: {100 * found['apart']:.3f} % apart")
+            elif section == "generate":
+                with torch.no_grad():
+                    report.costs.extend(decoding(steps.model))
+                print("\n".join(harness.cost_lines(report.costs)), flush=True)
+            else:
+                report.cases.append(steps.case(section, options.rounds))
+                print("\n".join(harness.case_lines(report.cases[-1])), flush=True)
+        except Exception as problem:  # the other sections can still run
+            report.problems.append(f"{section}: {type(problem).__name__}: {str(problem)[:300]}")
+            print("PROBLEM", report.problems[-1], flush=True)
+        report.save(options.out / "llama.json")
+    missed = [case.op for case in report.cases if case.holds() is not True]
+    return 1 if missed or report.problems else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.llama", description=__doc__.split("\n")[0])
+    words = lambda text: tuple(filter(None, text.split(",")))
+    parser.add_argument("--sections", type=words, default=SECTIONS, help=f"of {', '.join(SECTIONS)}, in this order")
+    parser.add_argument("--linear", type=words, default=(), help="layers to time beside tkq's: none, fp8, fp8_block")
+    parser.add_argument("--batch", type=int, default=2, help="sequences")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--small", action="store_true", help="a small model: to try it")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results/h100"))
+    options = parser.parse_args(argv)
+    if unknown := sorted(set(options.sections) - set(SECTIONS)):
+        parser.error(f"--sections: unknown {unknown}; allowed {list(SECTIONS)}")
+    if not torch.cuda.is_available():
+        print("bench.llama times training: it needs a GPU, and PyTorch finds none here.")
+        return 2
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Linear layers that share an input, or whose results are added to something: what a model's module does in one go."""
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import gemm
+from ..nn import Linear
+from ..quantize.linear import Fp8Linear
+from ..quantize.linear import together as quantised_together
+from ..runtime import ops
+from ..runtime.check import under_autocast
+
+
+def together(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
+    """[layer(x) for layer in layers]. Of `torch.nn.Linear` and `tkq.nn.Linear`, without bias, in plain eager mode, the
+    gradients of x are added up by the products themselves, instead of each being written and read once more. For layers
+    in float8, of one recipe by blocks, x is quantised once."""
+    if all(isinstance(layer, Fp8Linear) and not _hooked(layer) and layer.recipe == layers[0].recipe
+           for layer in layers) and not under_autocast(x.device.type):
+        return quantised_together(x, layers)
+    ours = isinstance(layers[0], Linear)
+    if (under_autocast(x.device.type) or not all(_plain(layer, ours) for layer in layers)
+            or not ops.recording(x, *(layer.weight for layer in layers))):
+        return [layer(x) for layer in layers]
+    rows = x.reshape(-1, x.shape[-1])
+    results = _Together.apply(ours, rows, *(layer.weight for layer in layers))
+    return [y.view(*x.shape[:-1], -1) for y in results]
+
+
+def added(layer: nn.Linear, x: Tensor, residual: Tensor) -> Tensor:
+    """residual + layer(x), in one kernel where the layer is a `tkq.nn.Linear` without bias."""
+    if not _plain(layer, True) or under_autocast(x.device.type) or residual.dtype != layer.weight.dtype:
+        return residual + layer(x)
+    rows, sums = x.reshape(-1, x.shape[-1]), residual.reshape(-1, residual.shape[-1])
+    return gemm(rows, layer.weight.t(), c=sums, beta=1.0).view(residual.shape)
+
+
+def _plain(layer, ours):
+    """Is it a layer without bias and hooks: of tkq.nn, or else of torch's?"""
+    kind = isinstance(layer, Linear) if ours else type(layer) is nn.Linear
+    return kind and layer.bias is None and not _hooked(layer)
+
+
+def _hooked(layer):
+    return layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+
+
+def _forward(ctx, ours, x, *weights):
+    ctx.save_for_backward(x, *weights)
+    ctx.set_materialize_grads(False)
+    ctx.ours = ours
+    return tuple(gemm(x, w.t()) if ours else F.linear(x, w) for w in weights)
+
+
+def _backward(ctx, *dys):
+    x, *weights = ctx.saved_tensors
+    product = gemm if ctx.ours else torch.mm
+    dx, dweights = None, []
+    for i, (dy, weight) in enumerate(zip(dys, weights)):
+        dweights.append(product(dy.t(), x) if dy is not None and ctx.needs_input_grad[2 + i] else None)
+        if dy is None or not ctx.needs_input_grad[1]:
+            continue
+        if dx is None:
+            dx = product(dy, weight)
+        elif ctx.ours:
+            gemm(dy, weight, c=dx, beta=1.0, out=dx)
+        else:
+            dx.addmm_(dy, weight)
+    return None, dx, *dweights
+
+
+_Together = ops.eager_function("LinearsTogether", forward=_forward, backward=_backward)

@@ -1,0 +1,93 @@
+"""transformers on tkq (transformers >= 5.17): its attention, and its models' norms, rotary embeddings, MLPs and losses.
+
+    import tkq.integrations.transformers as tkq_transformers
+
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="tkq", dtype=torch.bfloat16)
+    print(tkq_transformers.patch(model))
+
+The import registers "tkq" among transformers' attentions (AttentionInterface and AttentionMaskInterface). It takes
+bf16 and fp16: causal and full attention, windows, softcap, padding (sequences of any lengths, without what is padded),
+sequences packed into one row, caches that grow, and static caches whose length stays on the GPU, so that a step can be
+a CUDA graph. Other masks and types go to transformers' "sdpa"; dropout is refused.
+
+`patch` changes modules of a model by their class, and nothing else of the process; see `transformers_modules.FAMILIES`
+for what it knows. Parameters and buffers stay the same objects with the same names: a state dict, an optimizer and
+`save_pretrained` see no difference. `unpatch` undoes it.
+"""
+from collections import Counter
+from dataclasses import dataclass, field
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+except ImportError as problem:
+    raise ImportError("tkq.integrations.transformers needs transformers >= 5.17: pip install 'tkq[transformers]'"
+                      ) from problem
+from torch import nn
+
+from . import transformers_modules as modules
+from .transformers_attention import attention_forward, make_mask
+
+__all__ = ["Report", "patch", "unpatch"]
+
+AttentionInterface.register("tkq", attention_forward)
+AttentionMaskInterface.register("tkq", make_mask)
+
+
+@dataclass
+class Report:
+    """What `patch` did. replaced: how many modules of each class. left: why modules of classes that it knows were left
+    as they are, and how many."""
+
+    replaced: Counter = field(default_factory=Counter)
+    left: Counter = field(default_factory=Counter)
+
+    def __str__(self):
+        lines = [f"{count:4d} x {name}" for name, count in self.replaced.items()] or ["   nothing that tkq knows"]
+        return "\n".join(["replaced:", *lines] + (["left:"] + [
+            f"{count:4d} x {why}" for why, count in self.left.items()] if self.left else []))
+
+
+def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> Report:
+    """Let the modules of a model of transformers run on tkq's kernels, where tkq knows their class: norms, rotary
+    embedding (in attention layers), gated MLPs, the additions around norms (in decoder layers), and the loss.
+
+    Args:
+        model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3; or anything that has such modules in it. Changed in
+            place. How attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
+        linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8" and
+            "fp8_block", `tkq.nn.Fp8Linear` by rows and by blocks (those with sizes that are multiples of 16).
+        loss: with labels, and in training mode, the loss comes from `tkq.linear_cross_entropy` in bf16 and fp16, and
+            the output's logits are None: they are never whole in memory. False: logits and loss as before.
+
+    Returns:
+        A `Report`. What it does not know it leaves alone; what it has patched before too.
+
+    Hooks on a decoder layer's norm behind attention (before the MLP in Gemma) are not called: the layer computes that
+    norm together with the addition before it. Modules come from a model's classes, not copies of them: a state dict is
+    the same before and after.
+    """
+    if linear not in modules.LINEARS:
+        raise ValueError(f"patch: linear: got {linear!r}, allowed are {', '.join(map(repr, modules.LINEARS))}")
+    known, report = modules.known(), Report()
+    for module in model.modules():
+        found = known.get(type(module))
+        if found is None or (found.is_loss and not loss):
+            continue
+        why = found.why_not(module)
+        if why is None:
+            report.replaced[type(module).__name__] += 1
+            module.__class__ = found.subclass(module)
+        else:
+            report.left[f"{type(module).__name__}: {why}"] += 1
+        if linear is not None and found.is_layer:
+            modules.replace_linears(module, linear, report)
+    return report
+
+
+def unpatch(model: nn.Module) -> None:
+    """Undo `patch`, all of it."""
+    for module in model.modules():
+        original = modules.original(type(module))
+        if original is not None:
+            module.__class__ = original
+            modules.forget(module)

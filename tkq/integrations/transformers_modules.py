@@ -1,0 +1,265 @@
+"""Modules of transformers' models on tkq: subclasses that differ in `forward` alone, and the table of what they are of.
+"""
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
+from .linears import added, together
+
+
+class Family(NamedTuple):
+    """What differs between models.
+
+    norm: the name of a norm's eps. offset: what its weight is added to. four_norms: a layer has norms behind attention
+    and MLP too. head_norms: queries and keys are normalised. options: what the layer tells its attention, by the names
+    of its attributes."""
+
+    norm: str = "variance_epsilon"
+    offset: float = 0.0
+    four_norms: bool = False
+    head_norms: bool = False
+    options: dict = {}  # noqa: RUF012  nobody writes to it
+
+
+_WINDOW, _GEMMA = {"sliding_window": "sliding_window"}, dict(norm="eps", offset=1.0, four_norms=True)
+# by the module of transformers.models, which is the beginning of its classes' names too
+FAMILIES = {
+    "Llama": Family(),
+    "Mistral": Family(options={"sliding_window": "config.sliding_window"}),
+    "Qwen2": Family(options=_WINDOW),
+    "Qwen3": Family(head_norms=True, options=_WINDOW),
+    "Gemma2": Family(**_GEMMA, options={**_WINDOW, "softcap": "attn_logit_softcapping"}),
+    "Gemma3": Family(**_GEMMA, head_norms=True, options=_WINDOW),
+}
+_TANH = functools.partial(geglu, approximate="tanh")
+ACTIVATIONS = {  # by the classes behind transformers' names
+    "SiLU": swiglu, "SiLUActivation": swiglu, "GELU": geglu, "GELUActivation": geglu,
+    "GELUTanh": _TANH, "PytorchGELUTanh": _TANH, "NewGELUActivation": _TANH,
+}
+LINEARS = (None, "tkq", "fp8", "fp8_block")
+
+
+# ---- forwards --------------------------------------------------------------------------------------------------------
+
+
+def norm_forward(family, cls):
+    def forward(self, hidden_states):
+        return rmsnorm(hidden_states, self.weight, eps=getattr(self, family.norm), weight_offset=family.offset)
+
+    return forward
+
+
+def mlp_forward(family, cls):
+    def forward(self, x, residual=None):
+        """residual: what the result is added to, which its layer may say: see `layer_forward`."""
+        gate, up = together(x, self.gate_proj, self.up_proj)
+        h = ACTIVATIONS[type(self.act_fn).__name__](gate, up)
+        return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
+
+    return forward
+
+
+def attention_forward(family, cls):
+    models = sys.modules[cls.__module__]
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        shape = *hidden_states.shape[:-1], -1, self.head_dim
+        q, k, v = (x.view(shape) for x in together(hidden_states, self.q_proj, self.k_proj, self.v_proj))
+        if family.head_norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        cos, sin = (table[..., :table.shape[-1] // 2] for table in position_embeddings)  # the halves are the same
+        q, k, v = (x.transpose(1, 2) for x in (*rope_qk(q, k, cos, sin), v))
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        call = models.ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, models.eager_attention_forward)
+        options = {name: _attribute(self, path) for name, path in family.options.items()}
+        o, weights = call(self, q, k, v, attention_mask, dropout=self.attention_dropout if self.training else 0.0,
+                          scaling=self.scaling, **options, **kwargs)
+        return self.o_proj(o.reshape(*hidden_states.shape[:-1], -1).contiguous()), weights
+
+    return forward
+
+
+def _attribute(module, path):
+    """Of a module, by a name that may have dots. None where there is none."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def layer_forward(family, cls):
+    """The additions go with the norms before which they stand; the last one goes with the MLP's last product."""
+    def normed(norm, x, residual=None):
+        """(the norm of x + residual, the sum)"""
+        return rmsnorm(x, norm.weight, eps=getattr(norm, family.norm), weight_offset=family.offset, residual=residual,
+                       prenorm=True)
+
+    def forward(self, hidden_states, **kwargs):
+        h, residual = normed(self.input_layernorm, hidden_states)
+        h, _ = self.self_attn(hidden_states=h, **kwargs)
+        if family.four_norms:
+            h, residual = normed(self.pre_feedforward_layernorm, self.post_attention_layernorm(h), residual)
+            return residual + self.post_feedforward_layernorm(self.mlp(h))
+        h, residual = normed(self.post_attention_layernorm, h, residual)
+        return self.mlp(h, residual) if type(self.mlp) in _originals else residual + self.mlp(h)
+
+    return forward
+
+
+def loss_forward(family, cls):
+    @can_return_tuple
+    def forward(self, input_ids=None, labels=None, logits_to_keep=0, **kwargs):
+        if not (labels is not None and self.training and type(logits_to_keep) is int and logits_to_keep == 0
+                and _can_fuse(self)):
+            return cls.forward(self, input_ids, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
+        out = self.model(input_ids=input_ids, **kwargs)
+        loss = _loss(self, out.last_hidden_state, labels, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
+                                      attentions=out.attentions)
+
+    return forward
+
+
+def _can_fuse(model):
+    """Is the head a plain linear layer of a type that the kernel takes, and the loss transformers' usual one?"""
+    head = model.lm_head
+    return (type(head) is nn.Linear and head.bias is None and head.weight.dtype in (torch.bfloat16, torch.float16)
+            and head.in_features % 8 == 0 and model.loss_function.__name__ == "ForCausalLMLoss")
+
+
+def _loss(model, hidden, labels, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_):
+    """As transformers' ForCausalLMLoss, whose arguments these are: token i predicts token i + 1."""
+    target = F.pad(labels, (0, 1), value=ignore_index)[..., 1:] if shift_labels is None else shift_labels
+    loss = linear_cross_entropy(
+        hidden, model.lm_head.weight, target.contiguous().to(hidden.device), ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+        softcap=getattr(model.config, "final_logit_softcapping", None))
+    if num_items_in_batch is None:
+        return loss
+    return loss / (num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, torch.Tensor)
+                   else num_items_in_batch)
+
+
+# ---- what is replaced by what ----------------------------------------------------------------------------------------
+
+
+def _unknown_activation(module):
+    name = type(module.act_fn).__name__
+    return None if name in ACTIVATIONS else f"activation {name}"
+
+
+class Kind(NamedTuple):
+    """Of modules: how their classes' names end, what makes their forward, and what may speak against a module."""
+
+    ending: str
+    forward: Callable
+    why_not: Callable = lambda module: None
+
+
+KINDS = (Kind("RMSNorm", norm_forward), Kind("MLP", mlp_forward, _unknown_activation),
+         Kind("Attention", attention_forward), Kind("DecoderLayer", layer_forward), Kind("ForCausalLM", loss_forward))
+
+
+class Known(NamedTuple):
+    """A class of transformers that tkq has a subclass for."""
+
+    family: Family
+    kind: Kind
+
+    @property
+    def is_loss(self):
+        return self.kind.ending == "ForCausalLM"
+
+    @property
+    def is_layer(self):
+        return self.kind.ending == "DecoderLayer"
+
+    def why_not(self, module) -> Optional[str]:
+        return self.kind.why_not(module)
+
+    def subclass(self, module):
+        return _subclass(type(module), self.kind.forward(self.family, type(module)))
+
+
+_subclasses: dict = {}  # (class, what it becomes) -> the one made for it: as many as the tables here give
+_originals: dict = {}  # the class made -> the one it was made for
+
+
+def _subclass(cls, forward, base=None):
+    """A class of cls's name for its modules, made once. base: what it is derived from, cls where not given."""
+    base = base or cls
+    made = _subclasses.get((cls, base))
+    if made is None:
+        members = {"__module__": __name__, "__doc__": cls.__doc__, **({"forward": forward} if forward else {})}
+        made = _subclasses[cls, base] = type(cls.__name__, (base,), members)
+        _originals[made] = cls
+    return made
+
+
+def original(cls):
+    """The class that a patched module had; None for a class that is not patch's."""
+    return _originals.get(cls)
+
+
+@functools.cache
+def known() -> dict:
+    """The classes of this version of transformers that are in the table."""
+    found = {}
+    for name, family in FAMILIES.items():
+        try:
+            module = importlib.import_module(f"transformers.models.{name.lower()}.modeling_{name.lower()}")
+        except ImportError:
+            continue
+        for kind in KINDS:
+            cls = getattr(module, name + kind.ending, None)
+            if cls is not None:
+                found[cls] = Known(family, kind)
+    return found
+
+
+# ---- linear layers ---------------------------------------------------------------------------------------------------
+
+
+def replace_linears(layer, what, report):
+    """nn.Linear in a layer, by tkq.nn's."""
+    from .. import nn as tkq_nn
+    from ..quantize.linear import E4M3, Recipe
+
+    fp8 = {"fp8": Recipe("row", E4M3), "fp8_block": Recipe("block", E4M3)}.get(what)
+    base = tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear
+    for module in layer.modules():
+        if type(module) is not nn.Linear:
+            continue
+        why = _refuses(module, what)
+        if why is not None:
+            report.left[f"Linear: {why}"] += 1
+            continue
+        if fp8 is not None:
+            module.recipe = fp8
+        module.__class__ = _subclass(nn.Linear, None, base)
+        report.replaced["Linear"] += 1
+
+
+def _refuses(linear, what):
+    if what.startswith("fp8"):
+        odd = linear.in_features % 16 or linear.out_features % 16
+        return "sizes that are no multiples of 16" if odd else None
+    if linear.weight.dtype not in (torch.bfloat16, torch.float16):
+        return f"a weight of {linear.weight.dtype}"
+    return "in_features that are no multiple of 8" if linear.in_features % 8 else None
+
+
+def forget(module):
+    """What `replace_linears` has put into a module."""
+    if type(module) is nn.Linear:
+        module.__dict__.pop("recipe", None)
