@@ -11,13 +11,12 @@ first, in as many processes as there are cores; without a GPU that is all.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
 from tkq.gemm.config import Config
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
-from tkq.gemm.narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
+from tkq.gemm.narrow_config import WIDTHS, NarrowConfig
 from tkq.gemm.plan import recipe
 from tkq.gemm.spec import GemmSpec
 
@@ -143,11 +142,7 @@ def config(name: str, shape) -> Config | NarrowConfig:
         return found
     rows, split, deep = found
     few = NarrowConfig(next(m for m in WIDTHS if m >= shape[0]), rows, split)
-    few = narrow_plan.fitted(few, GemmSpec())
-    if not deep:
-        return few
-    stage = few.stage_bytes(GemmSpec())
-    return dataclasses.replace(few, stages=(2 * SLOT_BYTES - few.exchange_bytes - 1024) // stage)
+    return narrow_plan.fitted(few, GemmSpec(), **({"places": 1} if deep else {}))
 
 
 def suits(name: str, shape) -> bool:

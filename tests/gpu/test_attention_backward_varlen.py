@@ -83,9 +83,15 @@ def test_what_is_not_in_use_is_not_looked_at(dim, causal, deterministic):
         problem.judge(f"in use {longest}", deterministic)
 
 
+@pytest.mark.parametrize("dim, dim_v, causal", ((96, 96, False), (96, 96, True), (64, 128, True), (40, 40, True)))
+def test_brief_ones_narrower_than_their_tiles(dim, dim_v, causal):
+    """dQ goes from block to block in tiles of 64 or 128 columns."""
+    Problem(MIXED, 4, 2, dim, dim_v=dim_v, spare=20, longest=512, options=Options(causal)).judge(f"{dim}, {dim_v}")
+
+
 @pytest.mark.parametrize("longest", (512, 900))
 def test_no_key_is_in_use(longest):
-    """No block of the main kernel has anything to do: dQ is still made after its accumulator has been zeroed."""
+    """No block of the main kernel has anything to do: dQ is still made, from its accumulator or by who sees no tile."""
     problem = Problem(MIXED, 4, 2, 128, in_use=True, longest=longest, options=Options(True))
     problem.lengths = problem.lengths._replace(seqused_k=torch.zeros_like(problem.lengths.seqused_k))
     problem.tensors[4].zero_()

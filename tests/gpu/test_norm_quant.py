@@ -137,3 +137,18 @@ def test_long_rows_of_layernorm(N, vectors):
     others = [0, 4, 5, 6]
     assert torch.equal(found[others].view(torch.uint8), q[others].view(torch.uint8))
     assert torch.equal(found_scale[others], scale[others])
+
+
+@pytest.mark.parametrize("N, granularity, x, vectors", [
+    (65544, "row", "bf16", dict(weight="bf16")),  # whole blocks of a cluster without a column
+    (200008, "row", "bf16", dict(weight="fp32", bias="fp32")),
+    (131072, "block", "bf16", dict(weight="bf16")),
+    (262144, "block", "bf16", dict(weight="fp32", bias="fp32")),
+    (262144, "row", "bf16", dict(weight="bf16", residual="bf16")),
+    (131072, "row", "fp16", dict(weight="fp16"))])
+def test_other_long_rows_of_layernorm(N, granularity, x, vectors):
+    for M in (1, 5):
+        rows, extra = make((M, N), x, **vectors)
+        check_quantised("layernorm", rows, extra, granularity, f"M {M}")
+    rows[torch.arange(5), torch.arange(5) * 11003] = 1e4
+    check_quantised("layernorm", rows, extra, granularity, "an outlier a row")
