@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -41,7 +43,8 @@ class Prefetch:
     def stop(self) -> None:
         """End it, if it is still at work."""
         if not self.done:
-            self._process.terminate()
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._process.pid, signal.SIGTERM)  # with its own processes, which would compile on
             self._process.wait()
 
 
@@ -68,11 +71,13 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
 
     if jobs < 1:
         raise ValueError(f"prefetch: jobs: got {jobs}, allowed are numbers from 1 on")
+    if isinstance(ops, str):
+        raise ValueError(f"prefetch: ops: got {ops!r}, allowed are several names, as in ops=({ops!r},)")
     known = [models.found(one) for one in of]
     folders = os.pathsep.join(map(str, (*cache().before, cache().folder)))
     process = subprocess.Popen(
         [sys.executable, "-m", "tkq.prefetching"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "TKQ_CACHE_DIR": folders})
+        stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "TKQ_CACHE_DIR": folders})
     process.stdin.write(json.dumps([known, list(ops), jobs]))
     process.stdin.close()
     process.stdin = None  # so that communicate() leaves it alone

@@ -338,3 +338,12 @@ def test_targets_are_checked_where_that_was_asked_for(kernels):
         tkq.cross_entropy(x, target)
     with debug.checks(), pytest.raises(IndexError):
         tkq.cross_entropy(x, target)
+
+
+def test_a_library_that_cannot_be_loaded(monkeypatch, tmp_path):
+    """As from a cache that a machine with another loader shares: calls take the long way, and nothing is raised."""
+    broken = tmp_path / "again.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(again.native, "library", lambda kind: broken)
+    with pytest.warns(UserWarning, match="calls take longer"):
+        assert again._library.__wrapped__() is None

@@ -19,17 +19,24 @@ S, R, P = Shard, Replicate(), Partial()
 # A rule: what an op is called with -> [(placements of its results, {argument: placement})] for one dimension of a mesh,
 # beside the one where all is replicated, which goes without saying, as do replicated arguments. rstd, and whatever else
 # one op keeps for another, has one number for each row of the local tensor: sharded along its only dimension, whichever
-# of x's is; nobody but that other op reads it, by the same rule.
+# of x's is; nobody but that other op reads it, by the same rule. Moved to where x does not lie it would be of other
+# rows: so such ops take x where it lies, or gather it.
+
+
+def _lies(x, dimensions):
+    """Those of the first dimensions along which x is sharded."""
+    return sorted({p.dim for p in x.placements if p.is_shard() and p.dim < dimensions})
 
 
 def _norm(g, layer):
-    for i in range(g.x.ndim - (1 if g.weight is None else g.weight.ndim)):
+    rows = g.x.ndim - (1 if g.weight is None else g.weight.ndim)
+    for i in _lies(g.x, rows) if g.save else range(rows):
         kept = S(0) if g.save else R
         yield (S(i), S(i) if g.total_dtype else R, kept, kept if layer else R), dict(x=S(i), residual=S(i))
 
 
 def _norm_backward(g):
-    for i in range(g.x.ndim - (1 if g.weight is None else g.weight.ndim)):
+    for i in _lies(g.x, g.x.ndim - (1 if g.weight is None else g.weight.ndim)):
         yield ((S(i) if g.need_dx else R, P if g.need_dweight else R, P if g.need_dbias else R,
                 S(i) if g.dresidual_dtype else R), dict(dy=S(i), x=S(i), rstd=S(0), mean=S(0), dtotal=S(i)))
 
@@ -46,12 +53,12 @@ def _softmax(g):
 
 
 def _losses_of_rows(g):
-    for i in range(g.logits.ndim - 1 if g.reduction == "none" else 0):
+    for i in _lies(g.logits, g.logits.ndim - 1) if g.reduction == "none" else ():
         yield (S(i), S(0)), dict(logits=S(i), target=S(i))
 
 
 def _losses_of_rows_backward(g):
-    for i in range(g.logits.ndim - 1 if g.reduction == "none" else 0):
+    for i in _lies(g.logits, g.logits.ndim - 1) if g.reduction == "none" else ():
         yield (S(i),), dict(logits=S(i), target=S(i), dloss=S(i), saved=S(0))
 
 
@@ -71,13 +78,21 @@ def _rope(g):
     x = g.x if hasattr(g, "x") else g.q
     heads = dict.fromkeys("xqk", S(x.ndim - 2))
     yield (S(x.ndim - 2),) * g.results, heads
-    if g.cu_seqlens is g.offsets is g.position_ids is None:
-        yield (S(0),) * g.results, dict.fromkeys("xqk", S(0))
+    if g.cu_seqlens is g.offsets is g.position_ids is None and x.ndim == 4:
+        table = S(0) if g.cos.ndim == 3 and g.cos.shape[0] > 1 else R  # of each sequence, or of all
+        yield (S(0),) * g.results, dict(dict.fromkeys("xqk", S(0)), cos=table, sin=table)
+
+
+def _whole_groups(g):
+    """A rank with some of the K/V heads has the query heads that go with them."""
+    return g.k.shape[-2] % g.k.mesh.size() == 0
 
 
 def _attention(g):
     if g.q.ndim == 4:
         yield (S(0), S(0) if g.return_lse else R), dict(q=S(0), k=S(0), v=S(0))
+    if not _whole_groups(g):
+        return
     heads, of_lse = S(g.q.ndim - 2), S(g.q.ndim - 3)
     yield (heads, of_lse if g.return_lse else R), dict(q=heads, k=heads, v=heads, sinks=S(0))
 
@@ -91,6 +106,8 @@ def _attention_backward(g):
 
     if g.q.ndim == 4:
         yield where(S(0), P), dict.fromkeys((*names, "lse", "dlse"), S(0))
+    if not _whole_groups(g):
+        return
     heads, of_lse = S(g.q.ndim - 2), S(g.q.ndim - 3)
     yield where(heads, S(0)), dict(dict.fromkeys(names, heads), lse=of_lse, dlse=of_lse, sinks=S(0))
 

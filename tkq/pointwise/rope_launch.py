@@ -43,11 +43,12 @@ def launch_simple(turn, x, x2=None, in_place=False):
                 out2 = make((batch, length, heads2, width), (length * pitch, pitch, width, 1), dtype)
             arguments = x, out, x2, out2, cos, sin, None, None, offset, -1.0 if inverse else 1.0
             known(*arguments)
-            again.add((x, x2, cos, sin, offset, interleaved, inverse, in_place), known, arguments, (out, out2))
-            return out, out2
+        else:
+            return None
     except Exception:  # nothing is known, or it was refused
-        pass
-    return None
+        return None
+    again.add((x, x2, cos, sin, offset, interleaved, inverse, in_place), known, arguments, (out, out2))
+    return out, out2
 
 
 def launch(turn, x, out, x2=None, out2=None, config=None):

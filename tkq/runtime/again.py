@@ -22,6 +22,7 @@ import ctypes
 import functools
 import sys
 import threading
+import warnings
 import weakref
 from typing import NamedTuple
 
@@ -144,7 +145,15 @@ def _of_result(t, given, made):
 
 @functools.cache
 def _library():
-    """again.c as a library for ctypes, prepared; None where it cannot be had."""
+    """again.c as a library for ctypes, prepared; None where it cannot be had: calls take the long way then."""
+    try:
+        return _prepared()
+    except (OSError, RuntimeError, AttributeError, ValueError, ImportError) as error:
+        warnings.warn(f"tkq: calls take longer, as their function in C cannot be used: {error}", stacklevel=3)
+        return None
+
+
+def _prepared():
     table, guards = getattr(Tensor, "__dlpack_c_exchange_api__", None), torch._C._dynamo.guards
     makers = [getattr(guards, f"_empty_strided_{name}", None) for name in ("cpu", "cuda")]
     if table is None or None in makers or not getattr(sys, "_is_gil_enabled", lambda: True)():

@@ -113,7 +113,10 @@ class Cache:
             with contextlib.suppress(OSError):  # on a full disk nobody learns who holds it
                 os.ftruncate(file.fileno(), 0)
                 os.write(file.fileno(), f"{os.getpid()}, {name}".encode())
-            yield  # closing the file lets go, as does the end of a process
+            try:
+                yield
+            finally:  # not by closing alone: a process that was forked meanwhile has the file open too
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def entries(self) -> list[pathlib.Path]:
         """All entries, those used longest ago first. Folders are none."""
