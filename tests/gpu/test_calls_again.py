@@ -24,8 +24,8 @@ CHOOSERS = {"tkq.norms.launch": ("rmsnorm of three dimensions", "rmsnorm of slic
             "tkq.pointwise.gated_ops": ("swiglu of three dimensions",), "tkq.pointwise.rope_launch": ("rope_qk",)}
 
 
-# Copies before its launch, or launches twice.
-LONG = ("rmsnorm of slices",)
+# Copies before its launch, launches twice, or has its short way in Python, past `route`.
+LONG = ("rmsnorm of slices", "gemm into out", "gemm onto c")
 
 
 @pytest.fixture(scope="module")
