@@ -177,3 +177,9 @@ def runs_in_threads(case, device, around=lambda call: call, threads=4):
     assert not problems, problems
     for seed in seeds:
         assert_same(found[seed], wanted[seed], case.exact, f"{case.name}, thread {seed}")
+
+
+def registered() -> set:
+    """The names of tkq's custom ops; without those of tests."""
+    names = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
+    return {op.partition(".")[0] for space, _, op in names if space == "tkq" and not op.startswith("test_")}

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
+from tests import every_op_checks as checks
 from tests import every_op_sharded as sharded
 from tests.every_op import CASES, WITH_GRADIENTS, of_each
-from tkq.integrations import dtensor
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -46,14 +46,19 @@ def test_tensor_parallel(mesh):
 def test_every_op_has_a_rule():
     from tkq.integrations import dtensor  # here: the tests above have it brought by their first call
 
-    registered = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()
-                  if name.startswith("tkq::")}
+    registered = checks.registered()
     assert set(dtensor.RULES) == registered
 
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path):
     torch.multiprocessing.spawn(sharded.of_two_ranks, (f"file://{tmp_path}/ranks", STAY), 2)
+
+
+def rules():
+    from tkq.integrations import dtensor
+
+    return dtensor.RULES
 
 
 def posed(*shape, placements=(), ranks=2):
@@ -68,8 +73,8 @@ def test_what_goes_with_rstd_stays_where_it_lies(placement, rows):
     x = posed(4, 6, 16, placements=(placement,))
     g = SimpleNamespace(x=x, weight=posed(16), save=True, total_dtype=None, need_dx=True, need_dweight=True,
                         need_dbias=False, dresidual_dtype=None)
-    assert [given["x"].dim for _, given in dtensor.RULES["rmsnorm"](g)] == rows
-    assert [given["x"].dim for _, given in dtensor.RULES["norm_backward"](g)] == rows
+    assert [given["x"].dim for _, given in rules()["rmsnorm"](g)] == rows
+    assert [given["x"].dim for _, given in rules()["norm_backward"](g)] == rows
 
 
 @pytest.mark.parametrize("kv_heads, allowed", [(3, False), (4, True)])
@@ -77,12 +82,12 @@ def test_heads_go_to_ranks_in_whole_groups(kv_heads, allowed):
     g = SimpleNamespace(q=posed(2, 64, 12, 64), k=posed(2, 64, kv_heads, 64), return_lse=True, need_dq=True,
                         need_dk=True, need_dv=True, need_dsinks=False)
     for op in ("flash_attn", "flash_attn_backward"):
-        assert any(given.get("k") == Shard(2) for _, given in dtensor.RULES[op](g)) == allowed
+        assert any(given.get("k") == Shard(2) for _, given in rules()[op](g)) == allowed
 
 
 def test_tables_of_a_batch_go_with_it():
     g = SimpleNamespace(x=posed(4, 6, 2, 16), cos=posed(4, 6, 8), cu_seqlens=None, offsets=None, position_ids=None,
                         results=1)
-    assert [given.get("cos") for _, given in dtensor.RULES["rope"](g)] == [None, Shard(0)]
+    assert [given.get("cos") for _, given in rules()["rope"](g)] == [None, Shard(0)]
     g.x = posed(24, 2, 16)
-    assert len(list(dtensor.RULES["rope"](g))) == 1
+    assert len(list(rules()["rope"](g))) == 1
