@@ -165,10 +165,11 @@ def fp8(device):
     from tkq.gemm import fp8_ops, fp8_plan
     from tkq.gemm.fp8_spec import Fp8Spec
 
-    # two blocks: each has tiles to write under the next; and steps of which one half is added up under the other
+    # two blocks: each has tiles to write under the next; and steps of which a part is added up under the others
     for name, spec, config, of_b, k in (
             ("several tiles a block", Fp8Spec(scales="row"), fp8_plan.FAST[0], "row", 272),
-            ("rolling halves", Fp8Spec(scales="block", promote=True), fp8_plan.PROMOTED[1], "tile", 2320)):
+            ("rolling halves", Fp8Spec(scales="block", promote=True), fp8_plan.PROMOTED[1], "tile", 2320),
+            ("rolling quarters", Fp8Spec(scales="block", promote=True), fp8_plan.BLOCKS[0], "tile", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), spec.scales),
                           *tkq.quantize_fp8(randn(1, 520, k), of_b))
         if device == "cpu":
