@@ -4,7 +4,10 @@
 # make lint
 # make clean      removes .venv and what tools left
 #
+# Tests run in JOBS processes (2): make test JOBS=16
 # The first of them makes .venv. To use an environment that has everything already:  make test PYTHON=python
+
+JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint clean
@@ -28,10 +31,10 @@ demo: $(READY)
 	$(PYTHON) -m tkq demo
 
 test: $(READY)
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-all: $(READY)
-	$(PYTHON) -m pytest --all-kernels $(ARGS)
+	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --all-kernels $(ARGS)
 
 lint: $(READY)
 	$(PYTHON) -m ruff check .
