@@ -4,8 +4,8 @@
 # make lint
 # make clean      removes .venv and what tools left
 #
-# Tests run in JOBS processes (2): make test JOBS=16
 # The first of them makes .venv. To use an environment that has everything already:  make test PYTHON=python
+# Tests run in two processes. In more:  make test JOBS=16
 
 JOBS ?= 2
 
