@@ -18,7 +18,7 @@ READY := .venv/.tkq-installed
 endif
 
 help:
-	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 7
+	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 8
 
 # Made anew when what is to be installed changes.
 .venv/.tkq-installed: pyproject.toml constraints.txt
