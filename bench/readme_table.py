@@ -36,7 +36,7 @@ Made by `python -m bench.readme_table --write` from `bench/results/h100`; the fo
 what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the bytes that an
 operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual), one in a cross
 entropy's, three in a norm's or softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without
-what is fused into it."""
+what is fused into it. Each table has the day of its run; the README says which are older than the code they measure."""
     others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
     runs = (f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path)}" for path in others)
     return "\n\n".join((head, *runs)) + "\n"

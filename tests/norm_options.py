@@ -1,9 +1,21 @@
 """Norms with options: torch's way, and inputs."""
+import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.poison import poisoned
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+KINDS = ["rmsnorm", "layernorm"]
+E4M3 = torch.float8_e4m3fn
 EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """Whatever a call allocates is NaN before it is written."""
+    with poisoned():
+        yield
 
 
 def torch_norm(kind, x, weight=None, bias=None, residual=None, offset=0.0):

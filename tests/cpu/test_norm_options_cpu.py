@@ -1,25 +1,14 @@
 """The norms' options and gradients where no GPU is needed: what they mean, what is refused, what autograd sees."""
 import pytest
 import torch
-import torch.nn.functional as F
 
 import tkq
+from tests.norm_options import EPS, KINDS, torch_norm
 from tests.rule import assert_2x
 from tkq import reference_norms
 from tkq.norms import ops, quant_ops  # noqa: F401  register torch.ops.tkq's
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-KINDS = ["rmsnorm", "layernorm"]
-EPS = 1e-5
-
-
-def torch_norm(kind, x, weight=None, bias=None, residual=None, offset=0.0):
-    """(y, h) of PyTorch's own, at the inputs' precision; a weight of (H, N) too."""
-    h = x if residual is None else x + residual
-    N = h.shape[-1:]
-    y = F.layer_norm(h, N, None, None, EPS) if kind == "layernorm" else F.rms_norm(h, N, None, EPS)
-    y = y if weight is None else y * (weight + offset)
-    return y if bias is None else y + bias, h
 
 
 def make(shape, dtype=torch.float32, **shapes_and_dtypes):

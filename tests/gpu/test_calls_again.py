@@ -34,7 +34,16 @@ def calls():
 
 
 def copies(found):
-    return [t.clone() for t in (found if isinstance(found, (tuple, list)) else (found,))]
+    """What a call returned. Its own is written over: the next call is given that memory, and has to write it."""
+    found = found if isinstance(found, (tuple, list)) else (found,)
+    made = [t.clone() for t in found]
+    spoil(found)
+    return made
+
+
+def spoil(found):
+    for t in found:
+        (t.view(torch.uint8) if t.dtype.itemsize == 1 else t).fill_(7)
 
 
 def assert_same(found, first):
@@ -76,8 +85,7 @@ def test_again(calls, name, monkeypatch):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             found = call()
-        for t in found if isinstance(found, (tuple, list)) else (found,):
-            (t.view(torch.uint8) if t.dtype.itemsize == 1 else t).fill_(7)
+        spoil(found if isinstance(found, (tuple, list)) else (found,))
         graph.replay()
         torch.cuda.synchronize()
         assert_same(copies(found), first)

@@ -1,10 +1,7 @@
 """Launches per call of every op: as many as docs/launches.md says."""
-import pytest
-
 from tests import launch_table
 
 
-@pytest.mark.skipif(not launch_table.NUMBERS.exists(), reason="not counted yet: python -m tests.launch_table --count")
 def test_launches_per_call():
     found, known = launch_table.count(), launch_table.numbers()
     differ = {name: (found.get(name), known.get(name)) for name in found | known if found.get(name) != known.get(name)}

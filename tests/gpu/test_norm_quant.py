@@ -3,19 +3,8 @@ import pytest
 import torch
 
 import tkq
-from tests.norm_options import EPS, make, torch_norm
-from tests.poison import poisoned
+from tests.norm_options import E4M3, EPS, KINDS, make, poison, torch_norm  # noqa: F401  a fixture
 from tests.rule import assert_2x
-
-KINDS = ["rmsnorm", "layernorm"]
-E4M3 = torch.float8_e4m3fn
-
-
-@pytest.fixture(autouse=True)
-def poison():
-    """Whatever a call allocates is NaN before it is written."""
-    with poisoned():
-        yield
 
 
 def e4m3(v):

@@ -62,6 +62,9 @@ def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> 
     Returns:
         A `Report`. What it does not know it leaves alone; what it has patched before too.
 
+    Raises:
+        ValueError: another ``linear``.
+
     Hooks on a decoder layer's norm behind attention (before the MLP in Gemma) are not called: the layer computes that
     norm together with the addition before it. Modules come from a model's classes, not copies of them: a state dict is
     the same before and after.

@@ -1,6 +1,6 @@
 """How many clusters of blocks a device runs at once: not its processors divided by the cluster, because a cluster stays
-within a GPC, and not all GPCs have as many processors. Asked of the driver by ctypes: importing cuda.bindings takes
-longer than all else of a process's first call, and a machine that runs a bundle need not have it."""
+within a GPC, and not all GPCs have as many processors. Asked of the driver by ctypes: a first call does not wait
+until cuda.bindings is imported, and a machine that runs a bundle need not have it."""
 import ctypes
 import functools
 

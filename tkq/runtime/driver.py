@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes: importing cuda.bindings took 40 ms of a process's first call."""
+"""The CUDA driver by ctypes: a process's first call does not wait until cuda.bindings is imported."""
 import contextlib
 import ctypes
 import functools
