@@ -18,7 +18,7 @@ from .runtime.recipe import Shipped
 
 
 class Model(NamedTuple):
-    """A decoder's shapes. hidden: columns of a token. heads, kv_heads, head_dim: of attention. inner: columns within the
+    """A decoder's shapes. hidden: columns of a token. heads, kv_heads, head_dim: of attention. inner: columns in the
     gated MLP, activation its function ("swiglu", "geglu"). vocabulary: classes. bias: do the products for queries, keys
     and values have one? head_norm: queries and keys are normalised by heads. offset: what is added to norms' weights.
     window: keys that every other layer sees. score_cap, logit_cap: soft caps of scores and of logits."""
