@@ -1,6 +1,6 @@
-"""Flash attention, forward, written on tkq.tile in under 100 lines and called from PyTorch.
-Run it: with a Hopper GPU it is checked against PyTorch and timed beside tkq.flash_attn; without, compiled for it, nothing
-timed.
+"""Flash attention, forward, on tkq.tile: a class and a call of under 100 lines, without comments.
+Run it: with a Hopper GPU it is checked against PyTorch and timed beside tkq.flash_attn; without, compiled for it,
+nothing timed.
 """
 from dataclasses import dataclass
 
@@ -60,8 +60,8 @@ class Registers:
 
 
 class FlashAttention:
-    """A task is 128 rows of Q of one head, 64 for each of two consumer warpgroups. K and V pass by in tiles of 128 keys,
-    the last one first: that one alone needs a mask.
+    """A task is 128 rows of Q of one head, 64 for each of two consumer warpgroups. K and V pass by in tiles of 128
+    keys, the last one first: that one alone needs a mask.
 
       producer (warp 0)    K(n) Q | K(n-1) V(n) | K(n-2) V(n-1) | .. | V(0), the next task's number
       consumers (2)        S = Q K(n)', mask, softmax | S = Q K(i-1)' and O += P V(i), softmax of S under P V | ..

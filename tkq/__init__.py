@@ -43,7 +43,7 @@ _PUBLIC = {
 }
 _MODULES = ("attention", "integrations", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms",
             "reference_pointwise",
-            "row_kernel", "rows", "runtime", "testing", "tile", "utils")
+            "row_kernel", "rows", "runtime", "testing", "tile", "utils", "viz")
 
 __all__ = [*_PUBLIC, "__version__"]
 
