@@ -2,6 +2,7 @@
 import ast
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -18,6 +19,9 @@ def test_runs_without_a_gpu(path, tmp_path):
     done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "No GPU" in done.stdout and "timed" in done.stdout
+    assert set(re.findall(r"(\d+) spills", done.stdout)) <= {"0"}
+    if path.stem == "write_a_flash_attention":  # the products are not serialised
+        assert re.findall(r"tensor (\d+), wgmma waits (\d+)", done.stdout) == [("32", "4")] * 2
 
 
 def test_a_fused_backward_takes_at_most_40_lines():

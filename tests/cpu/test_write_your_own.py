@@ -1,0 +1,77 @@
+"""The chapters of "Write your own kernel": their code is the examples', their pictures are drawn from it, and the
+kernels are as short as they say."""
+import ast
+import io
+import re
+import tokenize
+
+import pytest
+
+from tests.cpu.test_viz import ROOT, initialised
+
+PAGES = [ROOT / "docs" / "write_your_own" / f"{name}.md" for name in ("reduction", "gemm", "flash_attention")]
+MARK = re.compile(r"^<!-- excerpt: (\S+) -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXCERPTS = [(page.stem, *found) for page in PAGES for found in MARK.findall(page.read_text())]
+LEFT_OUT = re.compile(r"^ *\.\.\. *$\n?", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page, file, excerpt", EXCERPTS)
+def test_an_excerpt_is_lines_of_its_file(page, file, excerpt):
+    source, at = (ROOT / file).read_text(), 0
+    for lines in filter(str.strip, LEFT_OUT.split(excerpt)):
+        at = source.find("\n" + lines.strip("\n") + "\n", at)
+        assert at >= 0, lines
+        at += len(lines)
+
+
+def test_each_page_shows_its_example():
+    assert {(page, file) for page, file, _ in EXCERPTS} == {
+        (name, f"examples/write_a_{name}.py") for name in ("reduction", "gemm", "flash_attention")}
+
+
+def code_lines(path, *names):
+    """Lines with code of the named classes and functions: no comments, docstrings or empty lines."""
+    text = path.read_text()
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tree, lines = ast.parse(text), set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skipped:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    found = [node for node in tree.body if getattr(node, "name", None) in names]
+    assert len(found) == len(names)
+    return sum(len(lines & set(range(node.lineno, node.end_lineno + 1))) for node in found)
+
+
+def test_flash_attention_has_fewer_than_100_lines():
+    path = ROOT / "examples" / "write_a_flash_attention.py"
+    assert code_lines(path, "FlashAttention", "flash_attention") < 100
+
+
+def test_the_gemm_has_fewer_than_50_lines():
+    assert code_lines(ROOT / "examples" / "write_a_gemm.py", "Gemm", "gemm") < 50
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from docs.tools import pictures
+
+    return pictures
+
+
+def test_the_pictures_are_those_that_are_drawn(pictures):
+    drawn = pictures.pictures()
+    for name, picture in drawn.items():
+        assert (pictures.FOLDER / name).read_text() == picture.svg(), "python -m docs.tools.pictures"
+    shown = {name for page in PAGES for name in re.findall(r"!\[[^]]+\]\((\S+)\)", page.read_text())}
+    assert shown == set(drawn) == {path.name for path in pictures.FOLDER.glob("*.svg")}
+
+
+def test_flash_attentions_picture_has_the_arrivals_that_the_compiled_kernel_initialises(pictures, tmp_path):
+    import write_a_flash_attention as example
+
+    picture = pictures.flash_attention(example.FlashAttention(True))
+    assert picture.arrivals() == initialised(example.RECIPES[True], tmp_path)
