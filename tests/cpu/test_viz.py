@@ -8,6 +8,7 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).parents[2]
 pytest.importorskip("cutlass")
@@ -126,22 +127,37 @@ def attention(length, **spec):
     return AttentionForward(spec, plan(spec, length))
 
 
-def initialised(recipe, tmp_path):
-    """{arrivals: semaphores} that a compiled kernel initialises."""
+def compiled(recipe, tmp_path):
+    """({arrivals: semaphores} that a kernel initialises, the registers that its roles ask for)"""
     ptx = build.compile_recipe(recipe, options=f"--keep-ptx --dump-dir {tmp_path}").__ptx__
     values = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (\d+);", ptx))
     counts = re.findall(r"mbarrier\.init\.\S+\s+\[[^\]]*\], (\S+);", ptx)
-    return dict(collections.Counter(int(values.get(n, n)) for n in counts))
+    registers = {int(n) for n in re.findall(r"setmaxnreg\.\S+\s+(\d+);", ptx)}
+    return dict(collections.Counter(int(values.get(n, n)) for n in counts)), registers
+
+
+def shown(picture):
+    """The same, of a picture."""
+    return picture.arrivals(), {picture.producer.registers, picture.consumer.registers}
+
+
+def row_kernel(N):
+    """The recipe of a backward: nothing is computed."""
+    import write_a_row_kernel as example
+
+    x, w, r = torch.empty(2, N, dtype=torch.bfloat16), torch.empty(N, dtype=torch.bfloat16), torch.empty(2)
+    return example.SiluNormBackward.recipe(dy=x, x=x, weight=w, rstd=r, dx=x, dweight=w)
 
 
 @pytest.mark.parametrize("recipe", [
     Recipe("tkq.attention.forward:build", (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
     Recipe("tkq.gemm.dense:build", (GemmSpec(b_major="k"), Config())),
-    Recipe("write_a_gemm:build"),
-], ids=["attention", "gemm", "lcf"])
-def test_arrivals_are_those_that_a_compiled_kernel_initialises(recipe, tmp_path, monkeypatch):
+    Recipe("write_a_gemm:build"), 4096, 32768,
+], ids=["attention", "gemm", "lcf", "rows", "rows of clusters"])
+def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
-    assert viz.pipeline(recipe).arrivals() == initialised(recipe, tmp_path)
+    recipe = recipe if isinstance(recipe, Recipe) else row_kernel(recipe)
+    assert shown(viz.pipeline(recipe)) == compiled(recipe, tmp_path)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -184,7 +200,7 @@ def test_a_kernel_that_describes_itself():
             return "a picture"
 
     assert viz.pipeline(Own()) == "a picture"
-    with pytest.raises(NotImplementedError, match="kernel is a int, supported are AttentionForward, DenseGemm, LCF"):
+    with pytest.raises(NotImplementedError, match="kernel is a int, supported are AttentionForward, DenseGemm, Row"):
         viz.pipeline(3)
 
 

@@ -7,7 +7,7 @@ import tokenize
 
 import pytest
 
-from tests.cpu.test_viz import ROOT, initialised
+from tests.cpu.test_viz import ROOT, compiled, shown
 
 PAGES = [ROOT / "docs" / "write_your_own" / f"{name}.md" for name in ("reduction", "gemm", "flash_attention")]
 MARK = re.compile(r"^<!-- excerpt: (\S+) -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -66,12 +66,12 @@ def test_the_pictures_are_those_that_are_drawn(pictures):
     drawn = pictures.pictures()
     for name, picture in drawn.items():
         assert (pictures.FOLDER / name).read_text() == picture.svg(), "python -m docs.tools.pictures"
-    shown = {name for page in PAGES for name in re.findall(r"!\[[^]]+\]\((\S+)\)", page.read_text())}
-    assert shown == set(drawn) == {path.name for path in pictures.FOLDER.glob("*.svg")}
+    on_pages = {name for page in PAGES for name in re.findall(r"!\[[^]]+\]\((\S+)\)", page.read_text())}
+    assert on_pages == set(drawn) == {path.name for path in pictures.FOLDER.glob("*.svg")}
 
 
-def test_flash_attentions_picture_has_the_arrivals_that_the_compiled_kernel_initialises(pictures, tmp_path):
+def test_flash_attentions_picture_has_the_arrivals_and_registers_of_the_compiled_kernel(pictures, tmp_path):
     import write_a_flash_attention as example
 
     picture = pictures.flash_attention(example.FlashAttention(True))
-    assert picture.arrivals() == initialised(example.RECIPES[True], tmp_path)
+    assert shown(picture) == compiled(example.RECIPES[True], tmp_path)

@@ -79,7 +79,8 @@ def test_flash_attention_of_strided_views():
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])
-@pytest.mark.parametrize("shape", [(1, 8, 8), (128, 256, 64), (129, 264, 72), (1000, 520, 200), (5000, 3000, 1032)], ids=str)
+@pytest.mark.parametrize("shape", [
+    (1, 8, 8), (128, 256, 64), (129, 264, 72), (1000, 520, 200), (5000, 3000, 1032)], ids=str)
 def test_gemm(shape, scale):
     from write_a_gemm import gemm
 

@@ -13,6 +13,7 @@ MOST_DRAWN = 8  # stages
 _BESIDE = {
     "tkq.attention.forward.AttentionForward": "tkq.attention.roles",
     "tkq.gemm.dense.DenseGemm": "tkq.gemm.roles",
+    "tkq.row_kernel.RowKernel": "tkq.rows.roles",
     "tkq.tile.lcf.LCF": "tkq.viz.lcf",
 }
 
@@ -51,7 +52,7 @@ class Pipe:
 class Pipeline(Picture):
     """What a block's roles are and how they wait for each other. producer, consumer: the two sides of all pipes.
 
-    others: {arrivals: how many semaphores} of those that belong to no pipe."""
+    others: pairs (arrivals, how many semaphores) of those that belong to no pipe."""
 
     title: str
     producer: Role
@@ -62,7 +63,9 @@ class Pipeline(Picture):
 
     def arrivals(self) -> dict:
         """{arrivals that complete a semaphore: how many such semaphores a block has}: what a kernel initialises."""
-        found = collections.Counter(dict(self.others))
+        found = collections.Counter()
+        for arrivals, count in self.others:
+            found[arrivals] += count
         for p in self.pipes:
             found[p.full] += p.stages * p.copies
             found[p.empty] += p.stages * p.copies
@@ -151,8 +154,8 @@ def pipeline(kernel) -> Pipeline:
 
     Args:
         kernel: an instance of a kernel's class, as it is compiled: the forward of attention, the 16-bit GEMM, any
-            subclass of ``tkq.tile.LCF``; or of a class of one's own with a method ``describe()`` that returns a
-            ``Pipeline``; or a ``Recipe`` of one of these.
+            subclass of ``tkq.RowKernel`` or ``tkq.tile.LCF``; or of a class of one's own with a method ``describe()``
+            that returns a ``Pipeline``; or a ``Recipe`` of one of these.
     Raises:
         NotImplementedError: a kernel that nobody has described.
     """
