@@ -17,6 +17,7 @@ LEFT_OUT = re.compile(r"^ *\.\.\. *$\n?", re.MULTILINE)
 
 @pytest.mark.parametrize("page, file, excerpt", EXCERPTS)
 def test_an_excerpt_is_lines_of_its_file(page, file, excerpt):
+    ast.parse(excerpt)
     source, at = (ROOT / file).read_text(), 0
     for lines in filter(str.strip, LEFT_OUT.split(excerpt)):
         at = source.find("\n" + lines.strip("\n") + "\n", at)
