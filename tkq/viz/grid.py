@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 from .drawing import COLOURS, GREY, LINE, Box, Picture, Words, width_of
 
-LEFT_OUT = "…"
+LEFT_OUT = ".."
 SIZE, GAP = 11, 5
 
 

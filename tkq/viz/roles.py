@@ -118,7 +118,7 @@ class Pipeline(Picture):
         out = [Words(left + 2 * GAP, y + line / 2, _size(p), size=SIZE, bold=True),
                Arrow(left, at, first, at), Words(left + 2 * GAP, at - line / 2, f"full: {_full(p)}", size=SIZE)]
         for i in range(drawn):
-            label = "…" if i == drawn - 2 and p.stages > drawn else f"{p.name} {p.stages - 1 if i == drawn - 1 else i}"
+            label = ".." if i == drawn - 2 and p.stages > drawn else f"{p.name} {p.stages - 1 if i == drawn - 1 else i}"
             out.append(Box(first + i * stage, at - height / 2, stage, height, colour))
             out.append(Words(first + i * stage + stage / 2, at, label, "middle", size=SIZE))
         out.append(Arrow(first + drawn * stage, at, right, at))
