@@ -24,6 +24,8 @@ from tkq.attention.plan import LENGTHS, plan  # noqa: E402
 from tkq.attention.spec import AttentionSpec  # noqa: E402
 from tkq.gemm.config import Config  # noqa: E402
 from tkq.gemm.dense import DenseGemm  # noqa: E402
+from tkq.gemm.fp8_config import Fp8Config  # noqa: E402
+from tkq.gemm.fp8_spec import Fp8Spec  # noqa: E402
 from tkq.gemm.spec import GemmSpec  # noqa: E402
 from tkq.reduction_base import ReductionBase  # noqa: E402
 from tkq.runtime import build, sources  # noqa: E402
@@ -166,8 +168,9 @@ def row_kernel(N):
 @pytest.mark.parametrize("recipe", [
     Recipe("tkq.attention.forward:build", (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
     Recipe("tkq.gemm.dense:build", (GemmSpec(b_major="k"), Config())),
+    Recipe("tkq.gemm.fp8:build", (Fp8Spec(scales="block", promote=True), Fp8Config(m=128, n=128, lead=0))),
     Recipe("write_a_gemm:build"), 4096, 32768,
-], ids=["attention", "gemm", "lcf", "rows", "rows of clusters"])
+], ids=["attention", "gemm", "fp8", "lcf", "rows", "rows of clusters"])
 def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     recipe = recipe if isinstance(recipe, Recipe) else row_kernel(recipe)
@@ -214,7 +217,7 @@ def test_a_kernel_that_describes_itself():
             return "a picture"
 
     assert viz.pipeline(Own()) == "a picture"
-    with pytest.raises(NotImplementedError, match="kernel is a int, supported are AttentionForward, DenseGemm, Row"):
+    with pytest.raises(NotImplementedError, match="kernel is a int, supported are AttentionForward, DenseGemm, Fp8"):
         viz.pipeline(3)
 
 

@@ -1,25 +1,50 @@
-"""The roles and pipes of the 16-bit GEMM, for ``tkq.viz``. No kernel's code depends on this module; a test compares it
-with the semaphores that compiled kernels initialise."""
+"""The roles and pipes of the GEMMs, for ``tkq.viz``. No kernel's code depends on this module; a test compares it with
+the semaphores that compiled kernels initialise."""
 from ..tile.block import register_split
 from ..viz.roles import Pipe, Pipeline, Role
+
+SHARED = "The blocks of a cluster have tiles one above the other: each loads its own A, and its part of B for all."
+ACROSS = "The blocks of a cluster have tiles side by side: each loads its own B, and its part of A for all."
 
 
 def describe(kernel) -> Pipeline:
     """Of a ``DenseGemm``."""
     spec, c = kernel.spec, kernel.config
-    few, many = register_split(c.consumers)
-    n, shared = c.consumers, f" in each of {c.cluster} blocks" * (c.cluster > 1)
-    several = "s" * (n > 1)
-    written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps" if c.hold \
-        else "its epilogue, and stored panel by panel"
+    written = "its epilogue, and stored panel by panel"
+    if c.hold:
+        written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
+    return _of_one_pipe(
+        kernel, register_split(c.consumers), copies=0, notes=(SHARED,) * (c.cluster > 1),
+        title=f"{type(kernel).__name__}: {spec.dtype}, tiles of {c.m} x {c.n}", written=written)
+
+
+def describe_fp8(kernel) -> Pipeline:
+    """Of an ``Fp8Gemm`` or a subclass: spread, rolling, grouped."""
+    spec, c = kernel.spec, kernel.config
+    few_many = register_split(c.consumers, *((40, 232) if spec.per_step and c.consumers == 2 else ()))
+    scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
+    written = "its epilogue, and stored panel by panel"
+    if c.spread:
+        written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
+    return _of_one_pipe(
+        kernel, few_many, copies=32 if spec.per_step else 0, notes=(ACROSS if c.across else SHARED,) * (c.cluster > 1),
+        title=f"{type(kernel).__name__}: {scales}, tiles of {c.m} x {c.n}", written=written)
+
+
+def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
+    """copies: threads of the producer that bring a stage's scales by copies of their own."""
+    c = kernel.config
+    n, several = c.consumers, "s" * (c.consumers > 1)
+    shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
     return Pipeline(
-        title=f"DenseGemm: {spec.dtype}, tiles of {c.m} x {c.n}" + f", clusters of {c.cluster}" * (c.cluster > 1),
-        producer=Role("producer", "warp 0", few, ("each tile: for each step of K: acquire a stage, load A and B",)),
-        consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several} of 64 rows", many, (
+        title=title + f", clusters of {c.cluster}" * (c.cluster > 1),
+        producer=Role("producer", "warp 0", few_many[0], (
+            "each tile: for each step of K: acquire a stage, load A and B" + ", and their scales" * (copies > 0),)),
+        consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several}", few_many[1], (
             "each tile: for each step of K: wait for its stage, wgmma, release the stage before",
             f"then {written}")),
         pipes=(Pipe("AB", f"A: {kernel.a_tile}, B: {kernel.b_tile}", c.stages,
                     kernel.a_tile.bytes + kernel.b_tile.bytes, 4 * n * c.cluster,
-                    f"one of each warp of {n} consumer{several}{shared}"),),
-        notes=("The blocks of a cluster have tiles one above the other: each loads its own A, and its part of B for "
-               "all.",) * (c.cluster > 1))
+                    f"one of each warp of {n} consumer{several}{shared}", full=1 + copies,
+                    full_by="the producer and its lanes' copies" if copies else "the producer"),),
+        notes=notes)

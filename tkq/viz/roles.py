@@ -9,12 +9,13 @@ from .drawing import COLOURS, LINE, Arrow, Box, Picture, Words, width_of
 SIZE, GAP = 11, 8
 MOST_DRAWN = 8  # stages
 
-# Kernels that are described in a module beside theirs, which has a function ``describe(kernel)``.
+# Kernels that a function in a module beside theirs describes.
 _BESIDE = {
-    "tkq.attention.forward.AttentionForward": "tkq.attention.roles",
-    "tkq.gemm.dense.DenseGemm": "tkq.gemm.roles",
-    "tkq.row_kernel.RowKernel": "tkq.rows.roles",
-    "tkq.tile.lcf.LCF": "tkq.viz.lcf",
+    "tkq.attention.forward.AttentionForward": "tkq.attention.roles:describe",
+    "tkq.gemm.dense.DenseGemm": "tkq.gemm.roles:describe",
+    "tkq.gemm.fp8.Fp8Gemm": "tkq.gemm.roles:describe_fp8",
+    "tkq.row_kernel.RowKernel": "tkq.rows.roles:describe",
+    "tkq.tile.lcf.LCF": "tkq.viz.lcf:describe",
 }
 
 
@@ -153,9 +154,9 @@ def pipeline(kernel) -> Pipeline:
     """A picture of a block's roles, of the pipes between them, their stages, and who arrives where how often.
 
     Args:
-        kernel: an instance of a kernel's class, as it is compiled: the forward of attention, the 16-bit GEMM, any
-            subclass of ``tkq.RowKernel`` or ``tkq.tile.LCF``; or of a class of one's own with a method ``describe()``
-            that returns a ``Pipeline``; or a ``Recipe`` of one of these.
+        kernel: an instance of a kernel's class, as it is compiled: the forward of attention, the GEMMs in 16 bits and
+            in fp8, grouped too, any subclass of ``tkq.RowKernel`` or ``tkq.tile.LCF``; or of a class of one's own with
+            a method ``describe()`` that returns a ``Pipeline``; or a ``Recipe`` of one of these.
     Raises:
         NotImplementedError: a kernel that nobody has described.
     """
@@ -176,7 +177,7 @@ def pipeline(kernel) -> Pipeline:
 
 def _described(cls) -> Optional[object]:
     for base in cls.__mro__:
-        module = _BESIDE.get(f"{base.__module__}.{base.__qualname__}")
+        module, _, name = _BESIDE.get(f"{base.__module__}.{base.__qualname__}", "").partition(":")
         if module:
-            return importlib.import_module(module).describe
+            return getattr(importlib.import_module(module), name)
     return None
