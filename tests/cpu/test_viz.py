@@ -1,5 +1,4 @@
 """tkq.viz: what its pictures show is what kernels have. Nothing is launched."""
-import collections
 import importlib
 import json
 import pathlib
@@ -18,6 +17,7 @@ import cutlass.cute as cute  # noqa: E402
 from cutlass import BFloat16, Float8E4M3FN, Float32  # noqa: E402
 
 import tkq.tile as tk  # noqa: E402
+from tests.compiled_roles import compiled, shown  # noqa: E402
 from tkq import reduction_plan, viz  # noqa: E402
 from tkq.attention.forward import AttentionForward  # noqa: E402
 from tkq.attention.plan import LENGTHS, plan  # noqa: E402
@@ -28,7 +28,7 @@ from tkq.gemm.fp8_config import Fp8Config  # noqa: E402
 from tkq.gemm.fp8_spec import Fp8Spec  # noqa: E402
 from tkq.gemm.spec import GemmSpec  # noqa: E402
 from tkq.reduction_base import ReductionBase  # noqa: E402
-from tkq.runtime import build, sources  # noqa: E402
+from tkq.runtime import sources  # noqa: E402
 from tkq.runtime.recipe import Recipe  # noqa: E402
 from tkq.viz.layouts import traced  # noqa: E402
 
@@ -136,20 +136,6 @@ def test_what_a_picture_of_a_shared_tile_shows():
 def attention(length, **spec):
     spec = AttentionSpec("bf16", 128, lse=False, **spec)
     return AttentionForward(spec, plan(spec, length))
-
-
-def compiled(recipe, tmp_path):
-    """({arrivals: semaphores} that a kernel initialises, the registers that its roles ask for)"""
-    ptx = build.compile_recipe(recipe, options=f"--keep-ptx --dump-dir {tmp_path}").__ptx__
-    values = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (\d+);", ptx))
-    counts = re.findall(r"mbarrier\.init\.\S+\s+\[[^\]]*\], (\S+);", ptx)
-    registers = {int(n) for n in re.findall(r"setmaxnreg\.\S+\s+(\d+);", ptx)}
-    return dict(collections.Counter(int(values.get(n, n)) for n in counts)), registers
-
-
-def shown(picture):
-    """The same, of a picture."""
-    return picture.arrivals(), {picture.producer.registers, picture.consumer.registers}
 
 
 def made(recipe):

@@ -2,13 +2,15 @@
 kernels are as short as they say."""
 import ast
 import io
+import pathlib
 import re
 import tokenize
 
 import pytest
 
-from tests.cpu.test_viz import ROOT, compiled, shown
+from tests.compiled_roles import compiled, shown
 
+ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "write_your_own" / f"{name}.md" for name in ("reduction", "gemm", "flash_attention")]
 MARK = re.compile(r"^<!-- excerpt: (\S+) -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 EXCERPTS = [(page.stem, *found) for page in PAGES for found in MARK.findall(page.read_text())]
