@@ -19,8 +19,12 @@ from torch import Tensor
 class Errors:
     """What ``errors`` found, over the places where the truth is finite.
 
-    worst: the largest error; allowed: what it may be; theirs: PyTorch's largest. bias: the mean signed error;
-    bias_allowed: what its size may be. count: of the places.
+    worst: the largest error.
+    allowed: what it may be.
+    theirs: PyTorch's largest.
+    bias: the mean signed error.
+    bias_allowed: what its size may be.
+    count: of the places.
     """
 
     worst: float
