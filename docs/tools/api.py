@@ -88,8 +88,20 @@ def _of_module(name) -> list[str]:
         module = importlib.import_module(name)
     except ImportError:  # needs a package that is not here
         return _of_source(name)
-    members = sorted(_public(module), key=lambda member: member[0].lower())
-    return [markdown(module.__doc__ or ""), *(_member(name, public, value) for public, value in members)]
+    parts, groups = [markdown(module.__doc__ or "")], {}
+    for public, value in sorted(_public(module), key=lambda member: member[0].lower()):
+        groups.setdefault(getattr(value, "__module__", name), []).append(_member(name, public, value))
+    for origin in sorted(groups):
+        parts += [_heading(name, origin)] if len(groups) > 1 else []
+        parts += groups[origin]
+    return parts
+
+
+def _heading(package, origin) -> str:
+    """Of what a package gives from one of its modules: what that is about."""
+    doc = importlib.import_module(origin).__doc__ if origin.startswith(package + ".") else ""
+    about = first_sentence(doc) if doc else ""
+    return f"## {origin.rpartition('.')[2]}" + (f"\n\n{about}." if about else "")
 
 
 def _of_source(name) -> list[str]:

@@ -66,8 +66,10 @@ def _block(lines, fields) -> str:
         below = textwrap.dedent("\n".join(lines[1:])).strip("\n")
         return f"{escaped(head[:-1])}\n\n{_fenced(below)}" if below else escaped(head[:-1])
     if all(line.startswith("  ") for line in lines):
-        return _fenced(textwrap.dedent("\n".join(lines)))
-    if _BULLET.match(head):
+        lines = textwrap.dedent("\n".join(lines)).splitlines()
+        if not _BULLET.match(lines[0]):
+            return _fenced("\n".join(lines))
+    if _BULLET.match(lines[0]):
         return _list(_joined(lines, _BULLET.match))
     named = [bool((m := _ITEM.match(line)) and set(m[1].split(", ")) <= set(fields)) for line in lines]
     if not any(named):

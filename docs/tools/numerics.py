@@ -7,6 +7,8 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h100"
 HEAD = ("operation (bf16)", "shapes", "tkq", "peers, each its largest", "tkq beside the best peer")
 NOT = "not measured"
+# timed beside an operation to show what memory allows, or what an option costs: tkq's own, or no such operation
+NO_PEERS = ("copy", "add", "copy + add", "plain", "tkq apart", "32/32", "all keys", "as usual")
 
 
 def tables(folder: Path = RESULTS) -> str:
@@ -36,7 +38,8 @@ def _row(op, cases):
     theirs: dict[str, list[float]] = {}
     beside = []
     for case in cases:
-        errors = {t["name"]: t["error"] for t in case["comparison"]["timings"] if t["error"] is not None}
+        errors = {t["name"]: t["error"] for t in case["comparison"]["timings"]
+                  if t["error"] is not None and t["name"] not in NO_PEERS}
         mine = errors.pop(case["ours"], None)
         ours += [] if mine is None else [mine]
         for name, error in errors.items():

@@ -227,13 +227,13 @@ def _gemm_tile(m, n, k):
 def _fp8():
     rows = []
     for scales in fp8_spec.SCALES:
-        both = [how for promote, how in ((False, "fast"), (True, "promoted"))
+        both = [how for promote, how in ((False, "fast"), (True, "fp32"))
                 if takes(lambda s, p: fp8_spec.Fp8Spec(scales=s, promote=p), scales, promote)]
         at = lambda t, s=scales: fp8_spec.Fp8Spec(a=t, scales=s, promote=True)
         out = lambda t, s=scales: fp8_spec.Fp8Spec(out=t, scales=s, promote=True)
         rows.append((_SCALES[scales], ", ".join(taken(at, TYPES)), ", ".join(taken(out, TYPES)), ", ".join(both)))
-    intro = ("K contiguous in a and b. Sums: fast ones stay in the tensor cores, promoted ones are added up in fp32 "
-             f"every {fp8_spec.GROUP} of K. Activations: {_names(fp8_spec.ACTIVATIONS)}. Bias: "
+    intro = ("K contiguous in a and b. Sums (`accumulate`): fast ones stay in the tensor cores, others are added up in "
+             f"fp32 every {fp8_spec.GROUP} of K. Activations: {_names(fp8_spec.ACTIVATIONS)}. Bias: "
              f"{', '.join(fp8_spec.BIASES)}.")
     return _section("fp8_gemm", intro, ("scales of a, of b", "a and b", "results", "sums"), rows)
 
