@@ -19,6 +19,9 @@ MODULES = {
                                       "tkq.integrations.scaled_mm")),
     "runtime": ("Compile and cache: tkq.runtime", ("tkq.runtime",)),
     "models": ("Models: tkq.models", ("tkq.models",)),
+    "reference": ("What operations mean: tkq.reference", (
+        "tkq.reference", "tkq.reference_attention_forward", "tkq.reference_norms", "tkq.reference_losses",
+        "tkq.reference_pointwise", "tkq.reference_gemm", "tkq.reference_fp8", "tkq.reference_grouped")),
     "kernels": ("Base classes of reductions", ("tkq.reduction_base", "tkq.row_kernel", "tkq.rows.monoid",
                                                "tkq.rows.launch")),
     "tile": ("The tile layer: tkq.tile", ("tkq.tile",)),
@@ -57,7 +60,7 @@ def index(found) -> str:
     return f"""# API
 
 Every page here is made of signatures and docstrings when the site is built. What each function supports, in one table:
-[support](../support.md). What it means, in plain PyTorch: `tkq.reference`, which is also what CPU tensors take.
+[support](../support.md). What it means, in plain PyTorch: [`tkq.reference`](reference.md), which CPU tensors take, too.
 
 | function | gives |
 | --- | --- |

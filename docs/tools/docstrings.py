@@ -48,6 +48,9 @@ def _blocks(lines: list[str]) -> list[list[str]]:
     """Paragraphs; a section, and what is indented below a line that ends with ``::``, whole."""
     blocks, block = [], []
     for line in [*lines, ""]:
+        if block and block[-1].endswith(":") and not _SECTION.match(block[0]) and re.match(" +[-*] ", line):
+            blocks.append(block)  # a list right below what it is of
+            block = []
         kept = block and (_SECTION.match(block[0]) or block[0].endswith("::"))
         if (not line or line.startswith(" ")) if kept else (line and not line.endswith("::")):
             block.append(line)
