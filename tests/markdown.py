@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ _BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n+)?^( *)```(\w*)[^\n]*\n(.*?)^ *```
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code on a page. said: the comment right above it, "" without one."""
+    """A block of code on a page. said: the comment right above it, "" without one. code: as indented as it is there."""
 
     page: str
     line: int
@@ -29,7 +28,7 @@ def blocks(path: Path) -> list[Block]:
     """All of a page."""
     text = path.read_text()
     return [Block(path.relative_to(ROOT).as_posix(), text[:m.start(3)].count("\n") + 1, m[1] or "", m[3],
-                  textwrap.dedent(m[4])) for m in _BLOCK.finditer(text)]
+                  m[4]) for m in _BLOCK.finditer(text)]
 
 
 def is_excerpt(excerpt: str, source: str) -> bool:

@@ -22,18 +22,19 @@ _MADE = re.compile(r"<!-- made: (\w+) -->")
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _AT_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}  # page -> file of the repository
 _KINDS = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml", ".txt": "text"}
+CHAPTERS = ("reduction", "gemm", "flash_attention")
 MADE = {"numerics": numerics.tables}
 
 
 def on_config(config):
     """The API's pages follow its index."""
-    def filled(entries):
-        for entry in entries:
-            for name, value in entry.items() if isinstance(entry, dict) else ():
-                entry[name] = api.navigation() if value == ["api/index.md"] else value
-                if isinstance(value, list):
-                    filled(value)
-    filled(config.nav)
+    for entry in config.nav:
+        for name, pages in entry.items():
+            if pages == ["api/index.md"]:
+                entry[name] = api.navigation()
+            if isinstance(pages, list) and {"Overview": "write_your_own/index.md"} in pages:
+                pages += [f"write_your_own/{name}.md" for name in CHAPTERS
+                          if (ROOT / "docs" / "write_your_own" / f"{name}.md").is_file()]
     return config
 
 
