@@ -46,10 +46,10 @@ def pages() -> dict[str, str]:
     return {"api/index.md": index(found), **found}
 
 
-def navigation() -> list[str]:
-    """The pages in order."""
+def navigation() -> list:
+    """The pages in order, as mkdocs has them."""
     there = (f"api/{page}.md" for page, (_, modules) in MODULES.items() if importlib.util.find_spec(modules[0]))
-    return ["api/index.md", *(f"api/{name}.md" for name in operations()), *there]
+    return [{"Overview": "api/index.md"}, *(f"api/{name}.md" for name in operations()), *there]
 
 
 def index(found) -> str:
@@ -170,10 +170,10 @@ def _parameters(value) -> str:
 
 
 def _wrapped(name, parameters) -> str:
-    """At most 100 characters a line, broken at commas."""
+    """At most 84 characters a line, broken at commas."""
     lines, line = [], name + "("
     for part in parameters[1:-1].split(", "):
-        if len(line) + len(part) > 98:
+        if len(line) + len(part) > 82:
             lines.append(line.rstrip())
             line = " " * (len(name) + 1)
         line += part + ", "
