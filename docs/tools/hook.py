@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from docs.tools import api, numerics  # noqa: E402  (the repository is on the path from here on)
+from docs.tools import api, commands, numerics  # noqa: E402  (the repository is on the path from here on)
 
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _MADE = re.compile(r"<!-- made: (\w+) -->")
@@ -23,7 +23,7 @@ _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _AT_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}  # page -> file of the repository
 _KINDS = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml", ".txt": "text"}
 CHAPTERS = ("reduction", "gemm", "flash_attention")
-MADE = {"numerics": numerics.tables}
+MADE = {"numerics": numerics.tables, "commands": commands.helps}
 
 
 def on_config(config):

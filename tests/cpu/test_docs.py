@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import tkq
-from docs.tools import api, docstrings, numerics, support
+from docs.tools import api, commands, docstrings, numerics, support
 from tests.cpu.test_doctor import GOOD, WRONG
 from tests.every_op import FUNCTIONS
 from tests.markdown import PAGES, ROOT, blocks, is_excerpt
@@ -244,6 +244,11 @@ def test_fields_of_a_dataclass_become_a_list():
 def test_no_page_of_the_api_has_a_section_that_was_not_understood():
     for name, text in api.pages().items():
         assert not re.search(r"^(Args|Returns|Raises|Attributes):$", text, re.MULTILINE), name
+
+
+def test_the_help_of_commands_is_what_they_print():
+    text = commands.helps()
+    assert "--bundle" in text.partition("## bench")[0] and "usage: python -m" in text.partition("## bench")[2]
 
 
 def test_numerics_say_what_was_not_measured(tmp_path):
