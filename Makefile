@@ -1,6 +1,7 @@
 # make demo       what tkq does: kernels run and timed on a Hopper GPU, or cross-compiled and inspected without one
 # make test       the tests, with the kernels that stand for the others
 # make test-all   with every kernel that tkq ships
+# make docs       the docs as pages, in build/docs; fails on any warning
 # make lint
 # make clean      removes .venv and what tools left
 #
@@ -10,7 +11,7 @@
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all docs lint clean
 
 ifndef PYTHON
 PYTHON := .venv/bin/python
@@ -18,13 +19,13 @@ READY := .venv/.tkq-installed
 endif
 
 help:
-	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 8
+	@sed -n 's/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST)) | head -n 9
 
 # Made anew when what is to be installed changes.
 .venv/.tkq-installed: pyproject.toml constraints.txt
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tkq needs Python 3.10 or newer, python3 is " + sys.version.split()[0])'
 	test -x .venv/bin/python || python3 -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cu13]'
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,cu13]'
 	@touch $@
 
 demo: $(READY)
@@ -35,6 +36,10 @@ test: $(READY)
 
 test-all: $(READY)
 	$(PYTHON) -m pytest -n $(JOBS) --dist worksteal --all-kernels $(ARGS)
+
+docs: $(READY)
+	$(PYTHON) -m docs.tools --write
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 lint: $(READY)
 	$(PYTHON) -m ruff check .

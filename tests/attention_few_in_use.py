@@ -13,11 +13,11 @@ import dataclasses
 import torch
 
 from tests.attention_varlen_gradients import BF16, cumulated, one_sequence
-from tests.rule import assert_2x
 from tkq.attention import backward_varlen_ops
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward_plan import SINGLE
 from tkq.runtime import arch
+from tkq.testing import assert_2x
 
 ROWS, USED, HEADS, DIM = 2000, 64, 12, 128
 BEHIND = dataclasses.replace(SINGLE[DIM], direct=True, persistent=True, turns=True, late=True, background=True,

@@ -3,11 +3,11 @@ import math
 
 import torch
 
-from tests.rule import assert_2x
 from tkq import reference_attention_backward as reference_attention
 from tkq.attention import backward_ops
 from tkq.attention.arguments import Options
 from tkq.attention.backward_ops import attention_backward
+from tkq.testing import assert_2x
 
 SIZES = ((64, 128), (1, 1), (63, 63), (64, 64), (65, 65), (1, 777), (113, 203), (799, 3), (3, 799), (300, 100),
          (65, 1999), (2000, 65), (129, 1), (127, 129), (641, 641), (1023, 1023), (1024, 1024), (1023, 1024))

@@ -5,11 +5,11 @@ import math
 
 import torch
 
-from tests.rule import assert_2x
 from tkq import reference
 from tkq.attention import ops
 from tkq.attention.arguments import Options
 from tkq.attention.launch import Operands
+from tkq.testing import assert_2x
 
 
 def make(batch, rows, keys, heads, kv_heads, dim, dtype=torch.bfloat16, seed=0, dim_v=None):

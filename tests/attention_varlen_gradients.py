@@ -3,10 +3,10 @@ import math
 
 import torch
 
-from tests.rule import assert_2x
 from tkq import reference_attention_backward as reference_attention
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward_varlen_ops import attention_varlen_backward, run
+from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
 MIXED = ((1, 1), (0, 0), (513, 513), (64, 64), (1, 900), (0, 70), (65, 0), (113, 203), (300, 100), (129, 127), (2, 63))

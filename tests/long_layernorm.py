@@ -2,7 +2,7 @@
 import torch
 
 import tkq
-from tests.rule import assert_2x
+from tkq.testing import assert_2x
 
 EPS = 1e-5
 

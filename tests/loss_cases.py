@@ -2,10 +2,10 @@
 import torch
 
 from tests.poison import poisoned
-from tests.rule import assert_2x
 from tkq import reference_losses as reference
 from tkq.losses import launch
 from tkq.reference_losses import Terms
+from tkq.testing import assert_2x
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 EVERYTHING = dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)

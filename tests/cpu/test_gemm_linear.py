@@ -7,9 +7,9 @@ from torch import nn
 
 import tkq
 import tkq.nn
-from tests.rule import assert_2x
 from tkq import reference
 from tkq.gemm import backward
+from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import tkq
 import tkq.nn
-from tests.rule import assert_2x
+from tkq.testing import assert_2x
 
 PAIRS = [(tkq.nn.RMSNorm, nn.RMSNorm), (tkq.nn.LayerNorm, nn.LayerNorm)]
 ARGUMENTS = [dict(normalized_shape=48), dict(normalized_shape=(48,)), dict(normalized_shape=[3, 16]),

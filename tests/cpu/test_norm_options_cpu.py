@@ -4,9 +4,9 @@ import torch
 
 import tkq
 from tests.norm_options import EPS, KINDS, torch_norm
-from tests.rule import assert_2x
 from tkq import reference_norms
 from tkq.norms import ops, quant_ops  # noqa: F401  register torch.ops.tkq's
+from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

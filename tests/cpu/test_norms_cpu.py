@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from tests.rule import assert_2x
 from tkq.norms import launch, ops
 from tkq.norms.spec import NormSpec
+from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 OPS = [tkq.rmsnorm, tkq.layernorm]

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from tests.rule import assert_2x
 from tkq import reference_pointwise as reference
 from tkq.pointwise import gated_ops
 from tkq.pointwise.spec import KINDS, WIDTH
+from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 CALLS = {"swiglu": tkq.swiglu, "geglu": tkq.geglu,

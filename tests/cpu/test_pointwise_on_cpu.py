@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from tests import pointwise_on_cpu
-from tests.rule import assert_2x
 from tkq import reference_pointwise as reference
 from tkq.pointwise import gated_ops
 from tkq.pointwise.plan import GatedConfig, RopeConfig
 from tkq.pointwise.rope_check import Turn
 from tkq.pointwise.rope_launch import launch
+from tkq.testing import assert_2x
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 import tkq
-from tests.rule import assert_2x
 from tkq import reference_pointwise as reference
 from tkq.pointwise import tables
+from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

@@ -7,12 +7,12 @@ import torch
 
 from tests import loss_cases, rows_on_cpu
 from tests.loss_cases import DTYPES, EVERYTHING, check, incoming
-from tests.rule import assert_2x
 from tkq import reference_losses as reference
 from tkq.losses import launch, linear
 from tkq.losses.linear import Layer
 from tkq.reference_losses import Terms
 from tkq.softmax import ops
+from tkq.testing import assert_2x
 
 PLACES = [(40, 40, 0), (40, 48, 8), (40, 42, 1), (33, 33, 0), (35, 40, 3), (12, 12, 0), (7, 9, 1), (1, 1, 0)]
 

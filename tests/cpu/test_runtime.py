@@ -157,7 +157,7 @@ def test_the_name_of_an_entry_changes_with_what_can_change_the_code(recipe, monk
         keys.entry_name(Recipe(recipe.builder, recipe.args, options="--generate-line-info")),
         keys.entry_name(Recipe(recipe.builder, (Scale(dtype="bf16", log=log),))),
         keys.entry_name(Recipe(f"{KERNELS}:build_gpu_scale", recipe.args)),
-        keys.entry_name(Recipe(recipe.builder, recipe.args, sources=("tests.rule",))),
+        keys.entry_name(Recipe(recipe.builder, recipe.args, sources=("tests.poison",))),
     ]
     monkeypatch.setenv("CUTE_DSL_COMPILER_OPT", "remarks{ptx}")
     named.append(keys.entry_name(recipe))

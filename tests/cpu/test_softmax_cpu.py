@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tkq
-from tests.rule import assert_2x
 from tkq import reduction_plan as geometry
 from tkq import reference_losses as reference
 from tkq import row_plan
 from tkq.softmax import ops, plan
 from tkq.softmax.spec import MAX_N, SoftmaxSpec
+from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 OPS = {False: tkq.softmax, True: tkq.log_softmax}

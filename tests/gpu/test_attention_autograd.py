@@ -6,9 +6,9 @@ import torch
 import tkq
 from tests.attention_gradients import forward, low_precision_gradients, make
 from tests.attention_varlen_gradients import MIXED, Problem
-from tests.rule import assert_2x
 from tkq import reference_attention_backward as reference_attention
 from tkq.attention.arguments import Options
+from tkq.testing import assert_2x
 
 NAMES = "dq", "dk", "dv", "dsinks"
 BF16 = torch.bfloat16

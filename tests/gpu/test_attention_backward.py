@@ -6,12 +6,12 @@ import torch
 
 import tkq
 from tests.attention_gradients import FEW_SIZES, SIZES, compare, forward, gradients, low_precision_gradients, make
-from tests.rule import assert_2x
 from tkq import reference
 from tkq import reference_attention_backward as reference_attention
 from tkq.attention import backward_ops
 from tkq.attention.arguments import Options
 from tkq.attention.backward_ops import attention_backward
+from tkq.testing import assert_2x
 
 
 @pytest.mark.parametrize("causal", (False, True))

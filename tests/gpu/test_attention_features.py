@@ -9,11 +9,11 @@ import torch
 
 import tkq
 from tests.attention_run import compare, in_low_precision, judge, make, run
-from tests.rule import assert_2x
 from tkq import reference
 from tkq.attention import ops
 from tkq.attention.plan import AttentionConfig, plan
 from tkq.attention.spec import AttentionSpec
+from tkq.testing import assert_2x
 
 BF16, FP16 = torch.bfloat16, torch.float16
 SIZES = ((1, 1), (1, 777), (63, 64), (64, 63), (65, 65), (113, 203), (799, 3), (3, 799), (300, 100), (1023, 1024),

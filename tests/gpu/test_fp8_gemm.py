@@ -7,10 +7,10 @@ import torch
 
 import tkq
 from tests.fp8_cases import E4M3, E5M2, KINDS, blocks, exact, operands, scale_shapes
-from tests.rule import assert_2x
 from tkq.gemm import fp8_ops
 from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, fitted
 from tkq.gemm.fp8_spec import Fp8Spec
+from tkq.testing import assert_2x
 
 SIZES = ((1, 16, 16), (7, 63, 64), (63, 129, 128), (64, 1000, 144), (129, 136, 272), (257, 528, 1040), (1000, 7, 400))
 POISON = -77.0

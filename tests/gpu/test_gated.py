@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from tests.rule import assert_2x
 from tkq import reference_pointwise as reference
 from tkq.pointwise import gated_ops
+from tkq.testing import assert_2x
 
 DEVICE = "cuda"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import tkq
-from tests.rule import assert_2x
 from tkq.gemm import ops
 from tkq.gemm.config import Config
 from tkq.gemm.plan import TILES
+from tkq.testing import assert_2x
 
 MAJORS = tuple(itertools.product("km", "kn"))
 SIZES = ((1, 8, 8), (7, 16, 16), (8, 64, 56), (63, 136, 64), (64, 256, 72), (65, 264, 128), (127, 128, 136),

@@ -7,7 +7,7 @@ from torch import nn
 
 import tkq
 import tkq.nn
-from tests.rule import assert_2x
+from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
 

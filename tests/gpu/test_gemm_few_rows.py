@@ -8,10 +8,10 @@ import torch
 import tkq
 from tests.gpu.test_gemm import operands, whole
 from tests.gpu.test_gemm_epilogue import between_poison, exact, matrix, vector
-from tests.rule import assert_2x
 from tkq.gemm import narrow_plan
 from tkq.gemm.narrow_config import NarrowConfig
 from tkq.gemm.spec import GemmSpec
+from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
 ROWS = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128)

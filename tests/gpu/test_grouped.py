@@ -6,10 +6,10 @@ import torch
 
 import tkq
 from tests.fp8_cases import E4M3, E5M2, blocks, matrix, scale
-from tests.rule import assert_2x
 from tkq.gemm import grouped_ops
 from tkq.gemm.grouped_spec import FAST, PROMOTED, GroupedSpec, fitted
 from tkq.reference_grouped import bounds, grouped_gemm
+from tkq.testing import assert_2x
 
 SIZES = {"equal": [128] * 4, "skewed": [0, 1, 700, 0, 130, 3, 500, 0], "all in one": [0, 0, 300], "none": [0, 0],
          "single rows": [1] * 40, "just over a tile": [129, 0, 1, 129], "many": [5, 0, 64, 1] * 20}

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 import tkq
 from tests.loss_cases import DTYPES, EVERYTHING, as_type, class_weights
 from tests.poison import poisoned
-from tests.rule import assert_2x
 from tkq import reference_losses as reference
 from tkq.gemm.ops import run as gemm
 from tkq.losses.plan import chunk_rows
 from tkq.reference_losses import Terms
 from tkq.runtime import debug
+from tkq.testing import assert_2x
 
 REDUCTIONS = ["mean", "sum", "none"]
 

@@ -7,7 +7,7 @@ from torch import nn
 import tkq
 import tkq.nn
 from tests.poison import poisoned
-from tests.rule import assert_2x
+from tkq.testing import assert_2x
 
 B, S, H, HK, D, WIDTH, HIDDEN, V = 2, 200, 4, 2, 64, 256, 512, 1000
 EPS, THETA, BF16 = 1e-5, 500000.0, torch.bfloat16

@@ -7,7 +7,7 @@ from torch import nn
 
 import tkq.nn
 from tests.poison import poisoned
-from tests.rule import assert_2x
+from tkq.testing import assert_2x
 
 
 def judge(ours, theirs, x, wide_x, *rest, ulps=4):

@@ -4,7 +4,6 @@ import contextlib
 import pytest
 import torch
 
-from tests.rule import assert_2x
 from tkq import reference_backward
 from tkq.norms import backward_ops, backward_shipped
 from tkq.norms.backward import RMSNormBackward
@@ -12,6 +11,7 @@ from tkq.norms.backward_ops import norm_backward
 from tkq.rows import launch
 from tkq.rows.plan import plan
 from tkq.rows.variants import variants
+from tkq.testing import assert_2x
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS = ["rmsnorm", "layernorm"]

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from tests.long_layernorm import check_calls
-from tests.rule import assert_2x
 from tkq import runtime
 from tkq.norms import kept_plan
 from tkq.norms.spec import NormSpec
 from tkq.runtime import clusters
+from tkq.testing import assert_2x
 
 EPS = 1e-5
 

@@ -4,10 +4,10 @@ import torch
 
 import tkq
 from tests.norm_options import DTYPES, E4M3, EPS, KINDS, make, poison, torch_norm  # noqa: F401  a fixture
-from tests.rule import assert_2x
 from tkq.norms import launch
 from tkq.norms.launch import Call
 from tkq.runtime import ops
+from tkq.testing import assert_2x
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,7 @@ import torch
 
 import tkq
 from tests.norm_options import E4M3, EPS, KINDS, make, poison, torch_norm  # noqa: F401  a fixture
-from tests.rule import assert_2x
+from tkq.testing import assert_2x
 
 
 def e4m3(v):

@@ -6,11 +6,11 @@ import torch
 
 import tkq
 from tests.long_layernorm import check_calls
-from tests.rule import assert_2x
 from tkq import runtime
 from tkq.norms.launch import recipe
 from tkq.norms.plan import Config, plan, waits_together
 from tkq.norms.spec import NormSpec
+from tkq.testing import assert_2x
 
 EPS, N = 1e-5, 65536
 SPEC = NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8)

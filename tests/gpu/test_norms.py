@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from tests.rule import assert_2x
 from tkq.norms import launch, ops
+from tkq.testing import assert_2x
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS = ["rmsnorm", "layernorm"]

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from tests import contract_kernels, reduction_kernels
-from tests.rule import assert_2x
 from tkq.reduction_plan import MAX_CLUSTER
+from tkq.testing import assert_2x
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import tkq
-from tests.rule import assert_2x
 from tkq import reference_pointwise as reference
 from tkq.pointwise.rope_check import Turn
 from tkq.pointwise.rope_launch import launch
+from tkq.testing import assert_2x
 
 DEVICE = "cuda"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests import row_kernels as kernels
-from tests.rule import assert_2x
 from tkq.runtime import arch, clusters
+from tkq.testing import assert_2x
 
 BF16, FP32 = torch.bfloat16, torch.float32
 NAN = float("nan")

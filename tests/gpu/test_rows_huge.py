@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import tkq
 from tests.poison import poisoned
-from tests.rule import assert_2x
+from tkq.testing import assert_2x
 
 pytestmark = pytest.mark.slow
 BF16, EPS = torch.bfloat16, 1e-5

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.rule import assert_2x
 from tkq.integrations import sdpa, sdpa_kernels
+from tkq.testing import assert_2x
 
 if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)

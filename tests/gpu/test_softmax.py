@@ -3,8 +3,8 @@ import pytest
 import torch
 
 import tkq
-from tests.rule import assert_2x
 from tkq.softmax import ops
+from tkq.testing import assert_2x
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TORCH = {False: torch.softmax, True: torch.log_softmax}

@@ -1,1 +1,28 @@
-"""What tests, the demo and the bench share. ``expectation`` and ``sass`` need neither torch nor the DSL."""
+"""What tests, the demo and the bench share, and helpers for people who write kernels on tkq.
+
+    from tkq.testing import Expectation, assert_2x, assert_sass
+
+    assert_2x(ours, truth, same_precision)          # numerics: at most twice PyTorch's error
+    assert_sass(recipe, Expectation(registers=64))  # machine code: no spills, registers, instructions; needs no GPU
+
+Modules: ``rule``, ``sass``, ``expectation``, ``timing``. ``expectation`` and ``sass`` need neither torch nor the DSL.
+"""
+import importlib
+
+_PUBLIC = {
+    "Errors": "rule",
+    "assert_2x": "rule",
+    "errors": "rule",
+    "Expectation": "expectation",
+    "KernelReport": "sass",
+    "assert_sass": "sass",
+    "expect": "sass",
+    "report": "sass",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name):
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -136,6 +136,25 @@ def expect_all(kernels: list[KernelReport], wanted: Expectation) -> list[str]:
     return [(f"{k.name}: " if len(kernels) > 1 else "") + text for k in kernels for text in expect(k, of(k))]
 
 
+def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]:  # noqa: B008  (frozen)
+    """The machine code is as expected, or AssertionError says in which ways it is not. Needs no GPU.
+
+    Args:
+        what: as ``report`` takes it: a Recipe (``MyKernel.recipe(x=x, ...)``), a file, or what ``cute.compile`` gave.
+        wanted: without it: no spills, no stack, no serialised wgmma, and a launch that a processor can take.
+
+    Returns:
+        The reports, for what else a test has to say of them.
+
+    Raises:
+        AssertionError: with the report, and what is wrong. And what ``report`` raises.
+    """
+    kernels = report(what)
+    wrong = expect_all(kernels, wanted)
+    assert not wrong, f"{'; '.join(wrong)}\n{text(getattr(what, 'builder', 'kernel'), kernels)}"
+    return kernels
+
+
 def register_budget(few: int, many: int, consumers: int, launch_registers: int, threads: int) -> str | None:
     """What is wrong with a split of registers between roles by setmaxnreg; None: nothing.
 

@@ -1,0 +1,58 @@
+"""The tables of docs/numerics.md, made of the committed results when the site is built."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h100"
+HEAD = ("operation (bf16)", "shapes", "tkq", "peers, each its largest", "tkq beside the best peer")
+NOT = "not measured"
+# timed beside an operation to show what memory allows, or what an option costs: tkq's own, or no such operation
+NO_PEERS = ("copy", "add", "copy + add", "plain", "tkq apart", "32/32", "all keys", "as usual")
+
+
+def tables(folder: Path = RESULTS) -> str:
+    """One table a file of results, with the day of its run."""
+    parts = []
+    for path in sorted(folder.glob("*.json")):
+        report = json.loads(path.read_text())
+        rows = _rows(report.get("cases", []))
+        if rows:
+            day = report["environment"]["date"][:10]
+            lines = [HEAD, ("---",) * len(HEAD), *rows]
+            parts.append(f"### {path.stem.replace('_', ' ')}\n\nRun of {day}.\n\n"
+                         + "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+    return "\n\n".join(parts)
+
+
+def _rows(cases) -> list[tuple[str, ...]]:
+    """One row an operation."""
+    by_op: dict[str, list[dict]] = {}
+    for case in cases:
+        by_op.setdefault(case["op"], []).append(case)
+    return [_row(op, found) for op, found in by_op.items()]
+
+
+def _row(op, cases):
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {}
+    beside = []
+    for case in cases:
+        errors = {t["name"]: t["error"] for t in case["comparison"]["timings"]
+                  if t["error"] is not None and t["name"] not in NO_PEERS}
+        mine = errors.pop(case["ours"], None)
+        ours += [] if mine is None else [mine]
+        for name, error in errors.items():
+            theirs.setdefault(name, []).append(error)
+        if mine is not None and errors and min(errors.values()) > 0:
+            beside.append(mine / min(errors.values()))
+    peers = ", ".join(f"{name} {max(found):.1e}" for name, found in theirs.items())
+    return (f"`{op}`", f"{len(ours)} of {len(cases)}", _span(ours, ".1e"), peers or NOT, _span(beside, ".2f"))
+
+
+def _span(numbers, form) -> str:
+    """From the least to the largest."""
+    if not numbers:
+        return NOT
+    low, high = format(min(numbers), form), format(max(numbers), form)
+    return low if low == high else f"{low} to {high}"

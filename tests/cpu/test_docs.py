@@ -1,0 +1,264 @@
+"""The docs: they build without a warning, their links lead somewhere, their code runs, and what is made agrees."""
+import ast
+import html.parser
+import inspect
+import json
+import os
+import re
+import runpy
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import torch
+
+import tkq
+from docs.tools import api, commands, docstrings, numerics, support
+from tests.cpu.test_doctor import GOOD, WRONG
+from tests.every_op import FUNCTIONS
+from tests.markdown import PAGES, ROOT, blocks, is_excerpt
+from tkq.runtime import doctor
+
+PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+ON_CPU = [block for block in PYTHON if block.said == "runs on the CPU"]
+EXCERPTS = [block for block in PYTHON if block.said.startswith("excerpt: ")]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+# ---- the site ----------------------------------------------------------------------------------------------------
+
+
+class Page(html.parser.HTMLParser):
+    """ids: what links can lead to. links: where the page's own lead. loads: what a browser fetches for it."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.ids, self.links, self.loads = set(), [], []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.ids.update(filter(None, (attrs.get("id"), attrs.get("name"))))
+        if tag == "a" and attrs.get("href"):
+            self.links.append(attrs["href"])
+        stylesheet = tag == "link" and attrs.get("rel") not in ("canonical", "next", "prev")
+        if tag in ("img", "script") or stylesheet:
+            self.loads += filter(None, (attrs.get("src"), attrs.get("href")))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """{path: Page} of the site, built here; mkdocs ends the build at the first warning."""
+    if "CI" not in os.environ:
+        pytest.importorskip("material", reason="mkdocs-material is not installed: pip install -e '.[docs]'")
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"  # of the theme, about its future
+    from mkdocs.commands import build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder))
+    config.plugins.run_event("startup", command="build", dirty=False)
+    build.build(config)
+    return {path: Page(path) for path in folder.rglob("*.html") if path.name != "404.html"}
+
+
+def test_links_and_anchors_lead_somewhere(site):
+    wrong = []
+    for path, page in site.items():
+        for link in page.links:
+            target, _, anchor = unquote(link).partition("#")
+            if re.match(r"\w+:", target):
+                continue
+            to = (path.parent / target).resolve() if target else path
+            if not to.is_file() or (anchor and to in site and anchor not in site[to].ids | {"__top"}):
+                wrong.append(f"{path.name}: {link}")
+    assert not wrong
+    assert len(site) > 40
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    loads = {load for page in site.values() for load in page.loads}
+    assert loads and not [load for load in loads if re.match(r"\w*:?//", load)]
+
+
+def test_each_function_has_a_page_with_its_signature(site):
+    there = {path.stem for path in site if path.parent.name == "api"}
+    assert {name for name in tkq.__all__ if inspect.isfunction(getattr(tkq, name))} <= there
+    assert set(api.MODULES) - there <= {"viz"}
+
+
+# ---- code ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_compiles_and_says_what_is_tested(block):
+    if block in EXCERPTS or (not block.said and any(is_excerpt(block.code, path.read_text()) for path in EXAMPLES)):
+        return  # lines of a file that compiles
+    ast.parse(textwrap.dedent(block.code))
+    first_of_readme = block.page == "README.md" and not block.said  # tests/cpu/test_readme.py runs it
+    assert block in ON_CPU or block.said.startswith("compiles only: ") or first_of_readme, (
+        "say above it: <!-- runs on the CPU -->, <!-- compiles only: why --> or <!-- excerpt: FILE -->")
+
+
+@pytest.mark.parametrize("block", ON_CPU, ids=str)
+def test_python_runs(block, tmp_path):
+    small = textwrap.dedent(block.code)
+    for large, less in (('"cuda"', '"cpu"'), ("4096", "32"), ("8192", "64"), ("32000", "320")):
+        small = small.replace(large, less)
+    (tmp_path / "block.py").write_text(small)
+    names = runpy.run_path(str(tmp_path / "block.py"))
+    made = [value for value in names.values() if isinstance(value, torch.Tensor)]
+    assert made and all(torch.isfinite(t.float()).all() for t in made)
+
+
+@pytest.mark.parametrize("block", EXCERPTS, ids=str)
+def test_excerpts_are_lines_of_their_files(block):
+    assert is_excerpt(block.code, (ROOT / block.said.removeprefix("excerpt: ")).read_text())
+
+
+def test_there_are_blocks_of_each_kind():
+    assert len(ON_CPU) >= 4 and len(EXCERPTS) >= 3 and len(PYTHON) > len(ON_CPU) + len(EXCERPTS)
+
+
+def test_the_words_that_mark_blocks_are_no_others():
+    known = re.compile(r"runs on the CPU|excerpt: \S+|compiles only: .+|made: \w+|speed: .+|python -m .+")
+    for page in PAGES:
+        said = re.findall(r"^<!-- (.*?) -->$", page.read_text(), re.MULTILINE)
+        assert all(known.fullmatch(words) for words in said), (page, said)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name)
+def test_links_of_pages_at_the_root(page):
+    """As they are on GitHub; those of docs/ are checked in the site."""
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text()):
+        assert (ROOT / target).exists(), target
+
+
+# ---- what is made --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_what_is_supported_is_what_specs_and_plans_say():
+    assert (ROOT / "docs" / "support.md").read_text() == support.page(), "python -m docs.tools --write"
+
+
+@pytest.mark.parametrize("case", FUNCTIONS, ids=lambda case: case.name)
+def test_calls_take_the_types_of_the_page(case):
+    types, _ = support.types()[case.function]
+    if "e4m3" in types:  # float8 is not what the list's inputs are made in
+        case.call(*case.inputs().values())
+        return
+    for name, dtype in DTYPES.items():
+        inputs = case.inputs(dtype=dtype).values()
+        if name in types:
+            case.call(*inputs)
+        else:
+            with pytest.raises((TypeError, NotImplementedError)):
+                case.call(*inputs)
+
+
+def test_every_function_is_on_the_page():
+    assert set(support.types()) == {case.function for case in FUNCTIONS}
+
+
+def test_a_value_that_a_spec_refuses_is_not_on_the_page():
+    def make(value):
+        if value == 3:
+            raise NotImplementedError
+    assert support.taken(make, (1, 3, 5)) == [1, 5]
+
+
+def test_install_explains_each_finding_of_doctor():
+    text = (ROOT / "docs" / "install.md").read_text().partition("## What doctor says")[2]
+    rows = [row for row in re.findall(r"^\| ([^|]+?) \|", text, re.MULTILINE) if row not in ("message", "---")]
+    patterns = {row: re.compile(".*".join(map(re.escape, re.split(r"\s*\.\.\.\s*", row)))) for row in rows}
+    said = [f.text for change, *_ in WRONG for f in doctor.diagnose(replace(GOOD, **change))]
+    said.append("The cache cannot be used: ")
+    for words in said:
+        assert any(pattern.search(words) for pattern in patterns.values()), words
+    for row, pattern in patterns.items():
+        assert any(pattern.search(words) for words in said), row
+
+
+DOC = """Head, `code_x` and 2 * x < 3.
+
+Args:
+    x, y: first,
+        and more.
+    z: "a"  one thing.
+
+Raises:
+    TypeError: this. ValueError: that,
+    too.
+
+Before::
+
+    f(1)
+
+Then:
+
+  a   drawing
+  of  two lines
+
+- a point
+  on two lines
+"""
+
+
+def test_docstrings_become_markdown():
+    assert docstrings.markdown(DOC) == """Head, `code_x` and 2 \\* x \\< 3.
+
+**Args**
+
+- `x`, `y`: first, and more.
+- `z`: "a"  one thing.
+
+**Raises**
+
+- `TypeError`: this.
+- `ValueError`: that, too.
+
+Before:
+
+```python
+f(1)
+```
+
+Then:
+
+```text
+a   drawing
+of  two lines
+```
+
+- a point on two lines"""
+
+
+def test_fields_of_a_dataclass_become_a_list():
+    assert docstrings.markdown("What it is.\n\nrows: of a tile,\n    at most.\ncols: likewise.", ("rows", "cols")) == (
+        "What it is.\n\n- `rows`: of a tile, at most.\n- `cols`: likewise.")
+
+
+def test_no_page_of_the_api_has_a_section_that_was_not_understood():
+    for name, text in api.pages().items():
+        assert not re.search(r"^(Args|Returns|Raises|Attributes):$", text, re.MULTILINE), name
+
+
+def test_the_help_of_commands_is_what_they_print():
+    text = commands.helps()
+    assert "--bundle" in text.partition("## bench")[0] and "usage: python -m" in text.partition("## bench")[2]
+
+
+def test_numerics_say_what_was_not_measured(tmp_path):
+    def case(op, ours, **errors):
+        timings = [dict(name=name, error=error) for name, error in dict(tkq=ours, **errors).items()]
+        return dict(op=op, ours="tkq", comparison=dict(timings=timings))
+    cases = [case("f", 2e-3, QuACK=1e-3, copy=None), case("f", 1e-3, QuACK=1e-3), case("g", None, QuACK=1e-3)]
+    (tmp_path / "one.json").write_text(json.dumps(dict(cases=cases, environment=dict(date="2026-11-21T10:00:00"))))
+    (tmp_path / "other.json").write_text("{}")
+    text = numerics.tables(tmp_path)
+    assert "### one\n\nRun of 2026-11-21." in text and "other" not in text
+    assert "| `f` | 2 of 2 | 1.0e-03 to 2.0e-03 | QuACK 1.0e-03 | 1.00 to 2.00 |" in text
+    assert "| `g` | 0 of 1 | not measured | QuACK 1.0e-03 | not measured |" in text

@@ -1,0 +1,81 @@
+"""tkq.testing as a user has it: the rule of numerics says yes and no where it should, and so does assert_sass."""
+import pytest
+import torch
+
+import tkq.testing
+from tests.cpu.kernels_for_tests import Scale
+from tkq.runtime import Recipe, build
+from tkq.testing import Expectation, assert_2x, assert_sass, errors, sass
+
+
+def case(seed=0, n=4096):
+    """(truth, PyTorch's bf16 result)"""
+    x = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x, x.bfloat16()
+
+
+def test_torchs_own_result_passes_and_one_three_times_as_wrong_does_not():
+    truth, peer = case()
+    assert_2x(peer, truth, peer)
+    with pytest.raises(AssertionError, match=r"mine: error .* allowed .* \(PyTorch "):
+        assert_2x((truth + 4 * (peer.double() - truth)).float(), truth, peer, what="mine")
+
+
+def test_a_bias_is_found_although_each_error_is_allowed():
+    truth, peer = case()
+    shifted = truth.float() + 2e-3
+    found = errors(shifted, truth, peer)
+    assert found.worst < found.allowed and found.bias == pytest.approx(2e-3, rel=0.01) and found.count == truth.numel()
+    with pytest.raises(AssertionError, match="mean signed error 2"):
+        assert_2x(shifted, truth, peer)
+
+
+def test_ulps_cover_what_torch_has_exactly():
+    truth = torch.ones(64, dtype=torch.float64)
+    ours = (truth * (1 + torch.finfo(torch.bfloat16).eps)).bfloat16()
+    with pytest.raises(AssertionError):
+        assert_2x(ours, truth, truth, ulps=0.5, bias_ulps=1)
+    with pytest.raises(AssertionError, match="signed"):
+        assert_2x(ours, truth, truth)
+    assert_2x(ours, truth, truth, bias_ulps=1)
+    assert_2x(ours.float(), truth, truth, ulps=0, cancelled=1e5, bias_ulps=1e6)
+
+
+@pytest.mark.parametrize("place, value, words", [(3, float("nan"), "NaN in 2 places, expected 1"),
+                                                  (0, 1.0, "NaN in 0 places, expected 1"),
+                                                  (1, -float("inf"), "infinities differ")])
+def test_what_is_not_finite_is_where_it_should_be(place, value, words):
+    truth = torch.tensor([float("nan"), float("inf"), 1.0, 2.0], dtype=torch.float64)
+    ours = truth.float()
+    assert_2x(ours, truth, truth.float())
+    ours[place] = value
+    with pytest.raises(AssertionError, match=words):
+        assert_2x(ours, truth, truth.float())
+
+
+def test_shapes_and_nothing_at_all():
+    with pytest.raises(AssertionError, match="shape"):
+        assert_2x(torch.zeros(2), torch.zeros(3), torch.zeros(3))
+    assert_2x(torch.zeros(0), torch.zeros(0), torch.zeros(0))
+    assert errors(torch.zeros(0), torch.zeros(0), torch.zeros(0)) is None
+    everywhere = torch.full((2,), float("nan"))
+    assert_2x(everywhere, everywhere, everywhere)
+
+
+@pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+def test_assert_sass_gives_the_report_or_says_what_is_wrong(tmp_path):
+    old, _ = build._cache, build.configure(tmp_path)
+    try:
+        kernel, = assert_sass(Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", (Scale(),)),
+                              Expectation(instructions=("LDG.E.128",), registers=40))
+        assert kernel.wide("STG") == 1
+        with pytest.raises(AssertionError, match=r"local loads(.|\n)*a stack of(.|\n)*build_local_memory"):
+            assert_sass(Recipe("tests.cpu.kernels_for_tests:build_local_memory"))
+    finally:
+        build._cache = old
+
+
+def test_the_public_names_are_there_and_others_are_not():
+    assert all(getattr(tkq.testing, name) for name in tkq.testing.__all__)
+    with pytest.raises(AttributeError, match="no_such"):
+        tkq.testing.no_such  # noqa: B018
