@@ -1,22 +1,11 @@
 """A block's roles and pipes: what ``pipeline`` draws, and who says so for which kernel."""
 import collections
-import importlib
 from dataclasses import dataclass
-from typing import Optional
 
 from .drawing import COLOURS, LINE, Arrow, Box, Picture, Words, width_of
 
 SIZE, GAP = 11, 8
 MOST_DRAWN = 8  # stages
-
-# Kernels that a function in a module beside theirs describes.
-_BESIDE = {
-    "tkq.attention.forward.AttentionForward": "tkq.attention.roles:describe",
-    "tkq.gemm.dense.DenseGemm": "tkq.gemm.roles:describe",
-    "tkq.gemm.fp8.Fp8Gemm": "tkq.gemm.roles:describe_fp8",
-    "tkq.row_kernel.RowKernel": "tkq.rows.roles:describe",
-    "tkq.tile.lcf.LCF": "tkq.viz.lcf:describe",
-}
 
 
 @dataclass(frozen=True)
@@ -160,24 +149,34 @@ def pipeline(kernel) -> Pipeline:
     Raises:
         NotImplementedError: a kernel that nobody has described.
     """
+    from ..runtime import build
     from ..runtime.recipe import Recipe
 
     if isinstance(kernel, Recipe):
-        module, _, name = kernel.builder.partition(":")
-        kernel = getattr(importlib.import_module(module), name)(*kernel.args)[0]
+        kernel = build._made(kernel)[0]
     if hasattr(kernel, "describe"):
         return kernel.describe()
-    found = _described(type(kernel))
-    if found is None:
-        known = ", ".join(name.rpartition(".")[2] for name in _BESIDE)
-        raise NotImplementedError(f"pipeline: kernel is a {type(kernel).__name__}, supported are {known}, their "
-                                  "subclasses, and classes with a method describe() that returns a viz.Pipeline")
-    return found(kernel)
+    known = _beside()
+    for base in type(kernel).__mro__:
+        describe = known.get(f"{base.__module__}.{base.__qualname__}")
+        if describe is not None:
+            return describe(kernel)
+    names = ", ".join(name.rpartition(".")[2] for name in known)
+    raise NotImplementedError(f"pipeline: kernel is a {type(kernel).__name__}, supported are {names}, what is derived "
+                              "from them, and classes with a method describe() that returns a viz.Pipeline")
 
 
-def _described(cls) -> Optional[object]:
-    for base in cls.__mro__:
-        module, _, name = _BESIDE.get(f"{base.__module__}.{base.__qualname__}", "").partition(":")
-        if module:
-            return getattr(importlib.import_module(module), name)
-    return None
+def _beside() -> dict:
+    """{class: what describes it, a function in a module beside it}"""
+    from ..attention import roles as attention
+    from ..gemm import roles as gemm
+    from ..rows import roles as rows
+    from . import lcf
+
+    return {
+        "tkq.attention.forward.AttentionForward": attention.describe,
+        "tkq.gemm.dense.DenseGemm": gemm.describe,
+        "tkq.gemm.fp8.Fp8Gemm": gemm.describe_fp8,
+        "tkq.row_kernel.RowKernel": rows.describe,
+        "tkq.tile.lcf.LCF": lcf.describe,
+    }
