@@ -11,6 +11,7 @@ from . import narrow_config, narrow_plan
 from .config import STEP, Config, can_hold, wide_residual
 from .epilogue import sources
 from .spec import GemmSpec
+from .wide_config import WideConfig
 
 MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
@@ -95,6 +96,8 @@ def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,
         config = narrow_plan.plan(spec, M, N, K, processors)
     if isinstance(config, narrow_config.NarrowConfig):
         return narrow_plan.recipe(spec, config), 0
+    if isinstance(config, WideConfig):
+        return Recipe("tkq.gemm.wide:build", (spec, config.check(spec))), config.blocks(M, N, processors)
     config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
     rows, cols = tiles(config, M, N)
     recipe = Recipe("tkq.gemm.dense:build", (spec, config), sources=sources(spec.epilogue))
