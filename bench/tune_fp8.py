@@ -123,14 +123,7 @@ SMALL = {
     "64x128 alone": Fp8Config(m=64, n=128, stages=8, consumers=1, cluster=1, lead=0),
     "64x64 alone pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     "64x64 across pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0, pdl=True),
-    # two blocks on a processor: one of the next launch, which begins under this one's end; or "on 256" two of this one
-    "64x64 5 stages": replace(FEW, stages=5, pdl=False),
-    "64x64 5 stages pdl": replace(FEW, stages=5),
     "64x64 rolling 4 pdl": replace(FEW, split=2, rolling=4),
-    "64x64 6 stages rolling 4 pdl": replace(FEW, stages=6, split=2, rolling=4),
-    "64x32 6 stages": replace(FEW, n=32, stages=6, pdl=False),
-    "64x32 8 stages": replace(FEW, n=32, stages=8, pdl=False),
-    "64x32 4 stages pdl": replace(FEW, n=32, stages=4),
 }
 SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"

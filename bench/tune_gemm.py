@@ -17,9 +17,9 @@ from tkq.gemm import narrow_plan
 from tkq.gemm.config import Config
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.narrow_config import WIDTHS, NarrowConfig
+from tkq.gemm.paced_config import PacedConfig
 from tkq.gemm.plan import recipe
 from tkq.gemm.spec import GemmSpec
-from tkq.gemm.wide_config import WideConfig
 
 VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "cluster": Config(),
@@ -50,8 +50,7 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "64x128 cluster": Config(m=64, n=128, stages=8),
     "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
-VARIANTS |= {f"wide {'across' if across else 'down'} group {group}": WideConfig(across, group)
-             for across in (True, False) for group in (4, 6, 8, 12, 16)}
+VARIANTS |= {f"paced {pace}": PacedConfig(spread=1, pdl=True, pace=pace) for pace in (4, 8, 16, 32, 64)}
 # few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
 VARIANTS |= {f"narrow {rows} x{split}{deep}": (rows, split, deep)
              for rows in (64, 128) for split in (1, 2, 4, 8) for deep in ("", " deep")}

@@ -104,13 +104,7 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optio
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
     config = config.check(spec) if config else plan(spec, M, N, K, processors)
     rows, cols = tiles(config, M, N)
-    return recipe(spec, config), even_blocks(rows * cols, processors, config.cluster)
-
-
-def recipe(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    """Where two blocks fit on a processor, there is one for kernels of few rows."""
-    twice = config.consumers == 1 and 2 * (config.shared_bytes(spec) + 2048) <= SHARED_BYTES
-    return Recipe(f"tkq.gemm.fp8{'_few' if twice else ''}:build", (spec, config))
+    return Recipe("tkq.gemm.fp8:build", (spec, config)), even_blocks(rows * cols, processors, config.cluster)
 
 
 def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
@@ -171,7 +165,7 @@ def shipped() -> list[Shipped]:
         words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [spec.store, config.name]
         name = "_".join(words)
         quick = (spec, tile) in QUICK
-        found.setdefault(name, Shipped(name, recipe(spec, config), expectation(spec, config),
+        found.setdefault(name, Shipped(name, Recipe("tkq.gemm.fp8:build", (spec, config)), expectation(spec, config),
                                        quick))
     return list(found.values())
 
