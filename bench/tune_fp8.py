@@ -18,6 +18,7 @@ from tkq.gemm.fp8_spec import Fp8Spec
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
 ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=8)
 FIVE = replace(ROLLING, stages=5)
+FEW = Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True)
 QUARTERS = Fp8Config(split=4, stages=4, panel_bytes=64, pdl=True, rolling=4)
 FAST = {  # "NAME on 132": as many blocks, instead of the even number that the plan takes
     "128x256": Fp8Config(),
@@ -122,6 +123,7 @@ SMALL = {
     "64x128 alone": Fp8Config(m=64, n=128, stages=8, consumers=1, cluster=1, lead=0),
     "64x64 alone pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     "64x64 across pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0, pdl=True),
+    "64x64 rolling 4 pdl": replace(FEW, split=2, rolling=4),
 }
 SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"

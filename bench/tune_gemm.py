@@ -17,6 +17,7 @@ from tkq.gemm import narrow_plan
 from tkq.gemm.config import Config
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 from tkq.gemm.narrow_config import WIDTHS, NarrowConfig
+from tkq.gemm.paced_config import PacedConfig
 from tkq.gemm.plan import recipe
 from tkq.gemm.spec import GemmSpec
 
@@ -49,6 +50,7 @@ VARIANTS = {  # "NAME on 132": as many blocks, instead of the even number that t
     "64x128 cluster": Config(m=64, n=128, stages=8),
     "64x128 alone": Config(m=64, n=128, stages=8, cluster=1),
 }
+VARIANTS |= {f"paced {pace}": PacedConfig(spread=1, pdl=True, pace=pace) for pace in (4, 8, 16, 32, 64)}
 # few rows: "narrow ROWS xSPLIT" with as many stages as leave room for two blocks, "deep" with as many as fit in one
 VARIANTS |= {f"narrow {rows} x{split}{deep}": (rows, split, deep)
              for rows in (64, 128) for split in (1, 2, 4, 8) for deep in ("", " deep")}
@@ -138,7 +140,7 @@ def parts(name: str) -> tuple[str, str]:
 
 def config(name: str, shape) -> Config | NarrowConfig:
     found = VARIANTS[parts(name)[0]]
-    if isinstance(found, Config):
+    if not isinstance(found, tuple):
         return found
     rows, split, deep = found
     few = NarrowConfig(next(m for m in WIDTHS if m >= shape[0]), rows, split)
@@ -148,7 +150,7 @@ def config(name: str, shape) -> Config | NarrowConfig:
 def suits(name: str, shape) -> bool:
     """Narrow variants are for few rows, where of the others only the smallest tile is of interest."""
     found, few = VARIANTS[parts(name)[0]], shape[0] <= narrow_plan.MOST_ROWS
-    return not few or found.m == 64 if isinstance(found, Config) else few
+    return few if isinstance(found, tuple) else not few or found.m == 64
 
 
 def spec(name: str, layout: str) -> GemmSpec:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tkq.gemm.config import SHARED_BYTES, raster
 from tkq.gemm.fp8_config import Fp8Config
-from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, table, tiles
+from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, table, tiles, traits
 from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
@@ -41,6 +41,19 @@ def test_panels_cover_a_part(config):
     for out in OUT:
         panel = config.panel(out)
         assert panel == 0 or (config.part % panel == 0 and 32 <= panel * BYTES[out] <= 128)
+
+
+EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (None, "gelu_tanh"))
+COVERED = frozenset().union(*(traits(*kernel.recipe.args) for kernel in shipped()))
+
+
+@settings(max_examples=600)
+@given(st.sampled_from(SPECS), st.sampled_from(EPILOGUES), st.sampled_from((1, 16, 33, 64, 65, 128, 300, 1000, 8192)),
+       st.sampled_from((16, 40, 64, 256, 528, 1000, 4096, 8192, 28672)), st.sampled_from((1, 8, 64, 1024)))
+def test_what_a_plan_chooses_is_shipped(spec, epilogue, m, n, k):
+    """Or is made of parts that are, in pairs: its tile with its scales, its way out, its epilogue."""
+    spec = replace(spec, bias=epilogue[0], activation=epilogue[1])
+    assert not traits(spec, plan(spec, m, n, 16 * k, 132)) - COVERED
 
 
 def test_what_it_chooses():

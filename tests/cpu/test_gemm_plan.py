@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from tkq.gemm import plan as plans
 from tkq.gemm.config import SHARED_BYTES, Config, raster
+from tkq.gemm.epilogue import Epilogue
+from tkq.gemm.paced_config import PacedConfig
 from tkq.gemm.plan import (
     TILES,
     cycles,
@@ -52,6 +54,32 @@ def test_even_blocks_are_the_fewest_that_need_no_more_rounds(tasks, processors, 
     assert workers * rounds >= tasks > (workers - 1) * rounds
 
 
+def test_which_products_keep_pace():
+    """Many rounds of long tiles: as measured."""
+    spec = GemmSpec(b_major="k")
+    for (m, n, k), paced in (((16384,) * 3, True), ((8192, 28672, 8192), True), ((8192, 8192, 28672), False),
+                             ((8192,) * 3, False), ((4096,) * 3, False), ((65536, 4096, 4096), False)):
+        config, (recipe, blocks) = plan(spec, m, n, k, 132), launch(spec, m, n, k, 132)
+        assert isinstance(config, PacedConfig) == paced and recipe.args == (spec, config)
+        assert recipe.module == f"tkq.gemm.{'paced' if paced else 'dense'}" and (not paced or blocks == 132)
+    for other in (dataclasses.replace(spec, epilogue=Epilogue(bias="bf16")),
+                  dataclasses.replace(spec, epilogue=Epilogue("swiglu"))):
+        assert not isinstance(plan(other, 16384, 16384, 16384, 132), PacedConfig)
+        with pytest.raises(ValueError, match="pace does not fit"):
+            PacedConfig().check(other)
+
+
+@given(st.integers(1, 132), st.integers(1, 2000))
+def test_a_counter_of_rounds_comes_back_to_zero(workers, tasks):
+    """Every block has a tile in each round that is counted, so it arrives as often as the others; and who waits for a
+    round waits for fewer arrivals than take the counter back, as his own last one is still to come."""
+    workers = min(workers, tasks)
+    rounds = tasks // workers
+    arrivals = [min(rounds, len(range(first, tasks, workers))) + 1 for first in range(workers)]
+    assert set(arrivals) == {rounds + 1}
+    assert all((round + 1) * workers <= sum(arrivals) - workers for round in range(rounds))
+
+
 @pytest.mark.parametrize("tasks, processors, cluster, want", (
     (256, 132, 2, 128), (1024, 132, 2, 128), (512, 132, 1, 128), (132, 132, 1, 132), (133, 132, 1, 67), (3, 132, 2, 6),
     (5, 1, 2, 2), (7, 3, 2, 2)))
@@ -71,7 +99,9 @@ def test_plan_fits(dtype, out, store, M, N, k, processors):
     spec = GemmSpec(dtype, out, store=store)
     config = plan(spec, M, N, 8 * k, processors)
     assert config.shared_bytes(spec) <= SHARED_BYTES
-    assert dataclasses.replace(config, hold=True, spread=0) in TILES and config.spread == int(config.hold)
+    tile = dataclasses.asdict(config) | {"hold": True, "spread": 0}
+    assert (tile.pop("pace", None) is not None) == isinstance(config, PacedConfig)
+    assert Config(**tile) in TILES and config.spread == int(config.hold)
     assert config.hold == (out != "fp32" and store == "tma")
     assert config.m * (config.cluster - 1) < M  # no block is without rows
     others = [t for t in TILES if t.cluster == 1 or t.m < M]

@@ -5,10 +5,11 @@ from tests.tile_cases import recipe
 from tkq.testing import sass
 
 
-@pytest.mark.parametrize("what", ["copies", "sums"])
+@pytest.mark.parametrize("what", ["copies", "scales", "sums"])
 @pytest.mark.parametrize("order", ["mbarrier", "block", "none"])
 def test_what_is_in_them(what, order):
     kernel, = sass.report(recipe(f"races:build_{what}", (order,)))
     assert bool(kernel.count("UBLKCP")) == (what == "copies") and kernel.count("LDS")
+    assert bool(kernel.count("LDGSTS")) == (what == "scales")
     waits = kernel.count("SYNCS.PHASECHK.TRANS64.TRYWAIT")
-    assert bool(waits) == (what == "copies" or order == "mbarrier")
+    assert bool(waits) == (what != "sums" or order == "mbarrier")

@@ -121,14 +121,16 @@ def test_errors(kind, accumulate):
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", ("fast", "fp32"))
 def test_bias_of_long_sums(accumulate):
-    """The mean signed error at K = 16384, of positive numbers: the tensor cores cut off, they do not round."""
+    """Of positive numbers at K = 16384: the tensor cores cut off, they do not round. Torch's products, the same sums,
+    are as far off: in the mean by 0.249 of the result, and by 5.0e-4 where 128 of K at a time are added in float32."""
     a, b = (torch.rand(n, 16384, device="cuda").to(E4M3) for n in (128, 256))
     one = torch.ones((), device="cuda")
     got = tkq.fp8_gemm(a, b.t(), one, one, out_dtype=torch.float32, accumulate=accumulate)
+    theirs = torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.float32, use_fast_accum=accumulate == "fast")
     truth = exact((a, b.t(), one, one))
-    bias = ((got - truth) / truth).mean().item()
-    print(f"mean signed error at K = 16384, accumulate={accumulate!r}: {bias:.2e}")
-    assert -3e-2 < bias < 1e-3 if accumulate == "fast" else abs(bias) < 6e-4
+    bias, torchs = (((y - truth) / truth).mean().item() for y in (got, theirs))
+    print(f"mean signed error at K = 16384, accumulate={accumulate!r}: {bias:.3e}, torch's {torchs:.3e}")
+    assert torchs * 1.02 < bias < torchs * 0.98 < 0
 
 
 @pytest.mark.parametrize("types", ((E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)))

@@ -8,6 +8,7 @@ import torch
 import tkq
 from examples.write_an_epilogue import causal, squared_relu
 from tests.gpu.test_gemm import POISON, whole
+from tests.poison import poisoned
 from tests.rule import assert_2x
 from tkq import reference
 from tkq.gemm import call
@@ -165,6 +166,8 @@ def test_a_function_of_ones_own():
     assert torch.equal(got, exact(a, b).tril())
     few = tkq.gemm(a[:33], b, activation=causal)
     assert torch.equal(few, exact(a[:33], b).tril())
+    with poisoned():
+        assert not tkq.gemm(a[:, :0], b[:0], activation=causal).any()  # K = 0: it runs on sums of nothing
 
 
 # ---- batches ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""What RowKernel does between its warps, as small as can be: rows by bulk copies, and partial sums through slots. Each
-once in order and once not, for compute-sanitizer's racecheck: what does it follow? See `tests/racecheck_follows.py`."""
+"""What kernels do between their warps, as small as can be: rows by bulk copies and by cp.async, and partial sums
+through slots. Each once in order and once not, for compute-sanitizer's racecheck: what does it follow? See
+`tests/racecheck_follows.py`."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64
@@ -11,13 +12,28 @@ from .common import OneBlock, sym, tensor
 STAGES, WIDTH, WARPS = 2, 128, 4
 
 
-def build_copies(order):
+def build_scales(order):
+    """As ``build_copies``, by cp.async, four elements a thread: how `tkq.gemm.fp8` brings the scales of a step."""
+    return build_copies(order, "threads")
+
+
+def build_copies(order, by="bulk"):
     """y = -x, (n, 128) fp32: warp 4 copies rows into a ring of two, 128 threads read them.
 
     order: "mbarrier" (wait full, read, arrive at empty, as `tkq.rows.ring` does), "block" (one row at a time between
     barriers of the block, after the same wait) or "none" (the wait comes after the read)."""
     @cute.jit
     def copy(x, buffer, full, i, stage):
+        if cutlass.const_expr(by == "threads"):
+            for j in cutlass.range_constexpr(WIDTH // 32):
+                at = 32 * j + tk.lane_id()
+                tk.copy_async(buffer, (at, stage), x, (i, at))
+            tk.copy_async_arrive(full[stage])
+        else:
+            bulk(x, buffer, full, i, stage)
+
+    @cute.jit
+    def bulk(x, buffer, full, i, stage):
         tk.expect_bytes(full[stage], 4 * WIDTH)
         with cute.arch.elect_one():
             tk.bulk_load((buffer.iterator + stage * WIDTH).toint(), x.iterator.toint() + Int64(i) * (4 * WIDTH),
@@ -64,7 +80,7 @@ def build_copies(order):
 
         def init():
             for s in range(STAGES):
-                tk.init(full[s], 1)
+                tk.init(full[s], 32 if by == "threads" else 1)
                 tk.init(empty[s], WARPS)
 
         tk.init_block(init)

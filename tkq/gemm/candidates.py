@@ -6,9 +6,10 @@ from . import fp8_plan, grouped_spec, narrow_plan, plan
 from .config import Config
 from .fp8_config import Fp8Config
 from .narrow_config import WIDTHS, NarrowConfig, takes
+from .paced_config import PacedConfig
 
-CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig}, "fp8_gemm": {"Fp8Config": Fp8Config},
-           "grouped_gemm": {"Fp8Config": Fp8Config}}
+CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig, "PacedConfig": PacedConfig},
+           "fp8_gemm": {"Fp8Config": Fp8Config}, "grouped_gemm": {"Fp8Config": Fp8Config}}
 _FITTED = {"gemm": lambda config, spec: config if isinstance(config, NarrowConfig) else plan.fitted(config, spec),
            "fp8_gemm": fp8_plan.fitted, "grouped_gemm": grouped_spec.fitted}
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order

@@ -6,7 +6,7 @@ from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
 from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
-from .fp8_spec import ACTIVATIONS, Fp8Spec
+from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
 from .plan import SHARED, even_blocks
 
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
@@ -121,26 +121,46 @@ def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
                        smem=config.shared_bytes(spec) + 2048)
 
 
+def traits(spec: Fp8Spec, config: Fp8Config) -> frozenset:
+    """What decides on a kernel's code, in pairs: its tile (and whether sums are promoted) with its scales, with its way
+    out, and with what its epilogue computes. A shipped kernel has each pair that a plan may reach; types that are as
+    wide share code."""
+    tile = (spec.promote, config.m, config.n, config.consumers, config.cluster, config.across, config.split,
+            config.rolling, config.spread > 0)
+    out = spec.out if BYTES[spec.out] != 2 else "16 bits"
+    curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
+    return frozenset({(tile, "scales", spec.scales), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
+
+
+WAYS = (  # out, store, bias, activation
+    ("bf16", "elements", "bf16", None), ("fp32", "tma", "bf16", "gelu"), ("fp32", "elements", None, None),
+    ("e4m3", "tma", "bf16", None), ("e4m3", "elements", None, None))
+
+
 def shipped() -> list[Shipped]:
-    """What the tests of machine code cover: every tile with every granularity, and every way out."""
-    cases = [(Fp8Spec(scales=s, promote=p), tile) for s in ("tensor", "row") for p in (False, True)
+    """What the tests of machine code cover: every tile with every granularity, with every way out: all ``traits``."""
+    every = [(Fp8Spec(scales=s, promote=p), tile) for s in ("tensor", "row") for p in (False, True)
              for tile in ((PROMOTED if p else FAST) + SMALL)]
-    cases += [(spec, tile) for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True))
+    every += [(spec, tile) for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="line", promote=True))
               for tile in table(spec) + SMALL]
+    cases = every + [
+        (replace(spec, out=out, store=store, bias=bias, activation=activation), tile) for spec, tile in every
+        if spec.scales in ("row", "block") and (spec.promote == (spec.scales == "block"))
+        for out, store, bias, activation in WAYS]
+    cases += [  # a tile that rolls has another form beside other scales
+        (Fp8Spec(out=out, scales="line", promote=True, store=store, bias=bias, activation=activation), PROMOTED[1])
+        for out, store, bias, activation in WAYS]
     cases += [(Fp8Spec(out=out, scales="row", store=store), FAST[0])
               for out in ("bf16", "fp16", "fp32", "e4m3") for store in ("tma", "elements")]
-    cases += [(Fp8Spec(out=out, scales="block", promote=True, store="elements"), tile)
-              for out, tiles in (("bf16", BLOCKS + PROMOTED[:2]), ("e4m3", PROMOTED[1:2])) for tile in tiles]
-    cases += [(Fp8Spec(out=out, scales="block", promote=True, bias="bf16", activation="gelu"), tile)
-              for out in ("bf16", "fp32", "e4m3") for tile in BLOCKS]
     cases += [(Fp8Spec(scales=s), replace(FAST[0], spread=0)) for s in ("tensor", "row")]
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
-    cases += [(spec, with_epilogue(FAST[0], spec))
-              for spec in (Fp8Spec(scales="row", bias="bf16", activation=x) for x in ACTIVATIONS)]
+    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
+    cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
+    cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation="gelu"), BLOCKS[0])]
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
     found = {}
     for spec, tile in cases:
-        config = fitted(tile, spec)
+        config = fitted(with_epilogue(tile, spec), spec)
         words = ["fp8_gemm", spec.a, spec.b, spec.scales + ("_promoted" if spec.promote else ""), spec.out]
         words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [spec.store, config.name]
         name = "_".join(words)

@@ -123,11 +123,20 @@ def _product(a, b, out, extra, any_k, key=None):
     if k % 8 or not k or not out.numel() or (extra.c is None) != (extra.beta == 0.0):
         # what the compiled function does not know, or where nothing is launched
         check_call(a, b, out.dtype, extra, any_k=any_k)
-        if not (k and out.numel()):
-            return out.copy_(_reference(a, b, extra, out.dtype)) if out.numel() else out
+        if not out.numel():
+            return out
+        if not k:
+            if ":" not in extra.activation:
+                return out.copy_(_reference(a, b, extra, out.dtype))
+            a, b = _zeros(a, b)
         key = None  # of a K that a user's call may not have
     run(a, b, out, extra=extra, key=key)
     return out
+
+
+def _zeros(a, b):
+    """Operands whose product is that of a (.., M, 0) and b (.., 0, N): what a function of one's own runs on."""
+    return a.new_zeros(*a.shape[:-1], 8), b.new_zeros(*b.shape[:-2], 8, b.shape[-1])
 
 
 def _launch_into(out, a, b, out_dtype, extra, way):
@@ -157,7 +166,7 @@ def _into(out, a, b, out_dtype, extra, way, key=None):
                 remember_into(key, launched, out, a, b, extra)
             torch.autograd.graph.increment_version(out)
             return out
-        if out.is_cuda:
+        if out.is_cuda and ":" not in extra.activation:
             return out.copy_(_reference(a, b, extra, out.dtype))
     bias, name, c, alpha, beta = extra
     made = gemm(a, b, bias=bias, activation=name or None, c=c, alpha=alpha, beta=beta, out_dtype=out.dtype)

@@ -10,12 +10,15 @@ from ..runtime.recipe import Recipe
 from . import narrow_config, narrow_plan
 from .config import STEP, Config, can_hold, wide_residual
 from .epilogue import sources
+from .paced_config import PacedConfig
+from .paced_config import takes as takes_pace
 from .spec import GemmSpec
 
 MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 64  # bytes a clock and processor
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
+PACED_ROUNDS, PACED_K = 32, 8192  # from so many rounds of so long tiles on blocks keep pace: as measured
 
 
 TILES = (  # the larger first, and with a cluster before without
@@ -47,14 +50,12 @@ def cycles(config: Config, M: int, N: int, K: int, processors: int, batches: int
 
     A cluster shows only in the tiles that it rounds up and in L2, which never decides: 0.75 of the tensor cores'
     time for 128 x 256, 0.5 where two share B. What that is worth is measured, 1.5 to 4 % there, and not modelled."""
-    rows, cols = tiles(config, M, N)
-    rounds = -(-batches * rows * cols // max(1, processors // config.cluster))
     m, n = config.m, config.n
     read = config.consumers * (64 + n) * STEP * 2  # each 64 rows of A meet all of B
     written = (m + n) * STEP * 2
     from_l2 = (m + n / config.cluster) * STEP * 2
     step = max(m * n * STEP / MACS, (read + written) / SHARED, from_l2 / L2)
-    return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
+    return rounds(config, M, N, processors, batches) * (-(-K // STEP) * step + TILE_CLOCKS)
 
 
 def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int = 1) -> Config:
@@ -63,8 +64,21 @@ def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int =
     A cluster only where each of its blocks has rows of C."""
     allowed = [config for config in TILES
                if config.m * (config.cluster - 1) < M and not (config.n == 256 and wide_residual(spec))]
-    best = min(allowed, key=lambda config: cycles(config, M, N, K, processors, batches))
-    return fitted(with_epilogue(best, spec), spec)
+    best = fitted(with_epilogue(min(allowed, key=lambda x: cycles(x, M, N, K, processors, batches)), spec), spec)
+    return PacedConfig.of(best) if needs_pace(best, spec, M, N, K, processors, batches) else best
+
+
+def needs_pace(config: Config, spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int = 1) -> bool:
+    """Do blocks drift apart: the largest tiles, many and long? What it is worth is in docs/attempts.md."""
+    largest = (config.n, config.cluster) == (256, 2)
+    many = rounds(config, M, N, processors, batches) > PACED_ROUNDS
+    return largest and many and K >= PACED_K and takes_pace(spec)
+
+
+def rounds(config: Config, M: int, N: int, processors: int, batches: int = 1) -> int:
+    """Tiles that the busiest cluster takes, one after the other."""
+    rows, cols = tiles(config, M, N)
+    return -(-batches * rows * cols // max(1, processors // config.cluster))
 
 
 def fitted(config: Config, spec: GemmSpec) -> Config:
@@ -97,8 +111,12 @@ def launch(spec: GemmSpec, M: int, N: int, K: int, processors: int,
         return narrow_plan.recipe(spec, config), 0
     config = fitted(config, spec) if config else plan(spec, M, N, K, processors, batches)
     rows, cols = tiles(config, M, N)
-    recipe = Recipe("tkq.gemm.dense:build", (spec, config), sources=sources(spec.epilogue))
-    return recipe, even_blocks(batches * rows * cols, processors, config.cluster)
+    return recipe_of(spec, config), even_blocks(batches * rows * cols, processors, config.cluster)
+
+
+def recipe_of(spec: GemmSpec, config: Config) -> Recipe:
+    kernel = "paced" if isinstance(config, PacedConfig) else "dense"
+    return Recipe(f"tkq.gemm.{kernel}:build", (spec, config), sources=sources(spec.epilogue))
 
 
 def recipe(spec: GemmSpec, M: int, N: int, K: int, processors: int, config: Optional[Config] = None) -> Recipe:

@@ -8,7 +8,8 @@ from . import narrow_plan
 from .config import PANEL_BYTES, STEP, Config, wide_residual
 from .epilogue import Epilogue
 from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
-from .plan import TILES, fitted, with_epilogue
+from .paced_config import PacedConfig
+from .plan import TILES, fitted, recipe_of, with_epilogue
 from .spec import BYTES, GemmSpec
 
 EPILOGUES = {  # beside the plain one, in the largest tile and a small one
@@ -36,6 +37,7 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else by_tma]
     dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
     wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
+    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedConfig)
     return Expectation(tensor=(2 + panels * config.spread) * products, waits_per_mma=1 / products,
                        instructions=tuple(wanted), absent=() if spec.store == "elements" else ("STG",),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
@@ -53,7 +55,19 @@ def narrow_expectation(spec: GemmSpec, config: NarrowConfig) -> Expectation:
 def shipped() -> list[Shipped]:
     """Every tile with every order of the operands and every way out; fp16 where torch's usual layouts take it; the
     epilogues, batches; few rows; the kernel for what TMA does not take."""
-    return [*_plain(), *_epilogues(), *_narrow(), *_elements()]
+    return [*_plain(), *_epilogues(), *_paced(), *_narrow(), *_elements()]
+
+
+def _paced():
+    """Which a plan takes for large tiles only, in clusters."""
+    specs = [GemmSpec(out=out, a_major=a, b_major=b) for a, b, out in (
+        ("k", "k", "bf16"), ("k", "n", "bf16"), ("m", "n", "bf16"), ("k", "k", "fp32"))]
+    specs += [GemmSpec(b_major="k", store="elements"), GemmSpec("fp16", "fp16", b_major="k"),
+              GemmSpec(b_major="k", epilogue=Epilogue("silu")), GemmSpec(b_major="k", epilogue=EPILOGUES["c"])]
+    for spec in specs:
+        config = PacedConfig.of(fitted(with_epilogue(TILES[0], spec), spec))
+        name = "_".join(filter(None, (spec.epilogue.activation, "c" * spec.epilogue.residual)))
+        yield _dense(spec, config, name, spec == specs[0])
 
 
 def _plain():
@@ -85,7 +99,7 @@ def _epilogues():
 def _dense(spec: GemmSpec, config: Config, epilogue="", quick=False) -> Shipped:
     words = ["add"] * spec.accumulate + [epilogue] * bool(epilogue) + [spec.store, config.name]
     name = f"gemm_{spec.dtype}_{spec.a_major}{spec.b_major}_{spec.out}_{'_'.join(words)}"
-    return Shipped(name, Recipe("tkq.gemm.dense:build", (spec, config)), expectation(spec, config), quick)
+    return Shipped(name, recipe_of(spec, config), expectation(spec, config), quick)
 
 
 def _narrow():

@@ -8,14 +8,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
-from ..norms.spec import MAX_N
 from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-RECIPES = ("row", "block")
+WEIGHTS = {"row": "row", "block": "tile"}  # what shares a scale in the weight, for each recipe
+LONG = 65536  # sums of more tokens are added up in float32, every 128 of them: the tensor cores' own are cut off
 _UNIT = 16  # of every dimension that a product sums over
-_TOKENS = 512  # and of tokens where they are rows' lengths: the quantiser of rows is compiled for each length
 
 
 class Recipe(NamedTuple):
@@ -38,11 +37,12 @@ class Fp8Linear(nn.Linear):
         granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
             of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
             (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
-            added up in float32. It is the more accurate, and quantises x and dy for both their products in one pass.
+            added up in float32. It is the more accurate; products by rows are the faster.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
 
-    Any number of tokens; for the weight's gradient zeros are added to a multiple of 16 or, by rows, of 512. Under
-    autocast x is cast as torch casts it, and the result has that type; the weight is quantised from its own.
+    x and dy are quantised for both their products at once, and of x what the backward wants is kept in place of x
+    itself. Any number of tokens; for the weight's gradient zeros are added to a multiple of 16. Under autocast x is
+    cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
@@ -50,8 +50,8 @@ class Fp8Linear(nn.Linear):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if size % _UNIT:
                 raise ValueError(f"Fp8Linear: {name} is {size}, allowed are multiples of {_UNIT}")
-        if granularity not in RECIPES:
-            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(RECIPES)}")
+        if granularity not in WEIGHTS:
+            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(WEIGHTS)}")
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -74,7 +74,7 @@ class Fp8Linear(nn.Linear):
 
 
 def together(x: Tensor, layers) -> list[Tensor]:
-    """What each of the layers, of one recipe, makes of x (..., in_features): by blocks it is quantised once for all."""
+    """What each of the layers, of one recipe, makes of x (..., in_features), which is quantised once for all."""
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
@@ -87,10 +87,14 @@ class _Linear(Function):
     def forward(ctx, x, recipe, recording, *parameters):
         """parameters: the layers' weights, then their biases. recording: is a gradient recorded where this is called?
         In here grad mode is off, and under no_grad needs_input_grad still says what requires one."""
-        products, n = _PRODUCTS[recipe.granularity], len(parameters) // 2
+        n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        ys, kept = products.forward(x, weights, biases, x.dtype, keep)
+        q, scale, *kept = _quantised(x, recipe, E4M3, keep)
+        ys = []
+        for weight, bias in zip(weights, biases):
+            w, scale_w = quantize_fp8(weight, WEIGHTS[recipe.granularity])
+            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
         ctx.save_for_backward(*weights, *kept)
         ctx.recipe, ctx.biased, ctx.dtype = recipe, [None if b is None else b.dtype for b in biases], x.dtype
         ctx.set_materialize_grads(False)
@@ -99,101 +103,38 @@ class _Linear(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *dys):
-        n, products = len(dys), _PRODUCTS[ctx.recipe.granularity]
-        weights, kept = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        n = len(dys)
+        weights, x = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
-        x = products.kept(kept) if any(wants[:n]) else None
         dx, dweights = None, [None] * n
         for i, (dy, weight) in enumerate(zip(dys, weights)):
             if dy is None:
                 continue
-            more, dweights[i] = products.backward(dy.contiguous(), weight, x if wants[i] else None,
-                                                  ctx.recipe.gradient, ctx.dtype if wants_x else None)
+            more, dweights[i] = _gradients(dy.contiguous(), weight, x if wants[i] else None, ctx.recipe,
+                                           ctx.dtype if wants_x else None)
             dx = more if dx is None else dx.add_(more)
         dbiases = [dy.sum(0, dtype=torch.float32).to(dtype) if wanted else None
                    for dy, dtype, wanted in zip(dys, ctx.biased, wants[n:])]
         return dx, None, None, *dweights, *dbiases
 
 
-def _padded(x):
-    """Rows to a multiple of 16: zeros, which add nothing to the weight's gradient."""
-    missing = -x.shape[0] % _UNIT
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
+def _gradients(dy, weight, x, recipe, dtype):
+    """(dx, dweight). x: what `_quantised` gave of x.t(), None where dweight is not wanted. dtype: dx's, or None."""
+    dx = dweight = None
+    q, scale, *turned = _quantised(dy, recipe, recipe.gradient, x is not None)
+    if dtype is not None:
+        _, _, w, scale_w = quantize_fp8(weight, WEIGHTS[recipe.granularity], transpose=True)
+        dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)
+    if x is not None:
+        dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=weight.dtype,
+                           accumulate="fp32" if x[0].shape[1] > LONG else None)
+    return dx, dweight
 
 
-class _Rows:
-    """A scale for each row of both operands. What is summed over is another dimension in each product, so each
-    quantises for itself."""
-
-    @staticmethod
-    def forward(x, weights, biases, dtype, keep):
-        ys = [_by_rows(x, weight, E4M3, dtype, bias) for weight, bias in zip(weights, biases)]
-        return ys, (x,) if keep else ()
-
-    @staticmethod
-    def kept(kept):
-        """x, as the weights' gradients want it."""
-        return _turned(kept[0])
-
-    @staticmethod
-    def backward(dy, weight, x, gradient, dtype):
-        """(dx, dweight). x: as of ``kept``, None where dweight is not wanted. dtype: dx's, None likewise."""
-        dx = dweight = None
-        if dtype is not None:
-            dx = _by_rows(dy, weight.t().contiguous(), gradient, dtype)
-        if x is not None:
-            dweight = _by_rows(_turned(dy), x, gradient, weight.dtype)
-        return dx, dweight
-
-
-def _turned(x):
-    """x.t(), contiguous, with columns of zeros."""
-    missing = -x.shape[0] % _TOKENS
-    return F.pad(x.t(), (0, missing)) if missing else x.t().contiguous()
-
-
-def _by_rows(x, w, of_x, dtype, bias=None):
-    """x (M, K) @ w (N, K).t() + bias, with a scale for each row of both. Where rows are longer than the quantiser takes
-    (a weight's gradient: as long as there are tokens), in parts with scales of their own, added up in float32."""
-    if x.shape[1] <= MAX_N:
-        (q, scale), (v, scale_v) = quantize_fp8(x, dtype=of_x), quantize_fp8(w)
-        return fp8_gemm(q, v.t(), scale, scale_v.t(), bias=bias, out_dtype=dtype)
-    (first, *parts), (other, *others) = x.split(MAX_N, 1), w.split(MAX_N, 1)
-    y = _by_rows(first, other, of_x, torch.float32, bias)
-    for part, other in zip(parts, others):
-        y += _by_rows(part, other, of_x, torch.float32)
-    return y.to(dtype)
-
-
-class _Blocks:
-    """A scale for each 128 of what is summed over. x and dy are quantised along both dimensions in one pass; of x the
-    half that the backward wants is kept in place of x itself. As `_Rows` otherwise."""
-
-    @staticmethod
-    def forward(x, weights, biases, dtype, keep):
-        q, scale, *kept = quantize_fp8(_padded(x) if keep else x, "block", transpose=keep)
-        q, scale = q[:x.shape[0]], scale[:x.shape[0]]  # not y, afterwards: a view could not be written in place
-        ys = []
-        for weight, bias in zip(weights, biases):
-            w, scale_w = quantize_fp8(weight, "tile")
-            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype))
-        return ys, kept
-
-    @staticmethod
-    def kept(kept):
-        return kept
-
-    @staticmethod
-    def backward(dy, weight, x, gradient, dtype):
-        rows, both, dx, dweight = dy.shape[0], x is not None, None, None
-        q, scale, *turned = quantize_fp8(_padded(dy) if both else dy, "block", gradient, transpose=both)
-        if dtype is not None:
-            _, _, w, scale_w = quantize_fp8(weight, "tile", transpose=True)
-            dx = fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), out_dtype=dtype)
-        if both:
-            dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=weight.dtype)
-        return dx, dweight
-
-
-_PRODUCTS = {"row": _Rows, "block": _Blocks}
+def _quantised(x, recipe, dtype, both):
+    """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
+    missing = -x.shape[0] % _UNIT if both else 0
+    q, scale, *turned = quantize_fp8(F.pad(x, (0, 0, 0, missing)) if missing else x, recipe.granularity, dtype,
+                                     transpose=both)
+    return q[:x.shape[0]], scale[:x.shape[0]], *turned  # not y, afterwards: a view could not be written in place
