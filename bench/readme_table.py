@@ -70,66 +70,6 @@ def _sums(found: dict) -> str:
                                                              for row, said in rows.items()))
 
 
-def _run(report: Report) -> str:
-    e = report.environment
-    versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
-    head = (
-        f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; {versions}). "
-        "A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
-        "above 1, tkq is faster. The peer shown is the fastest of those timed."
-    )
-    parts = [f"{head} {_timed_beside(report.cases)}" if report.cases else head]
-    if report.cases:
-        roofs = any(map(_of_roof, report.cases))
-        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of its roof",) if roofs else ()))
-        parts.append(_table(columns, (_case_row(case) + ((_of_roof(case),) if roofs else ()) for case in report.cases)))
-    if report.costs:
-        parts.append(_table(("cost", "median"), map(_cost_row, report.costs)))
-    if report.problems:
-        parts.append(f"Did not run: {'; '.join(p.partition(': ')[0] for p in report.problems)}.")
-    return "\n\n".join(parts)
-
-
-def _rivals(case: Case) -> dict[str, float]:
-    return {name: ratio for name, ratio in case.ratios().items() if name not in ROOFS}
-
-
-def _timed_beside(cases: list[Case]) -> str:
-    """Which peers each operation was timed beside at one shape at least: "the fastest" says little without it."""
-    timed: dict[str, dict] = {}
-    for case in cases:
-        timed.setdefault(case.op, {}).update(_rivals(case))
-    lists = [f"`{op}` beside {', '.join(names) or 'nothing'}" for op, names in timed.items()]
-    return f"Timed: {'; '.join(lists)}."
-
-
-def _table(head: tuple[str, ...], rows) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _case_row(case: Case) -> tuple[str, ...]:
-    ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
-    rivals = _rivals(case)
-    if not rivals:
-        return f"`{case.op}`", case.shape, ours, "none timed", ""
-    name = min(rivals, key=rivals.get)
-    absent = [peer for peer in (case.bound.against if case.bound else ()) if peer not in rivals]
-    note = f" ({', '.join(absent)} not timed)" if absent else ""
-    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.3f}"
-
-
-def _of_roof(case: Case) -> str:
-    roof = case.roof or (case.bound if case.bound and set(case.bound.against) <= set(ROOFS) else None)
-    best = case.beside(roof) if roof else None
-    return f"{best[1]:.3f} of {best[0]}" if best else ""
-
-
-def _cost_row(cost: Cost) -> tuple[str, ...]:
-    value = f"{cost.median_us / 1000:.1f} ms" if cost.median_us >= 1000 else f"{cost.median_us:.1f} us"
-    return cost.name, f"{value} ({cost.note})" if cost.note else value
-
-
 def replace_section(readme: str, text: str) -> str:
     """README's text with the section between the markers replaced."""
     before, found_begin, rest = readme.partition(BEGIN)
