@@ -2,13 +2,13 @@
 
     python -m tkq bench                                    every operation beside every peer: a quarter of an hour
     python -m tkq bench rmsnorm swiglu --against quack,torch.compile,liger --quick
-    python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 8192x8192x8192
+    python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 8192x8192x512
     python -m tkq bench --part 0/4 --out results           a quarter of it; the other three may follow in the same folder
     python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
     python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
 
-The cases are those of the files beside this one (`python -m bench.norms` runs one file). All candidates of a case take
-turns in this process on the same inputs, with a cold L2. The folder gets a file of results for each file of cases, which
+The cases are those of the files beside this one (`python -m bench.norms` runs one). All candidates of a case take turns
+in this process on the same inputs, with a cold L2. The folder gets a file of results for each file of cases, which
 join what is there already, `results.md` with all that was measured, and pictures as PNG and SVG, where matplotlib is.
 
 Exit status 0 if everything ran, every result is accurate and, with --compare, nothing got slower; 1 if not; 2 without a
@@ -242,7 +242,7 @@ def warm_part(options) -> int:
 
 def reports_in(folder: Path) -> dict[str, Report]:
     """Every file of results in a folder, by its name; a single file too."""
-    paths = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
+    paths = [folder] if folder.is_file() else sorted(folder.glob("*.json"))
     texts = {path.stem: path.read_text() for path in paths}
     return {name: Report.from_json(text) for name, text in texts.items() if "environment" in json.loads(text)}
 

@@ -70,9 +70,9 @@ class Run:
     """
 
     def __init__(self, path: Path, seconds: float, effort: Effort, without: tuple[str, ...] = (), *,
-                 before: Report | None = None, say: Callable[[str], None] = functools.partial(print, flush=True)):
+                 before: Report | None = None, say: Callable[[str], None] | None = None):
         self._path, self._effort, self._without = path, dataclasses.replace(effort, host=True), without
-        self._before, self._say = before, say
+        self._before, self._say = before, say or functools.partial(print, flush=True)
         self._deadline = time.monotonic() + seconds
         self._monitor = harness.Monitor()
         self.report = Report(Environment.here(self._monitor.driver))

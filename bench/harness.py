@@ -82,8 +82,8 @@ def compare(
 
 
 def device_copy(gpu=None) -> float | None:
-    """GB/s that an elementwise kernel reads and writes, at 1 GiB a call: the roof of what is bound by memory. None where
-    it could not be timed."""
+    """GB/s that an elementwise kernel reads and writes, at 1 GiB a call: the roof of what memory bounds. None where it
+    could not be timed."""
     work = 2 * 2**29
     make = lambda i: (torch.full((work // 4,), float(i), device="cuda", dtype=torch.bfloat16),)
     try:

@@ -131,7 +131,7 @@ def unknown(what: str, given: Iterable[str], valid: Iterable[str]) -> str | None
     if not bad:
         return None
     near = difflib.get_close_matches(bad[0], valid, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     return f"{what}: unknown {', '.join(bad)}{hint} Valid: {', '.join(valid)}"
 
 

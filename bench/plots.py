@@ -1,4 +1,4 @@
-"""Results as pictures: a rate over sizes, one line for each peer and the roof; and all operations beside the fastest peer.
+"""Results as pictures: a rate over sizes, a line for each peer and the roof; and all operations beside the fastest peer.
 
 The same results make the same bytes: no dates, and no names drawn at random. What a picture shows is in its description
 as a digest, so that a test can tell whether it is of the results that lie beside it. Needs matplotlib (`pip install
@@ -18,6 +18,7 @@ from pathlib import Path
 from bench import ops, tables
 from bench.results import Case, Report, geometric_mean
 
+STYLE = 1  # to be raised where the drawing changes: pictures of another style are stale
 FORMATS = ("svg", "png")
 FLOPS_PER_CLOCK = 4096  # of one multiprocessor's tensor cores, in 16 bits; twice as many in float8
 # words of a shape that say what kind of problem it is, not how large
@@ -105,8 +106,8 @@ def tensor_peak(report: Report, case: Case) -> float | None:
 
 
 def digest(drawn) -> str:
-    """What a picture's data come to."""
-    return hashlib.sha256(json.dumps(drawn, default=vars, sort_keys=True).encode()).hexdigest()[:16]
+    """What a picture's data and style come to."""
+    return hashlib.sha256(json.dumps([STYLE, drawn], default=vars, sort_keys=True).encode()).hexdigest()[:16]
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------------

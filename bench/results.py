@@ -211,7 +211,7 @@ class Cost:
 
 @dataclass
 class Report:
-    """A run. `problems` says what did not run and why. copy_gbs: GB/s of a device copy in that run, None if not timed."""
+    """A run. `problems` says what did not run and why. copy_gbs: GB/s of a device copy in it, None if not timed."""
 
     environment: Environment
     cases: list[Case] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Results as tables in Markdown: one for each run, with everything that was measured or in short, and one of all runs."""
+"""Results as tables in Markdown: one for each run, with all that was measured or in short, and one of all runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def heading(report: Report) -> str:
     """When, where and with what a run was made."""
     e = report.environment
     versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
-    return (f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; {versions}). "
-            "A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
+    return (f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; "
+            f"{versions}). A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
             "above 1, tkq is faster.")
 
 
@@ -98,8 +98,8 @@ def _cost_row(cost: Cost) -> tuple[str, ...]:
 WHOLE = ("operation", "shape", "who", "median", "spread", "rate", "tkq is", "launches", "host", "error", "SM clock",
          "power")
 LEGEND = (
-    "Median over the rounds of one call, with a cold L2; spread: half of what lies between the quartiles. \"tkq is\": how "
-    "many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, of the result "
+    "Median over the rounds of one call, with a cold L2; spread: half of what lies between the quartiles. \"tkq is\": "
+    "how many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, of the result "
     "against float32. Clock and power are medians of readings in the candidate's own turns; power is the driver's "
     "average over about a second. A field is empty where nothing was measured."
 )
@@ -174,17 +174,20 @@ def strongest(cases: Iterable[Case]) -> list[float]:
 
 
 def summary(reports: Mapping[str, Report]) -> str:
-    """A row for each operation: how fast it is beside the fastest peer at each shape, and beside a copy."""
+    """A row for each operation: how fast it is beside the fastest peer at each shape, and beside a copy.
+    Operations that are beside neither are left out."""
     rows = []
     for name, found in grouped(reports).items():
         cases = [case for _, case in found]
-        ratios = strongest(cases)
+        ratios, copies = strongest(cases), _beside_roofs(cases)
+        if not ratios and not copies:
+            continue
         names = dict.fromkeys(peer for case in cases for peer in rivals(case))
         days = sorted({report.environment.date[:10] for report, _ in found})
         said = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))] if ratios else [""] * 3
-        rows.append((f"`{name.partition(', ')[0]}`{name[len(name.partition(', ')[0]):]}", ", ".join(names) or "no peer",
-                     str(len(ratios) or len(cases)), *said, _beside_roofs(cases), " to ".join(dict.fromkeys(
-                         (days[0][5:], days[-1][5:])))))
+        op, comma, what = name.partition(",")
+        rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
+                     copies, " to ".join(dict.fromkeys((days[0], days[-1])))))
     return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
 
 
