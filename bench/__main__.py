@@ -2,8 +2,8 @@
 
     python -m tkq bench                                    every operation beside every peer: a quarter of an hour
     python -m tkq bench rmsnorm swiglu --against quack,torch.compile,liger --quick
-    python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 8192x8192x512
-    python -m tkq bench --part 0/4 --out results           a quarter of it; the other three may follow in the same folder
+    python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 64x512x512
+    python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder
     python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
     python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
 

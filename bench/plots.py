@@ -1,4 +1,4 @@
-"""Results as pictures: a rate over sizes, a line for each peer and the roof; and all operations beside the fastest peer.
+"""Results as pictures: a rate over sizes, a line for each peer and the roof; all operations beside the fastest peer.
 
 The same results make the same bytes: no dates, and no names drawn at random. What a picture shows is in its description
 as a digest, so that a test can tell whether it is of the results that lie beside it. Needs matplotlib (`pip install

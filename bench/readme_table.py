@@ -108,8 +108,9 @@ def _sums(found: dict) -> str:
 def _learning(found: dict) -> str:
     """bench.llama's second file: the losses of both models."""
     rows = ((name, *(f"{found[name][i]:.3f}" for i in (0, -1))) for name in ("torch", "tkq"))
-    return (f"{len(found['tkq'])} steps from the same weights: the losses are {100 * found['apart']:.3f} % apart at "
-            f"most ({100 * found['at_most']:g} % allowed).\n\n" + tables.table(("model", "first loss", "last loss"), rows))
+    return (f"{len(found['tkq'])} steps from the same weights: the losses are at most {100 * found['apart']:.3f} % "
+            f"apart ({100 * found['at_most']:g} % allowed).\n\n"
+            + tables.table(("model", "first loss", "last loss"), rows))
 
 
 def replace_section(readme: str, text: str) -> str:

@@ -22,8 +22,8 @@ def heading(report: Report) -> str:
     e = report.environment
     versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
     return (f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; "
-            f"{versions}). A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
-            "above 1, tkq is faster.")
+            f"{versions}). A ratio is the median over interleaved rounds of the peer's time over ours in the same "
+            "round: above 1, tkq is faster.")
 
 
 def rivals(case: Case) -> dict[str, float]:
@@ -99,9 +99,9 @@ WHOLE = ("operation", "shape", "who", "median", "spread", "rate", "tkq is", "lau
          "power")
 LEGEND = (
     "Median over the rounds of one call, with a cold L2; spread: half of what lies between the quartiles. \"tkq is\": "
-    "how many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, of the result "
-    "against float32. Clock and power are medians of readings in the candidate's own turns; power is the driver's "
-    "average over about a second. A field is empty where nothing was measured."
+    "how many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, of the "
+    "result against float32. Clock and power are medians of readings in the candidate's own turns; power is the "
+    "driver's average over about a second. A field is empty where nothing was measured."
 )
 
 
