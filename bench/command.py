@@ -14,7 +14,7 @@ import torch
 
 from bench import harness, peers
 from bench.join_results import joined
-from bench.results import Case, Cost, Environment, Report, geometric_mean
+from bench.results import Case, Cost, Environment, Report, busy, geometric_mean
 from tkq.runtime import ignore_tuned
 from tkq.testing.timing import Effort
 
@@ -143,6 +143,8 @@ class Run:
             except Exception as problem:
                 self.problem(f"call of {name}: {type(problem).__name__}: {str(problem)[:400]}")
         self.costs("calls", lambda: harness.cpu_times(working))
+        if said := busy(self.report.costs):
+            self._say(said)
 
     def costs(self, name: str, measure: Callable[[], list[Cost]]) -> None:
         try:

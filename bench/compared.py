@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.results import Case, Cost, Report, geometric_mean
+from bench.results import HOST, Case, Cost, Report, geometric_mean, host
 from tkq.testing.timing import Timing
 
 
@@ -54,11 +54,8 @@ def changes(old: Report, new: Report) -> list[Change]:
     pairs = ((before.get((case.section, case.op, case.shape)), case) for case in new.cases)
     found = [_case(a, b) for a, b in pairs if a and a.comparison[a.ours].ok and b.comparison[b.ours].ok]
     costs = {cost.name: cost for cost in old.costs}
-    host = costs.get(HOST), next((cost for cost in new.costs if cost.name == HOST), None)
-    return found + [_cost(costs[cost.name], cost, host) for cost in new.costs if cost.name in costs]
-
-
-HOST = "CPU per eager call: x + x"  # what says how quick a host is
+    hosts = host(old.costs), host(new.costs)
+    return found + [_cost(costs[cost.name], cost, hosts) for cost in new.costs if cost.name in costs]
 
 
 def _case(old: Case, new: Case) -> Change:
@@ -71,12 +68,12 @@ def _case(old: Case, new: Case) -> Change:
                   spread(a) + spread(b))
 
 
-def _cost(old: Cost, new: Cost, host: tuple[Cost | None, Cost | None]) -> Change:
+def _cost(old: Cost, new: Cost, hosts: tuple[Cost | None, Cost | None]) -> Change:
     """The least of the measurements says how far below the median a quiet host comes: that is the spread."""
-    calls = new.name.startswith("CPU per eager call") and new.name != HOST and None not in host
+    calls = new.name.startswith("CPU per eager call") and new.name != HOST and None not in hosts
     of = lambda cost: (cost.median_us - cost.least_us) / cost.median_us
     return Change(new.name, "", f"{old.median_us:.1f} us", f"{new.median_us:.1f} us", new.median_us / old.median_us,
-                  host[1].median_us / host[0].median_us if calls else None, of(old) + of(new))
+                  hosts[1].median_us / hosts[0].median_us if calls else None, of(old) + of(new))
 
 
 def text(found: Iterable[Change]) -> str:

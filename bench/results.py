@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -207,6 +208,24 @@ class Cost:
 
     def holds(self) -> bool | None:
         return None if self.at_most is None else self.median_us <= self.at_most
+
+
+HOST = "CPU per eager call: x + x"  # what says how quick a host is, and how busy
+BUSY = 1.1  # the median of its batches over the least, where others are at work too
+
+
+def host(costs: Iterable[Cost]) -> Cost | None:
+    """What `x + x` costs the host of a run, None where it was not priced."""
+    return next((cost for cost in costs if cost.name == HOST), None)
+
+
+def busy(costs: Iterable[Cost]) -> str | None:
+    """A sentence about a host that had other work while calls were priced, None where it was quiet."""
+    x = host(costs)
+    if x is None or x.median_us <= BUSY * x.least_us:
+        return None
+    return (f"The host was busy: `x + x` took {x.least_us:.1f} to {x.most_us:.1f} us, {x.median_us:.1f} in the median. "
+            "What calls cost beside it says more than their times.")
 
 
 @dataclass

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 
 from bench import ops
-from bench.results import Bound, Case, Cost, Reading, Report, geometric_mean
+from bench.results import Bound, Case, Cost, Reading, Report, busy, geometric_mean, host
 from tkq.testing.timing import Timing
 
 NO_RIVALS = ops.ROOFS + ops.OWN
@@ -50,7 +50,16 @@ def short(report: Report) -> str:
 
 
 def costs(found: Iterable[Cost]) -> str:
-    return table(("cost", "median"), map(_cost_row, found))
+    """Costs, those of calls beside `x + x` too, and whether the host was busy."""
+    found = list(found)
+    x = host(found)
+    rows = [(*_cost_row(cost), *((_beside(cost, x),) if x else ())) for cost in found]
+    text = table(("cost", "median", *(("of `x + x`",) if x else ())), rows)
+    return f"{text}\n\n{said}" if (said := busy(found)) else text
+
+
+def _beside(cost: Cost, x: Cost) -> str:
+    return f"{cost.median_us / x.median_us:.2f}" if cost.name.startswith("CPU per eager call") else ""
 
 
 def did_not_run(report: Report) -> str:

@@ -136,6 +136,15 @@ def test_a_table_shows_the_fastest_rival_and_not_the_roof():
     assert "Measured 2026-11-21 on one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)" in text
 
 
+def test_calls_are_shown_beside_x_plus_x_and_a_busy_host_is_named():
+    of = lambda least: [Cost("CPU per eager call: x + x", 8.0, least, 14.0, 31),
+                        Cost("CPU per eager call: gemm", 6.0, 6, 9, 31), Cost("first call", 9.0, 9, 9, 3)]
+    quiet, loud = tables.costs(of(7.5)), tables.costs(of(6.5))
+    assert "| cost | median | of `x + x` |" in quiet and "| CPU per eager call: gemm | 6.0 us | 0.75 |" in quiet
+    assert "| first call | 9.0 us |  |" in quiet and "busy" not in quiet
+    assert "The host was busy: `x + x` took 6.5 to 14.0 us, 8.0 in the median." in loud
+
+
 def test_a_table_says_what_was_not_timed():
     partial = report()
     first = partial.cases[0]
