@@ -191,6 +191,7 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
     if bench.calls and not options.no_calls and options.part[0] == 0:
         progress.say(f"calls of {bench.name}")
         run.calls(bench.calls)
+        progress.say("\n".join(harness.cost_lines(run.report.costs)))
     for k, job in enumerate(jobs):
         progress.step(f"{job.question.op} {job.question.shape}")
         run.case(job, left - k)
