@@ -221,6 +221,7 @@ def effort(bench: Bench, options):
 def warm(argv: list[str], processes: int) -> None:
     """Let everyone compile what the cases take, in processes side by side: the run then finds it on the disk."""
     given = [*argv, "--warm", "0"]  # the last one counts
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # FA4's kernels stay on the disk, for us too
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     root = os.fspath(Path(__file__).resolve().parent.parent)
     start = f"import runpy, sys; sys.path.insert(0, {root!r}); runpy.run_module('bench', run_name='__main__')"
