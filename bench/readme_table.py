@@ -151,7 +151,11 @@ def main(argv: list[str] | None = None) -> int:
     if parser.parse_args(argv).write:
         README.write_text(replace_section(README.read_text(), section()))
         PAGE.write_text(page())
-        draw()
+        try:
+            draw()
+        except ImportError as problem:
+            print(f"the pictures {', '.join(stale())} are of other results: {problem}; pip install matplotlib")
+            return 1
     else:
         print(section())
     return 0
