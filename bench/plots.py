@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import ops, tables
 from bench.results import Case, Report, geometric_mean
 
-STYLE = 1  # to be raised where the drawing changes: pictures of another style are stale
+STYLE = 2  # to be raised where the drawing changes: pictures of another style are stale
 FORMATS = ("svg", "png")
 FLOPS_PER_CLOCK = 4096  # of one multiprocessor's tensor cores, in 16 bits; twice as many in float8
 # words of a shape that say what kind of problem it is, not how large
@@ -130,14 +130,17 @@ def figure(drawn: list[Panel]):
 
 def _draw(ax, panel: Panel) -> None:
     places = range(len(panel.sizes))
-    spare = iter(OTHERS * 3)
+    joined = "-" if _is_scale(panel.sizes) else "none"
+    spare, lines = iter(OTHERS * 3), [line.rates for line in panel.lines]
     for line in sorted(panel.lines, key=lambda line: line.name != "tkq"):
         ours = line.name == "tkq"
         colour = COLOURS.get(line.name) or next(spare)
         nan = lambda values: [float("nan") if v is None else v for v in values]
-        ax.plot(places, nan(line.rates), label=line.name, color=colour, marker="o", markersize=3.5 + ours,
-                linewidth=1.4 + 0.8 * ours, zorder=3 + ours)
-        ax.fill_between(places, nan(line.low), nan(line.high), color=colour, alpha=0.18, linewidth=0)
+        label = f"tkq, {line.name}" if line.name in ops.OWN and not line.name.startswith("tkq") else line.name
+        ax.plot(places, nan(line.rates), label=label, color=colour, marker="o", markersize=3.5 + ours,
+                linestyle=joined, linewidth=1.4 + 0.8 * ours, zorder=3 + ours)
+        if joined == "-":
+            ax.fill_between(places, nan(line.low), nan(line.high), color=colour, alpha=0.18, linewidth=0)
     for (name, rates), style in zip(panel.roofs.items(), ("--", ":", "-.", "--")):
         ax.plot(places, [float("nan") if v is None else v for v in rates], label=name, color="#777777",
                 linestyle=style, linewidth=1.1)
@@ -145,10 +148,15 @@ def _draw(ax, panel: Panel) -> None:
     ax.set_ylabel(panel.unit, fontsize=8)
     ax.set_xticks(list(places), panel.sizes, rotation=30, ha="right", fontsize=7)
     ax.tick_params(axis="y", labelsize=7)
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.06 * max(rate for line in (*lines, *panel.roofs.values()) for rate in line if rate is not None))
     ax.grid(axis="y", color="#dddddd", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize=6.5, frameon=False, loc="lower left")
+
+
+def _is_scale(sizes: Iterable[str]) -> bool:
+    """Do the sizes differ by their numbers alone? Otherwise no line leads from one to the next."""
+    return len({re.sub(r"\d+", "0", size) for size in sizes}) == 1
 
 
 def overview(reports: Mapping[str, Report]) -> dict[str, list[float]]:
@@ -200,8 +208,8 @@ def drawings(reports: Mapping[str, Report]) -> Iterator[tuple[str, object, str]]
     """(name, what draws it, digest) of every picture of these results. reports: by the file's name."""
     for file, report in reports.items():
         for section in dict.fromkeys(case.section for case in report.cases):
-            drawn = panels(report, section)
-            if any(len(panel.sizes) > 1 for panel in drawn):
+            drawn = [panel for panel in panels(report, section) if len(panel.sizes) > 1]
+            if drawn:
                 yield f"{file}_{section}", lambda drawn=drawn: figure(drawn), digest(drawn)
     if found := overview(reports):
         yield "overview", lambda: overview_figure(found), digest(found)

@@ -60,6 +60,14 @@ def test_shapes_of_one_kind_each_are_one_panel():
     assert panel.title == "rmsnorm heads" and panel.sizes == ("B1 S2 H3 D4", "B1 S2 H5 D4")
 
 
+def test_problems_that_are_no_sizes_are_not_joined_by_lines():
+    named = [case("gemm", f"8x8x8 bias {name}", tkq=times(1.0), plain=times(1.0)) for name in ("relu", "silu")]
+    ax, = plots.figure(plots.panels(Report(HERE, named), "forward")).axes
+    assert [line.get_linestyle() for line in ax.get_lines()] == ["None", "None"] and not ax.collections
+    assert list(lines(ax)) == ["tkq", "tkq, plain"]
+    assert {line.get_linestyle() for line in plots.figure(plots.panels(GEMM, "large")).axes[0].get_lines()} == {"-", "--"}
+
+
 def test_bands_are_quartiles():
     line = plots.panels(NORMS, "forward")[0].lines[0]
     assert line.high[0] == pytest.approx(4000.0) and line.low[0] == pytest.approx(4000.0 / 1.25)
