@@ -65,7 +65,8 @@ def test_problems_that_are_no_sizes_are_not_joined_by_lines():
     ax, = plots.figure(plots.panels(Report(HERE, named), "forward")).axes
     assert [line.get_linestyle() for line in ax.get_lines()] == ["None", "None"] and not ax.collections
     assert list(lines(ax)) == ["tkq", "tkq, plain"]
-    assert {line.get_linestyle() for line in plots.figure(plots.panels(GEMM, "large")).axes[0].get_lines()} == {"-", "--"}
+    sizes = plots.figure(plots.panels(GEMM, "large")).axes[0]
+    assert {line.get_linestyle() for line in sizes.get_lines()} == {"-", "--"}
 
 
 def test_bands_are_quartiles():
