@@ -257,9 +257,7 @@ def reports_in(folder: Path) -> dict[str, Report]:
 def tell(reports: Mapping[str, Report], out: Path) -> None:
     """Write the tables and the pictures of results, and print the short one."""
     out.mkdir(parents=True, exist_ok=True)
-    parts = ["# Results", tables.summary(reports),
-             *(f"## {name.replace('_', ' ')}\n\n{tables.whole(report)}" for name, report in reports.items())]
-    (out / "results.md").write_text("\n\n".join(parts) + "\n")
+    (out / "results.md").write_text(tables.document(reports))
     print(f"\n{tables.summary(reports)}\n")
     try:
         pictures = plots.write(reports, out / "plots")

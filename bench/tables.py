@@ -116,7 +116,7 @@ LEGEND = (
 
 def whole(report: Report) -> str:
     """A run: a row for every candidate of every case, with all that was measured, the costs, and who is missing."""
-    parts = [f"{heading(report)} {LEGEND}"]
+    parts = [heading(report)]
     if report.copy_gbs:
         parts.append(f"A device copy reads and writes {report.copy_gbs:.0f} GB/s in this run.")
     if report.cases:
@@ -198,6 +198,12 @@ def summary(reports: Mapping[str, Report]) -> str:
         rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
                      copies, " to ".join(dict.fromkeys((days[0], days[-1])))))
     return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
+
+
+def document(reports: Mapping[str, Report]) -> str:
+    """results.md of a folder: all that was measured."""
+    files = (f"## {name.replace('_', ' ')}\n\n{whole(report)}" for name, report in reports.items())
+    return "\n\n".join(("# Results", summary(reports), LEGEND, *files)) + "\n"
 
 
 def _beside_roofs(cases: Iterable[Case]) -> str:

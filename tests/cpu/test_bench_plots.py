@@ -94,8 +94,9 @@ def test_the_overview_has_a_row_for_each_operation():
 
 
 def test_the_same_results_make_the_same_bytes_and_say_what_they_are_of(tmp_path):
-    first, second = (plots.write({"norms": NORMS}, tmp_path / str(i)) for i in range(2))
-    assert [p.name for p in first] == [f"{name}.{ending}" for name in ("norms_forward", "norms_heads", "overview")
+    some = dataclasses.replace(NORMS, cases=NORMS.cases[:5])
+    first, second = (plots.write({"norms": some}, tmp_path / str(i)) for i in range(2))
+    assert [p.name for p in first] == [f"{name}.{ending}" for name in ("norms_forward", "overview")
                                        for ending in ("svg", "png")]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second))
     text = first[0].read_text()

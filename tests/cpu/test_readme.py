@@ -95,6 +95,10 @@ def test_the_page_on_speed_is_what_the_results_say():
     assert readme_table.PAGE.read_text() == readme_table.page()
 
 
+def test_the_table_of_all_that_was_measured_is_what_the_results_say():
+    assert (readme_table.RESULTS / "results.md").read_text() == tables.document(readme_table.reports())
+
+
 def test_the_pictures_are_of_the_results():
     assert readme_table.stale() == []
     shown = re.findall(r"!\[.*?\]\((plots/.*?)\)", readme_table.PAGE.read_text())
