@@ -34,8 +34,8 @@ over interleaved rounds of the fastest peer's time over ours: above 1, tkq is fa
 a kernel that only moves the bytes. Day: of the run."""
 HEAD = """# Speed
 
-Made by `python -m bench.readme_table --write` from `bench/results/h100`, where `results.md` has every candidate with its
-spread, launches, error, clock and power. A roof is what only moves the bytes: `copy`
+Made by `python -m bench.readme_table --write` from `bench/results/h100`, where `results.md` has every candidate with
+its spread, launches, error, clock and power. A roof is what only moves the bytes: `copy`
 one read and one write, `add` two reads and one write. GB/s count the bytes that an operation has to move: of (M, N)
 tensors two in a norm's or softmax's forward (four with a residual), one in a cross entropy's, three in a norm's or
 softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without what is fused into it; `32/32`,
@@ -148,7 +148,8 @@ def draw(folder: Path = RESULTS, pictures: Path = PLOTS) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme_table", description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="rewrite README.md, docs/speed.md, docs/plots and results.md")
+    parser.add_argument("--write", action="store_true",
+                        help="rewrite README.md, docs/speed.md, docs/plots and results.md")
     if parser.parse_args(argv).write:
         README.write_text(replace_section(README.read_text(), section()))
         PAGE.write_text(page())
