@@ -63,6 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
     parser.add_argument("--rounds", type=int, help="of each case; at least 7")
     parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 shows sustained speed")
+    parser.add_argument("--idle", type=float, help="seconds of rest before each turn: bursts after idle")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
     parser.add_argument("--no-calls", action="store_true", help="do not price eager calls on tiny tensors")
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="let the peers compile first, in N processes "
@@ -214,7 +215,7 @@ def effort(bench: Bench, options):
     found = bench.effort
     if options.quick:
         found = dataclasses.replace(found, rounds=command.QUICK.rounds, round_seconds=command.QUICK.round_seconds)
-    given = {"rounds": options.rounds, "round_seconds": options.round_seconds}
+    given = {"rounds": options.rounds, "round_seconds": options.round_seconds, "idle_seconds": options.idle}
     return dataclasses.replace(found, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -98,6 +98,14 @@ def test_cases_are_those_of_the_operation_with_the_peers_that_are_asked_for():
     assert not front.jobs_of("layernorm", options("--sections", "dense"))
 
 
+def test_the_effort_is_the_files_own_but_for_what_is_asked():
+    bench = Bench("made_up", "", {}, effort=timing.Effort(9, 0.3, graphs=False))
+    assert front.effort(bench, options()) == bench.effort
+    assert front.effort(bench, options("--quick", "--idle", "0.5")) == timing.Effort(
+        command.QUICK.rounds, command.QUICK.round_seconds, graphs=False, idle_seconds=0.5)
+    assert front.effort(bench, options("--quick", "--rounds", "8", "--round-seconds", "2")).round_seconds == 2.0
+
+
 def test_shapes_choose_cases(tmp_path):
     (tmp_path / "shapes").write_text("rmsnorm 64x32\n")
     chosen = options("--shapes", str(tmp_path / "shapes"))
