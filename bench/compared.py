@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from bench import ops
 from bench.results import HOST, Case, Cost, Report, geometric_mean, host
 from tkq.testing.timing import Timing
 
@@ -60,9 +61,10 @@ def changes(old: Report, new: Report) -> list[Change]:
 
 def _case(old: Case, new: Case) -> Change:
     a, b = old.comparison[old.ours], new.comparison[new.ours]
-    both = [(x, new.comparison[x.name]) for x in old.comparison.timings
-            if x.ok and x.name != old.ours and any(y.name == x.name and y.ok for y in new.comparison.timings)]
-    others = geometric_mean(y.median_ms / x.median_ms for x, y in both) if both else None
+    ours = (old.ours, *ops.OWN)  # tkq's own variants may have got slower for the same reason
+    then, now = ({t.name: t for t in case.comparison.timings if t.ok and t.name not in ours} for case in (old, new))
+    both = [name for name in then if name in now]
+    others = geometric_mean(now[name].median_ms / then[name].median_ms for name in both) if both else None
     text = lambda case, t: f"{case.rate(t.name):.0f} {case.unit}"
     return Change(new.op, new.shape, text(old, a), text(new, b), b.median_ms / a.median_ms, others,
                   spread(a) + spread(b))

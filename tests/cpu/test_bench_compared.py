@@ -37,6 +37,11 @@ def test_what_the_whole_run_changed_by_does_not_count():
     assert change.others == pytest.approx(0.9) and change.beyond == pytest.approx(1 / 0.9)
 
 
+def test_our_own_variants_excuse_nothing():
+    old, new = (case("op", tkq=steady(ms), plain=steady(ms)) for ms in (1.0, 1.5))
+    assert one(old, new).verdict == "slower"
+
+
 def test_others_that_one_run_lacks_do_not_count():
     change = one(case("op", tkq=steady(1.0), QuACK=[], copy=steady(1.0)),
                  case("op", tkq=steady(1.0), QuACK=steady(9.0)))
