@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from pathlib import Path
 import torch
 
 from bench import harness, peers
-from bench.results import Case, Cost, Environment, Report, geometric_mean
+from bench.join_results import joined
+from bench.results import Case, Cost, Environment, Report, busy, geometric_mean
 from tkq.runtime import ignore_tuned
 from tkq.testing.timing import Effort
 
@@ -62,13 +64,24 @@ class Bench:
 
 
 class Run:
-    """A report that grows, within a time budget."""
+    """A report that grows, within a time budget.
 
-    def __init__(self, path: Path, seconds: float, effort: Effort, without: tuple[str, ...] = ()):
-        self._path, self._effort, self._without = path, effort, without
+    before: of the same file, what the folder has already: it is joined by what is run now. say: prints a text.
+    """
+
+    def __init__(self, path: Path, seconds: float, effort: Effort, without: tuple[str, ...] = (), *,
+                 before: Report | None = None, say: Callable[[str], None] | None = None):
+        self._path, self._effort, self._without = path, dataclasses.replace(effort, host=True), without
+        self._before, self._say = before, say or functools.partial(print, flush=True)
         self._deadline = time.monotonic() + seconds
         self._monitor = harness.Monitor()
         self.report = Report(Environment.here(self._monitor.driver))
+        if before is not None:
+            joined([before, self.report])  # another machine or version: it raises before anything is timed
+
+    def save(self) -> None:
+        report = self.report if self._before is None else joined([self._before, self.report])
+        report.save(self._path)
 
     def effort(self, cases_left: int, candidates: int) -> Effort:
         """The effort asked for, or shorter turns if the time left would not do: half of a case is making inputs."""
@@ -88,6 +101,7 @@ class Run:
         question = dataclasses.replace(q, missing={**missing, **left_out})
         candidates = {"tkq": job.ours, **found}
         effort = self.effort(cases_left, len(candidates))
+        begin = time.monotonic()
         try:
             case = harness.compare(
                 question, candidates, job.make_inputs, effort, error=job.error, monitor=self._monitor
@@ -95,9 +109,9 @@ class Run:
         except Exception as problem:  # out of memory for the inputs, say: the other cases can still run
             self.problem(f"{q.op} {q.shape}: {type(problem).__name__}: {str(problem)[:300]}")
             return
-        self.report.cases.append(case)
-        self.report.save(self._path)
-        print("\n".join(harness.case_lines(case)), flush=True)
+        self.report.cases.append(dataclasses.replace(case, seconds=round(time.monotonic() - begin, 2)))
+        self.save()
+        self._say("\n".join(harness.case_lines(case)))
 
     def warm(self, job: Job) -> None:
         """Call everyone once: what they compile is then in their caches on the disk."""
@@ -129,6 +143,8 @@ class Run:
             except Exception as problem:
                 self.problem(f"call of {name}: {type(problem).__name__}: {str(problem)[:400]}")
         self.costs("calls", lambda: harness.cpu_times(working))
+        if said := busy(self.report.costs):
+            self._say(said)
 
     def costs(self, name: str, measure: Callable[[], list[Cost]]) -> None:
         try:
@@ -137,12 +153,12 @@ class Run:
             self.problem(f"cost of {name}: {type(problem).__name__}: {str(problem)[:400]}")
             return
         self.report.costs += costs
-        self.report.save(self._path)
+        self.save()
 
     def problem(self, text: str) -> None:
-        print(f"PROBLEM {text}", flush=True)
+        self._say(f"PROBLEM {text}")
         self.report.problems.append(text)
-        self.report.save(self._path)
+        self.save()
 
 
 def mean_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:
@@ -185,6 +201,7 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
             run.warm(job)
             torch.cuda.empty_cache()
         return 0
+    run.report.copy_gbs = harness.device_copy()
     if CALLS in options.sections:
         run.calls(bench.calls)
         for name, measure in bench.others.items():

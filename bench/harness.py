@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bench import peers
 from bench.results import Bound, Case, Cost, Reading
 from tkq.testing import timing
 from tkq.testing.timing import BURST, Effort
@@ -78,6 +79,18 @@ def compare(
         missing=dict(q.missing),
         roof=q.roof,
     )
+
+
+def device_copy(gpu=None) -> float | None:
+    """GB/s that an elementwise kernel reads and writes, at 1 GiB a call: the roof of what memory bounds. None where it
+    could not be timed."""
+    work = 2 * 2**29
+    make = lambda i: (torch.full((work // 4,), float(i), device="cuda", dtype=torch.bfloat16),)
+    try:
+        timed = timing.compare({"copy": peers.copied}, make, Effort(7, 0.01, 0.05), gpu=gpu)["copy"]
+    except Exception:  # too little memory: the roof is not known then, all else is
+        return None
+    return work / timed.median_ms / 1e6 if timed.ok else None
 
 
 class Monitor:
@@ -247,6 +260,7 @@ def case_lines(case: Case) -> list[str]:
         ]
         cells.append("  ? launches" if t.launches is None else f"{t.launches:3g} launches")
         cells.append(" " * 12 if t.error is None else f"err {t.error:.2e}")
+        cells.append(" " * 12 if t.host_us is None else f"host {t.host_us:4.0f} us")
         cells.append(_state(case.readings.get(t.name) or case.readings.get("") or ()))
         if t.mode != "graph":
             cells.append(f"[{t.mode}]")

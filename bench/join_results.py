@@ -1,6 +1,7 @@
 """One file of results from several runs of a bench on the same machine and code.
 
     python -m bench.join_results PART.json PART.json .. --out bench/results/h100/gemm.json
+    python -m bench.join_results FOLDER FOLDER .. --out bench/results/h100
 
 A case or cost that two runs have is the later file's. Runs of different devices or versions are not joined.
 """
@@ -8,6 +9,7 @@ A case or cost that two runs have is the later file's. Runs of different devices
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,17 +31,50 @@ def joined(reports: list[Report]) -> Report:
     for report in reports:
         cases |= {(case.section, case.op, case.shape): case for case in report.cases}
         costs |= {cost.name: cost for cost in report.costs}
-    commands = "; ".join(report.environment.command for report in reports)
+    commands = "; ".join(dict.fromkeys(report.environment.command for report in reports))
+    copies = [report.copy_gbs for report in reports if report.copy_gbs is not None]
     return Report(replace(first.environment, command=commands), list(cases.values()), list(costs.values()),
-                  [problem for report in reports for problem in report.problems])
+                  _problems(reports), copies[-1] if copies else None)
+
+
+def _problems(reports: list[Report]) -> list[str]:
+    """What did not run, but for what a later report has run."""
+    found = []
+    for i, report in enumerate(reports):
+        done = tuple(f"{case.op} {case.shape}: " for later in reports[i + 1:] for case in later.cases)
+        found += [problem for problem in report.problems if not problem.startswith(done)]
+    return list(dict.fromkeys(found))
+
+
+def join_folders(folders: list[Path], out: Path) -> list[str]:
+    """Each results file that one of the folders has, joined, into ``out``; the names. What is no report is the last
+    folder's."""
+    files: dict[str, list[Path]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.json")):
+            files.setdefault(path.name, []).append(path)
+    for name, paths in files.items():
+        texts = [path.read_text() for path in paths]
+        if "environment" in json.loads(texts[-1]):
+            joined([Report.from_json(text) for text in texts]).save(out / name)
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text(texts[-1])
+    return sorted(files)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.join_results", description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("parts", nargs="+", type=Path, help="files, or folders of files")
+    parser.add_argument("--out", type=Path, required=True, help="the file, or the folder")
     options = parser.parse_args(argv)
-    joined([Report.from_json(path.read_text()) for path in options.parts]).save(options.out)
+    folders = [path.is_dir() for path in options.parts]
+    if all(folders):
+        print(*join_folders(options.parts, options.out))
+    elif any(folders):
+        parser.error("parts: got files and folders, allowed are files or folders")
+    else:
+        joined([Report.from_json(path.read_text()) for path in options.parts]).save(options.out)
     return 0
 
 

@@ -139,9 +139,21 @@ def _quant_residual_job(m: int, n: int) -> Job:
     def ours(x, residual, weight):
         return tkq.rmsnorm_quant(x, weight, residual=residual, prenorm=True, eps=RMS_EPS)
 
+    def error(name, xrw, output):
+        if name == "plain":
+            return None
+        x, residual, weight = xrw
+        return max(
+            relative_error(
+                output[0][r].float() * output[1][r],
+                reference_norms.norm("rmsnorm", x[r], weight, None, residual[r], eps=RMS_EPS)[0],
+            )
+            for r in _ends(m)
+        )
+
     op = "rmsnorm_quant + residual"
     question = harness.Question("quant", op, f"M{m} N{n}", "GB/s", 7 * m * n, Bound(("plain",), 1 / QUANT_COST))
-    return Job(question, ours, op, ("plain",), inputs, lambda *_: None)
+    return Job(question, ours, op, ("plain",), inputs, error)
 
 
 def heads_jobs(_) -> Iterator[Job]:

@@ -119,8 +119,8 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     "rope_qk": {
         "copy": lambda: lambda q, k, cos, sin: (copied(q), copied(k)),
         "QuACK": _quack_rope_qk,
-        "Liger": _liger_rope_qk,
         "torch.compile": lambda: _compiled(lambda q, k, cos, sin: (_turned(q, cos, sin), _turned(k, cos, sin))),
+        "Liger": _liger_rope_qk,  # last: what it leaves in the inputs is another's input in the next round
     },
     **{kind: _forward_peers(kind) for kind in _ACTIVATIONS},
     **{f"{kind} backward": _backward_peers(kind) for kind in _ACTIVATIONS},

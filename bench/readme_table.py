@@ -1,7 +1,7 @@
-"""The README's speed section and docs/speed.md, made from measured results and nothing else.
+"""The README's speed section, docs/speed.md with its pictures and results.md, made from measured results alone.
 
-python -m bench.readme_table            print the section
-python -m bench.readme_table --write    put it between the markers in README.md, and write docs/speed.md
+    python -m bench.readme_table            print the section
+    python -m bench.readme_table --write    put it between the markers in README.md, and write the others
 """
 
 from __future__ import annotations
@@ -9,44 +9,80 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from bench.results import Case, Cost, Report
+from bench import plots, tables
+from bench.results import Report
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = (ROOT / "bench" / "results" / "h100" / "foundation.json",)
+RESULTS = ROOT / "bench" / "results" / "h100"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
+PLOTS = ROOT / "docs" / "plots"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
-# timed beside the peers to show what memory allows, or what fusing brings or costs; no rivals
-ROOFS = ("copy", "add", "copy + add", "tkq apart", "plain")
+TWICE = ("foundation",)  # its cases are other files' too: a table on the page, no picture, not in the summary
+
+SECTION = """Times as fast as the fastest peer, a dot for each shape, measured on one {device} with {versions}:
+
+![Every operation beside the fastest peer at each shape](docs/plots/overview.svg)
+
+{table}
+
+A row is an operation at all shapes timed, in bf16 unless its name says otherwise. At each shape the ratio is the median
+over interleaved rounds of the fastest peer's time over ours: above 1, tkq is faster. Mean: geometric. Of a copy: beside
+a kernel that only moves the bytes. Day: of the run."""
+HEAD = """# Speed
+
+Made by `python -m bench.readme_table --write` from `bench/results/h100`, where `results.md` has every candidate with
+its spread, launches, error, clock and power. A roof is what only moves the bytes: `copy`
+one read and one write, `add` two reads and one write. GB/s count the bytes that an operation has to move: of (M, N)
+tensors two in a norm's or softmax's forward (four with a residual), one in a cross entropy's, three in a norm's or
+softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without what is fused into it; `32/32`,
+`all keys`, `as usual` and `tkq apart` are its own too. Each table has the day of its run; the README says which are
+older than the code they measure. In the pictures a band is what lies between the quartiles, and the tensor cores' roof
+is their peak at the SM clock that was read while tkq ran. What a
+call costs depends on the host: compare it with `x + x` of the same run."""
 
 
-def section(*results: Path) -> str:
-    """The section's text in Markdown, run by run, "Not measured yet." where there are no results."""
-    found = [_run(Report.from_json(path.read_text())) for path in results or RESULTS if path.exists()]
-    return "\n\n".join(found) or "Not measured yet."
+def reports(folder: Path = RESULTS) -> dict[str, Report]:
+    """Every file of results, by its name."""
+    texts = {path.stem: path.read_text() for path in sorted(folder.glob("*.json"))}
+    return {name: Report.from_json(text) for name, text in texts.items() if "environment" in json.loads(text)}
 
 
-def page(folder: Path = RESULTS[0].parent) -> str:
-    """docs/speed.md: every results file but the README's, with what the roofs are."""
-    head = """# Speed
-
-Made by `python -m bench.readme_table --write` from `bench/results/h100`; the foundation is in the README. A roof is
-what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the bytes that an
-operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual), one in a cross
-entropy's, three in a norm's or softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without
-what is fused into it. Each table has the day of its run; the README says which are older than the code they measure."""
-    others = sorted(path for path in folder.glob("*.json") if path not in RESULTS)
-    runs = (f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path)}" for path in others)
-    return "\n\n".join((head, *runs)) + "\n"
+def drawn(found: Mapping[str, Report]) -> dict[str, Report]:
+    """Those that have pictures and are in the summary."""
+    return {name: report for name, report in found.items() if name not in TWICE}
 
 
-def _of_file(path: Path) -> str:
-    text = path.read_text()
-    if path.stem.endswith("_sums"):
-        return _sums(json.loads(text))
-    return _memory(json.loads(text)) if path.stem.endswith("_memory") else _run(Report.from_json(text))
+def section(folder: Path = RESULTS) -> str:
+    """The section's text in Markdown, "Not measured yet." where there are no results."""
+    found = drawn(reports(folder))
+    if not tables.grouped(found):
+        return "Not measured yet."
+    newest = max((report.environment for report in found.values()), key=lambda e: e.date)
+    versions = ", ".join(f"{name} {version}" for name, version in newest.versions.items() if version)
+    return SECTION.format(device=newest.device, versions=versions, table=tables.summary(found))
+
+
+def page(folder: Path = RESULTS) -> str:
+    """docs/speed.md: every results file, those that are in other files too last."""
+    found = reports(folder)
+    pictures = [name for name, _, _ in plots.drawings(drawn(found))]
+    paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem in TWICE, path.stem))
+    runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found)}" for path in paths]
+    return "\n\n".join((HEAD, *runs)) + "\n"
+
+
+def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report]) -> str:
+    if path.stem in found:
+        report = found[path.stem]
+        names = [f"{path.stem}_{section}" for section in dict.fromkeys(case.section for case in report.cases)]
+        shown = [f"![{name.replace('_', ' ')}](plots/{name}.svg)" for name in names if name in pictures]
+        return "\n\n".join([tables.short(report), *shown])
+    of = {"sums": _sums, "memory": _memory, "learning": _learning}[path.stem.rpartition("_")[2]]
+    return of(json.loads(path.read_text()))
 
 
 def _memory(found: dict[str, dict[str, int]]) -> str:
@@ -54,7 +90,7 @@ def _memory(found: dict[str, dict[str, int]]) -> str:
     names = list(dict.fromkeys(name for taken in found.values() for name in taken))
     rows = ((shape, *(f"{taken[name] / 2**20:.0f} MB" if name in taken else "" for name in names),
              f"{taken['tkq'] / taken['torch']:.3f}" if "torch" in taken else "") for shape, taken in found.items())
-    return "The most in use above inputs and gradients.\n\n" + _table(("shape", *names, "tkq of torch"), rows)
+    return "The most in use above inputs and gradients.\n\n" + tables.table(("shape", *names, "tkq of torch"), rows)
 
 
 def _sums(found: dict) -> str:
@@ -66,68 +102,16 @@ def _sums(found: dict) -> str:
             f"{x['mean_signed']:+.1e}" if "mean_signed" in x else "not there")
     head = (f"{found['type']} on one {found['device']}, results in float32: the mean signed error as a share of the "
             "mean absolute result; below 0, results are too near to zero. Operands between 0 and 1, or normal.")
-    return f"{head}\n\n" + _table(("operands", "K", *ways), ((*row, *(said[way] for way in ways))
-                                                             for row, said in rows.items()))
+    return f"{head}\n\n" + tables.table(("operands", "K", *ways), ((*row, *(said[way] for way in ways))
+                                                                   for row, said in rows.items()))
 
 
-def _run(report: Report) -> str:
-    e = report.environment
-    versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
-    head = (
-        f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; {versions}). "
-        "A ratio is the median over interleaved rounds of the peer's time over ours in the same round: "
-        "above 1, tkq is faster. The peer shown is the fastest of those timed."
-    )
-    parts = [f"{head} {_timed_beside(report.cases)}" if report.cases else head]
-    if report.cases:
-        roofs = any(map(_of_roof, report.cases))
-        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of its roof",) if roofs else ()))
-        parts.append(_table(columns, (_case_row(case) + ((_of_roof(case),) if roofs else ()) for case in report.cases)))
-    if report.costs:
-        parts.append(_table(("cost", "median"), map(_cost_row, report.costs)))
-    if report.problems:
-        parts.append(f"Did not run: {'; '.join(p.partition(': ')[0] for p in report.problems)}.")
-    return "\n\n".join(parts)
-
-
-def _rivals(case: Case) -> dict[str, float]:
-    return {name: ratio for name, ratio in case.ratios().items() if name not in ROOFS}
-
-
-def _timed_beside(cases: list[Case]) -> str:
-    """Which peers each operation was timed beside at one shape at least: "the fastest" says little without it."""
-    timed: dict[str, dict] = {}
-    for case in cases:
-        timed.setdefault(case.op, {}).update(_rivals(case))
-    lists = [f"`{op}` beside {', '.join(names) or 'nothing'}" for op, names in timed.items()]
-    return f"Timed: {'; '.join(lists)}."
-
-
-def _table(head: tuple[str, ...], rows) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _case_row(case: Case) -> tuple[str, ...]:
-    ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
-    rivals = _rivals(case)
-    if not rivals:
-        return f"`{case.op}`", case.shape, ours, "none timed", ""
-    name = min(rivals, key=rivals.get)
-    absent = [peer for peer in (case.bound.against if case.bound else ()) if peer not in rivals]
-    note = f" ({', '.join(absent)} not timed)" if absent else ""
-    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{rivals[name]:.3f}"
-
-
-def _of_roof(case: Case) -> str:
-    roof = case.roof or (case.bound if case.bound and set(case.bound.against) <= set(ROOFS) else None)
-    best = case.beside(roof) if roof else None
-    return f"{best[1]:.3f} of {best[0]}" if best else ""
-
-
-def _cost_row(cost: Cost) -> tuple[str, ...]:
-    value = f"{cost.median_us / 1000:.1f} ms" if cost.median_us >= 1000 else f"{cost.median_us:.1f} us"
-    return cost.name, f"{value} ({cost.note})" if cost.note else value
+def _learning(found: dict) -> str:
+    """bench.llama's second file: the losses of both models."""
+    rows = ((name, *(f"{found[name][i]:.3f}" for i in (0, -1))) for name in ("torch", "tkq"))
+    return (f"{len(found['tkq'])} steps from the same weights: the losses are at most {100 * found['apart']:.3f} % "
+            f"apart ({100 * found['at_most']:g} % allowed).\n\n"
+            + tables.table(("model", "first loss", "last loss"), rows))
 
 
 def replace_section(readme: str, text: str) -> str:
@@ -139,12 +123,42 @@ def replace_section(readme: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
+# ---- pictures ----------------------------------------------------------------------------------------------------
+
+
+def stale(folder: Path = RESULTS, pictures: Path = PLOTS) -> list[str]:
+    """Pictures that are not of these results, or not there, or too many; needs no matplotlib."""
+    wanted = {f"{name}.svg": described for name, _, described in plots.drawings(drawn(reports(folder)))}
+    there = {path.name: path.read_text() for path in pictures.glob("*.svg")}
+    wrong = [name for name, described in wanted.items() if f">{described}<" not in there.get(name, "")]
+    return sorted({*wrong, *(name for name in there if name not in wanted)})
+
+
+def draw(folder: Path = RESULTS, pictures: Path = PLOTS) -> None:
+    """Draw those that are stale, and remove those that nothing belongs to."""
+    names = stale(folder, pictures)
+    found = {f"{name}.svg": (make, described) for name, make, described in plots.drawings(drawn(reports(folder)))}
+    for name in names:
+        if name in found:
+            make, described = found[name]
+            plots.save(make(), pictures / name, described)
+        else:
+            (pictures / name).unlink()
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme_table", description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="rewrite README.md and docs/speed.md")
+    parser.add_argument("--write", action="store_true",
+                        help="rewrite README.md, docs/speed.md, docs/plots and results.md")
     if parser.parse_args(argv).write:
         README.write_text(replace_section(README.read_text(), section()))
         PAGE.write_text(page())
+        (RESULTS / "results.md").write_text(tables.document(reports()))
+        try:
+            draw()
+        except ImportError as problem:
+            print(f"the pictures {', '.join(stale())} are of other results: {problem}; pip install matplotlib")
+            return 1
     else:
         print(section())
     return 0

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +34,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Environment:
-    """Where and when a run was made. `versions` has None for what was not installed."""
+    """Where and when a run was made. `versions` has None for what was not installed. processors: the GPU's SMs."""
 
     device: str
     driver: str
@@ -43,6 +44,7 @@ class Environment:
     date: str
     command: str
     versions: dict[str, str | None]
+    processors: int = 0
 
     @classmethod
     def here(cls, driver: str = "unknown") -> Environment:
@@ -58,7 +60,14 @@ class Environment:
             date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             command=" ".join(["python", *(_relative(a) for a in sys.argv)]),
             versions={"tkq": tkq.__version__, **{name: _version(name) for name in PACKAGES}},
+            processors=_processors(),
         )
+
+
+def _processors() -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 0
 
 
 def _relative(argument: str) -> str:
@@ -99,7 +108,7 @@ class Case:
 
     unit and work: "TFLOP/s" with floating-point operations per call, or "GB/s" with bytes per call.
     readings: per candidate, one for each round where NVML answers; under "" one for all where only nvidia-smi does.
-    missing: peers that could not be timed here, with the reason.
+    missing: peers that could not be timed here, with the reason. seconds: what it took to run the case.
     """
 
     section: str
@@ -113,6 +122,7 @@ class Case:
     readings: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     roof: Bound | None = None
+    seconds: float | None = None
 
     def __post_init__(self):
         if self.unit not in UNITS:
@@ -161,6 +171,7 @@ class Case:
         return False if False in each else None if None in each or not each else True
 
 
+PROCESSORS = {"NVIDIA H100 80GB HBM3": 132}  # of files that do not say
 UNITS = {"TFLOP/s": 1e9, "GB/s": 1e6}  # per millisecond
 
 
@@ -199,14 +210,33 @@ class Cost:
         return None if self.at_most is None else self.median_us <= self.at_most
 
 
+HOST = "CPU per eager call: x + x"  # what says how quick a host is, and how busy
+BUSY = 1.1  # the median of its batches over the least, where others are at work too
+
+
+def host(costs: Iterable[Cost]) -> Cost | None:
+    """What `x + x` costs the host of a run, None where it was not priced."""
+    return next((cost for cost in costs if cost.name == HOST), None)
+
+
+def busy(costs: Iterable[Cost]) -> str | None:
+    """A sentence about a host that had other work while calls were priced, None where it was quiet."""
+    x = host(costs)
+    if x is None or x.median_us <= BUSY * x.least_us:
+        return None
+    return (f"The host was busy: `x + x` took {x.least_us:.1f} to {x.most_us:.1f} us, {x.median_us:.1f} in the median. "
+            "What calls cost beside it says more than their times.")
+
+
 @dataclass
 class Report:
-    """A run. `problems` says what did not run and why."""
+    """A run. `problems` says what did not run and why. copy_gbs: GB/s of a device copy in it, None if not timed."""
 
     environment: Environment
     cases: list[Case] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    copy_gbs: float | None = None
 
     def to_json(self) -> str:
         """The report, with what follows from each case beside it for the reader of the file."""
@@ -220,10 +250,11 @@ class Report:
         """The report that `to_json` wrote; derived figures are computed anew."""
         data = json.loads(text)
         return cls(
-            Environment(**data["environment"]),
+            Environment(**{"processors": PROCESSORS.get(data["environment"]["device"], 0), **data["environment"]}),
             [_case(c) for c in data["cases"]],
             [Cost(**c) for c in data["costs"]],
             data["problems"],
+            data.get("copy_gbs"),
         )
 
     def save(self, path: Path) -> None:

@@ -36,12 +36,12 @@ def main(argv=None) -> int:
 
 def _bench(argv) -> int:
     checkout = pathlib.Path(__file__).resolve().parent.parent
-    for script in (checkout / "bench" / "__main__.py", checkout / "bench" / "foundation.py"):
-        if script.is_file():
-            sys.argv = [os.fspath(script), *argv]
-            sys.path.insert(0, os.fspath(checkout))
-            runpy.run_module(f"bench.{script.stem}", run_name="__main__", alter_sys=True)
-            return 0
+    script = checkout / "bench" / "__main__.py"
+    if script.is_file():
+        sys.argv = [os.fspath(script), *argv]
+        sys.path.insert(0, os.fspath(checkout))
+        runpy.run_module("bench", run_name="__main__", alter_sys=True)
+        return 0
     print("tkq bench: the benchmarks are not part of the installed package; run it from a source checkout, which has "
           "bench/", file=sys.stderr)
     return 2

@@ -169,6 +169,30 @@ def test_compare_passes_on_whether_graphs_are_wanted():
     assert gpu.graphs is False
 
 
+def test_the_hosts_time_is_taken_where_it_is_wanted(monkeypatch):
+    gpu = FakeGpu(lambda *_: 1.0)
+    gpu.host_us = lambda call, sets, seconds: {"tkq": 5.0, "peer": 9.0}[call(*sets[0])]
+    timed_ = timing.compare(named("tkq", "peer"), small_inputs, Effort(host=True), gpu=gpu)
+    assert [t.host_us for t in timed_.timings] == [5.0, 9.0]
+    assert timing.compare(named("tkq"), small_inputs, gpu=gpu)["tkq"].host_us is None
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    now = itertools.accumulate(itertools.cycle((1e-6, 7e-6, 1e-6, 7e-6, 1e-6, 100e-6)))  # between calls, and within
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
+    seen = []
+    real = object.__new__(timing.Gpu)
+    assert real.host_us(lambda x: seen.append(x), [(1,), (2,)], 1.0) == pytest.approx(7.0)
+    assert seen == [1, 2, 1, 2, 1, 2, 1]  # seven calls of a second each are enough
+    real.host_us(lambda x: seen.append(x), [(1,)], 1e-6)
+    assert len(seen) == 7 + 50
+
+
+def test_a_device_copy_that_cannot_be_timed_is_none():
+    if torch.cuda.is_available():
+        assert 500 < harness.device_copy() < 20000
+    else:
+        assert harness.device_copy() is None
+
+
 def test_compare_rotates_different_inputs():
     gpu = FakeGpu(lambda *_: 1.0)
     result = timing.compare(named("tkq"), small_inputs, gpu=gpu)

@@ -25,6 +25,24 @@ def test_the_later_of_two_runs_counts():
     assert both.environment.command == "python -m bench.gemm --sections few; python -m bench.gemm"
 
 
+def test_what_ran_later_is_no_problem_any_more():
+    first = Report(HERE, [], [], ["gemm few: out of memory", "gemm large: the time is up"], 3000.0)
+    both = joined([first, Report(HERE, [case("few", 1.0)], [], [])])
+    assert both.problems == ["gemm large: the time is up"] and both.copy_gbs == 3000.0
+
+
+def test_folders(tmp_path):
+    for name, section in (("a", "large"), ("b", "few")):
+        Report(HERE, [case(section, 1.0)]).save(tmp_path / name / "gemm.json")
+    (tmp_path / "b" / "fp8_sums.json").write_text('{"errors": []}')
+    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]) == 0
+    found = Report.from_json((tmp_path / "out" / "gemm.json").read_text())
+    assert [c.section for c in found.cases] == ["large", "few"]
+    assert (tmp_path / "out" / "fp8_sums.json").read_text() == '{"errors": []}'
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "a"), str(tmp_path / "a" / "gemm.json"), "--out", str(tmp_path / "out")])
+
+
 def test_other_machines_are_not_joined():
     with pytest.raises(ValueError, match="H200"):
         joined([Report(HERE), Report(replace(HERE, device="H200"))])

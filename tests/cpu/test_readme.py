@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tkq
-from bench import readme_table
+from bench import readme_table, tables
 from bench.results import Bound, Case, Cost, Environment, Report
 from tests.markdown import is_excerpt
 from tkq.testing.timing import Comparison, Timing
@@ -56,6 +56,16 @@ def test_the_page_on_speed_is_what_the_results_say():
     assert readme_table.PAGE.read_text() == readme_table.page()
 
 
+def test_the_table_of_all_that_was_measured_is_what_the_results_say():
+    assert (readme_table.RESULTS / "results.md").read_text() == tables.document(readme_table.reports())
+
+
+def test_the_pictures_are_of_the_results():
+    assert readme_table.stale() == []
+    shown = re.findall(r"!\[.*?\]\((plots/.*?)\)", readme_table.PAGE.read_text())
+    assert shown and all((readme_table.PAGE.parent / path).exists() for path in shown)
+
+
 # ---- the script that writes the section --------------------------------------------------------------------------
 
 
@@ -78,11 +88,8 @@ def report():
     )
 
 
-def test_the_section_shows_the_fastest_rival_and_not_the_roof(tmp_path):
-    path = tmp_path / "foundation.json"
-    assert readme_table.section(path) == "Not measured yet."
-    report().save(path)
-    text = readme_table.section(path)
+def test_a_table_shows_the_fastest_rival_and_not_the_roof():
+    text = tables.short(report())
     assert "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
     assert "| `layernorm` | M1 N2 | failed | none timed |  |" in text
     assert "| `gemm` | M1 N2 | 1500 GB/s | none timed |  |" in text
@@ -94,24 +101,48 @@ def test_the_section_shows_the_fastest_rival_and_not_the_roof(tmp_path):
     assert "Measured 2026-11-21 on one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)" in text
 
 
-def test_the_section_says_what_was_not_timed(tmp_path):
-    path, partial = tmp_path / "foundation.json", report()
+def test_calls_are_shown_beside_x_plus_x_and_a_busy_host_is_named():
+    of = lambda least: [Cost("CPU per eager call: x + x", 8.0, least, 14.0, 31),
+                        Cost("CPU per eager call: gemm", 6.0, 6, 9, 31), Cost("first call", 9.0, 9, 9, 3)]
+    quiet, loud = tables.costs(of(7.5)), tables.costs(of(6.5))
+    assert "| cost | median | of `x + x` |" in quiet and "| CPU per eager call: gemm | 6.0 us | 0.75 |" in quiet
+    assert "| first call | 9.0 us |  |" in quiet and "busy" not in quiet
+    assert "The host was busy: `x + x` took 6.5 to 14.0 us, 8.0 in the median." in loud
+
+
+def test_a_table_says_what_was_not_timed():
+    partial = report()
     first = partial.cases[0]
     partial.cases[0] = dataclasses.replace(first, bound=Bound(("QuACK", "FA4"), 1.0))
     partial.problems.append("gemm 4096^3 a @ b: not run, the time is up")
-    partial.save(path)
-    text = readme_table.section(path)
+    text = tables.short(partial)
     assert "| compiled 2500 GB/s (FA4 not timed) | 1.200 |" in text
     assert text.endswith("Did not run: gemm 4096^3 a @ b.")
 
 
+def test_the_section_has_a_row_for_each_operation(tmp_path):
+    assert readme_table.section(tmp_path) == "Not measured yet."
+    cases = [dataclasses.replace(case, section="forward") for case in report().cases]
+    more = dataclasses.replace(cases[0], shape="M3 N4", roof=Bound(("copy",), 0.9))
+    dataclasses.replace(report(), cases=[*cases, more]).save(tmp_path / "norms.json")
+    report().save(tmp_path / "foundation.json")  # its cases are other files' too
+    text = readme_table.section(tmp_path)
+    assert "| `rmsnorm` | QuACK, compiled | 2 | 1.20 | 1.20 | 1.20 | 0.50 | 2026-11-21 |" in text
+    assert text.count("| `") == 1  # beside the others' cases nothing was timed
+
+
 def test_the_page_has_a_table_for_each_file(tmp_path):
     report().save(tmp_path / "norms.json")
+    report().save(tmp_path / "foundation.json")
     (tmp_path / "linear_memory.json").write_text('{"M1": {"tkq": 1048576, "torch": 10485760}, "M2": {"tkq": 2097152}}')
+    (tmp_path / "llama_learning.json").write_text(
+        '{"torch": [8.0, 2.0], "tkq": [8.0, 2.001], "apart": 0.0005, "at_most": 0.005}')
     text = readme_table.page(tmp_path)
     assert "## norms" in text and "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
     assert "| shape | tkq | torch | tkq of torch |" in text
     assert "| M1 | 1 MB | 10 MB | 0.100 |" in text and "| M2 | 2 MB |  |  |" in text
+    assert "at most 0.050 % apart (0.5 % allowed)" in text and "| tkq | 8.000 | 2.001 |" in text
+    assert text.index("## norms") < text.index("## foundation")
 
 
 def test_replacing_the_section_leaves_the_rest():

@@ -25,6 +25,7 @@ L2_MULTIPLE = 3
 MOST_SETS = 64
 MOST_CALLS = 256  # in one graph, and in one queue of eager launches: the driver's queue holds about a thousand
 BATCH_SECONDS = 0.01
+HOST_SECONDS = 0.01  # of eager calls, to time the host
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Effort:
 
     round_seconds: one candidate's turn; 0.04 s shows burst speed, a second or more sustained.
     idle_seconds: rest before each turn that counts: bursts after idle, for a card that is warm by the time others end.
+    host: whether to time the host's side of eager calls too.
     graphs: False times eager calls behind a backlog even where a CUDA graph could be captured.
     """
 
@@ -41,6 +43,7 @@ class Effort:
     warmup_seconds: float = 0.25
     graphs: bool = True
     idle_seconds: float = 0.0
+    host: bool = False
 
     def __post_init__(self):
         if self.rounds < 7:
@@ -57,6 +60,7 @@ class Timing:
     mode: "graph" (CUDA-graph replay), "events" (eager calls behind a backlog) or "failed", where `note` says why.
     launches: kernels, copies and memsets per call; None where they could not be counted.
     error: what `compare`'s `error` returned for this candidate's output; None where none was asked for.
+    host_us: microseconds of the host for one eager call; None where it was not asked for.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Timing:
     launches: float | None = None
     error: float | None = None
     note: str = ""
+    host_us: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -159,12 +164,14 @@ def compare(
         set_bytes, l2_bytes = tensor_bytes(first), gpu.l2_bytes()
         count = input_sets(set_bytes, l2_bytes, gpu.free_bytes())
         sets = [first, *(make_inputs(i) for i in range(1, count))]
-        failed, errors, batches = {}, {}, {}
+        failed, errors, batches, host = {}, {}, {}, {}
         for name, call in candidates.items():
             try:
                 output, seconds = gpu.first_calls(call, sets)
                 errors[name] = None if error is None else error(name, first, output)
                 del output
+                if effort.host:
+                    host[name] = gpu.host_us(call, sets, seconds)
                 batches[name] = gpu.batch(call, sets, calls_per_batch(seconds, count), effort.graphs)
             except Exception as problem:  # whatever a peer raises, the others are still worth timing
                 failed[name] = f"{type(problem).__name__}: {str(problem)[:300]}"
@@ -172,7 +179,7 @@ def compare(
         timings = tuple(
             Timing(name, "failed", error=errors.get(name), note=failed[name])
             if name in failed
-            else Timing(name, b.mode, tuple(times[name]), b.launches, errors[name], b.note)
+            else Timing(name, b.mode, tuple(times[name]), b.launches, errors[name], b.note, host.get(name))
             for name in candidates
             for b in [batches.get(name)]
         )
@@ -236,6 +243,17 @@ class Gpu:
             call(*inputs)
         torch.cuda.synchronize()
         return output, (time.perf_counter() - begin) / len(sets)
+
+    def host_us(self, call, sets, seconds: float) -> float:
+        """The median microseconds until an eager call returns; the GPU may still be at work on those before it."""
+        took = []
+        for i in range(max(7, min(50, int(HOST_SECONDS / max(seconds, 1e-9))))):
+            begin = time.perf_counter()
+            output = call(*sets[i % len(sets)])
+            took.append(time.perf_counter() - begin)
+            del output  # the memory goes to the next call
+        torch.cuda.synchronize()
+        return 1e6 * statistics.median(took)
 
     def batch(self, call, sets, calls, graphs=True):
         """A graph of the calls where they can be captured, a queue of eager calls elsewhere or without `graphs`."""

@@ -1,0 +1,317 @@
+"""Times tkq's operations beside their peers: `python -m tkq bench [op ...]` in a source checkout.
+
+    python -m tkq bench                                    every operation beside every peer: a quarter of an hour
+    python -m tkq bench rmsnorm swiglu --against quack,torch.compile,liger --quick
+    python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 64x512x512
+    python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder
+    python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
+    python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
+
+The cases are those of the files beside this one (`python -m bench.norms` runs one). All candidates of a case take turns
+in this process on the same inputs, with a cold L2. The folder gets a file of results for each file of cases, which
+join what is there already, `results.md` with all that was measured, and pictures as PNG and SVG, where matplotlib is.
+
+Exit status 0 if everything ran, every result is accurate and, with --compare, nothing got slower; 1 if not; 2 without a
+GPU, or where an argument is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from bench import command, compared, harness, ops, plots, tables
+from bench.command import Bench, Job
+from bench.progress import Progress
+from bench.results import Report
+from tkq.runtime import ignore_tuned
+
+OUT = Path("bench_results")
+
+
+# ---- what is asked for -------------------------------------------------------------------------------------------
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tkq bench", description=__doc__.partition("\n\n")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog=__doc__.partition("\n\n")[2])
+    names = lambda text: tuple(filter(None, text.split(",")))
+    every = (*ops.OPS, *ops.EXTRAS)
+    parser.add_argument("ops", nargs="*", metavar="op", help=f"of {', '.join(ops.OPS)}, which are timed "
+                        f"without any; or, by a main of their own, {', '.join(ops.EXTRAS)}")
+    parser.add_argument("--against", type=names, default=ops.USUAL, help=f"peers, of {', '.join(ops.AGAINST)}; "
+                        "otherwise all but quack-tuned, which compiles 44 kernels")
+    parser.add_argument("--shapes", type=Path, metavar="FILE", help="lines of an operation and shapes of its cases")
+    parser.add_argument("--out", type=Path, help=f"folder of the results; {OUT} otherwise")
+    parser.add_argument("--compare", type=Path, metavar="OLD", help="results, a file or a folder: what got slower")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="take a folder's results instead of measuring")
+    parser.add_argument("--sections", type=names, default=(), help="only cases of these sections, of any file")
+    parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
+    parser.add_argument("--part", type=_share, default=(0, 1), metavar="I/N", help="every Nth case from the Ith")
+    parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
+    parser.add_argument("--rounds", type=int, help="of each case; at least 7")
+    parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 shows sustained speed")
+    parser.add_argument("--idle", type=float, help="seconds of rest before each turn: bursts after idle")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
+    parser.add_argument("--no-calls", action="store_true", help="do not price eager calls on tiny tensors")
+    parser.add_argument("--warm", type=int, default=0, metavar="N", help="let the peers compile first, in N processes "
+                        "side by side: torch.compile takes seconds at each shape")
+    parser.add_argument("--warm-part", type=_share, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    for what, given, valid in (("op", options.ops, every), ("--against", options.against, ops.AGAINST),
+                               ("--sections", options.sections, sorted(_sections()) if options.sections else ())):
+        if problem := ops.unknown(what, given, valid):
+            parser.error(problem)
+    if options.rounds is not None and options.rounds < 7:
+        parser.error(f"--rounds: at least 7, so that a median means something; got {options.rounds}")
+    try:
+        options.shapes = read_shapes(options.shapes.read_text()) if options.shapes else {}
+    except (OSError, ValueError) as problem:
+        parser.error(f"--shapes: {problem}")
+    options.ops = options.ops or list(options.shapes or ops.OPS)
+    for path in filter(None, (options.compare, options.results)):
+        if not path.exists():
+            parser.error(f"{path} is not there")
+    if options.out is None:
+        options.out = OUT if options.results is None else (
+            options.results if options.results.is_dir() else options.results.parent)
+    return options
+
+
+def _share(text: str) -> tuple[int, int]:
+    i, _, n = text.partition("/")
+    if not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed is such as 0/4")
+    return int(i), int(n)
+
+
+def _sections() -> set[str]:
+    return {section for parts in ops.OPS.values() for part in parts for section in part.sections}
+
+
+def read_shapes(text: str) -> dict[str, command.Shapes]:
+    """Shapes by operation, of lines such as "rmsnorm 32768x4096 16384x8192"; # begins a comment.
+
+    Raises:
+        ValueError: an operation that there is not, or a shape of other sizes than that operation's."""
+    found = {}
+    for line in (line.partition("#")[0].split() for line in text.splitlines()):
+        if not line:
+            continue
+        op, *shapes = line
+        if problem := ops.unknown("op", [op], ops.OPS):
+            raise ValueError(problem)
+        usual = [shape for part in ops.OPS[op] for section in part.sections
+                 for shape in ops.bench_of(part.bench).shapes.get(section, ())]
+        if not usual:
+            raise ValueError(f"{op}: its shapes cannot be chosen")
+        try:
+            found[op] = tuple(tuple(map(int, shape.split("x"))) for shape in shapes)
+        except ValueError:
+            raise ValueError(f"{op}: got {' '.join(shapes)}, allowed are such as {_text(usual[0])}") from None
+        if wrong := [shape for shape in found[op] if len(shape) != len(usual[0])]:
+            raise ValueError(f"{op}: got {_text(wrong[0])}, allowed are such as {_text(usual[0])}")
+        if not shapes:
+            raise ValueError(f"{op}: no shapes, such as {_text(usual[0])}")
+    return found
+
+
+def _text(shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def jobs_of(op: str, options) -> list[tuple[Bench, Job]]:
+    """An operation's cases, with the peers that are asked for."""
+    found = []
+    for part in ops.OPS[op]:
+        bench = ops.bench_of(part.bench)
+        chosen = argparse.Namespace(shapes=options.shapes.get(op, ()), quick=options.quick, match=options.match)
+        for section in part.sections:
+            if options.sections and section not in options.sections:
+                continue
+            if chosen.shapes and section not in bench.shapes:
+                continue  # its shapes cannot be chosen
+            found += [(bench, dataclasses.replace(job, peer_names=ops.beside(job, options.against)))
+                      for job in command.chosen_jobs(bench, (section,), chosen) if part.has(section, job.question.op)]
+    return found
+
+
+# ---- running -----------------------------------------------------------------------------------------------------
+
+
+def measure(options) -> int:
+    """Run the cases, then the files with a main of their own; how many did not run as they should."""
+    ignore_tuned()  # what is measured is what is planned
+    i, n = options.part
+    jobs = [pair for op in options.ops if op in ops.OPS for pair in jobs_of(op, options)][i::n]
+    extras = [name for name in options.ops if name in ops.EXTRAS][i::n]
+    by_bench: dict[str, tuple[Bench, list[Job]]] = {}
+    for bench, job in jobs:
+        by_bench.setdefault(bench.name, (bench, []))[1].append(job)
+    for name, why in ops.absent(options.against).items():
+        print(f"missing: {name}: {why}", flush=True)
+    for name in options.against if options.against != ops.USUAL else ():
+        if not any(set(job.peer_names) & set(ops.meant(name, job)) for _, job in jobs):
+            print(f"missing: {name}: no case is timed beside it", flush=True)
+    if not jobs and not extras:
+        print("no cases: --sections, --match, --shapes and --part leave none")
+        return 1
+    progress, left = Progress(len(jobs) + len(extras)), len(jobs)
+    options.deadline = time.monotonic() + options.seconds
+    copy_gbs = harness.device_copy() if jobs else None
+    bad = 0
+    for bench, some in by_bench.values():
+        bad += _measure(bench, some, left, options, progress, copy_gbs)
+        left -= len(some)
+    for name in extras:
+        progress.step(name)
+        bad += importlib.import_module(f"bench.{name}").main(["--out", str(options.out)]) != 0
+    progress.end()
+    return bad
+
+
+def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progress, copy_gbs: float | None) -> int:
+    """Run one file's cases, of those that are left; how many have problems, or results that are not accurate."""
+    path = options.out / f"{bench.name}.json"
+    before = Report.from_json(path.read_text()) if path.exists() else None
+    seconds = options.deadline - time.monotonic()
+    run = command.Run(path, seconds, effort(bench, options), before=before, say=progress.say)
+    run.report.copy_gbs = copy_gbs
+    if bench.calls and not options.no_calls and options.part[0] == 0:
+        progress.say(f"calls of {bench.name}")
+        run.calls(bench.calls)
+        progress.say("\n".join(harness.cost_lines(run.report.costs)))
+    for k, job in enumerate(jobs):
+        progress.step(f"{job.question.op} {job.question.shape}")
+        run.case(job, left - k)
+        torch.cuda.empty_cache()
+    for text in bench.judge(run.report.cases):
+        progress.say(f"bound missed: {text}")
+    without = tuple(peer for name, peers in ops.AGAINST.items() if name not in options.against for peer in peers)
+    after = argparse.Namespace(shapes=options.shapes.get(bench.name, ()), without=without, out=options.out)
+    try:
+        for text in bench.after(after):
+            run.problem(text)
+    except Exception as problem:  # what was timed is still to be told
+        run.problem(f"after the cases: {type(problem).__name__}: {str(problem)[:400]}")
+    run.save()
+    return len(run.report.problems) + sum(case.accurate() is False for case in run.report.cases)
+
+
+def effort(bench: Bench, options):
+    """The file's own effort, with the options'."""
+    found = bench.effort
+    if options.quick:
+        found = dataclasses.replace(found, rounds=command.QUICK.rounds, round_seconds=command.QUICK.round_seconds)
+    given = {"rounds": options.rounds, "round_seconds": options.round_seconds, "idle_seconds": options.idle}
+    return dataclasses.replace(found, **{name: value for name, value in given.items() if value is not None})
+
+
+def warm(argv: list[str], processes: int) -> None:
+    """Let everyone compile what the cases take, in processes side by side: the run then finds it on the disk."""
+    given = [*argv, "--warm", "0"]  # the last one counts
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # FA4's kernels stay on the disk, for us too
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    root = os.fspath(Path(__file__).resolve().parent.parent)
+    start = f"import runpy, sys; sys.path.insert(0, {root!r}); runpy.run_module('bench', run_name='__main__')"
+    running = [subprocess.Popen([sys.executable, "-c", start, *given, "--warm-part", f"{i}/{processes}"],
+                                env=environment) for i in range(processes)]
+    for process in running:
+        process.wait()
+
+
+def warm_part(options) -> int:
+    """One of these processes."""
+    ignore_tuned()
+    i, n = options.warm_part
+    first, of = options.part
+    jobs = [job for op in options.ops if op in ops.OPS for _, job in jobs_of(op, options)][first::of][i::n]
+    run = command.Run(options.out / "never.json", 0.0, command.QUICK)
+    for job in jobs:
+        run.warm(job)
+        torch.cuda.empty_cache()
+    return 0
+
+
+# ---- what is left behind -----------------------------------------------------------------------------------------
+
+
+def reports_in(folder: Path) -> dict[str, Report]:
+    """Every file of results in a folder, by its name; a single file too."""
+    paths = [folder] if folder.is_file() else sorted(folder.glob("*.json"))
+    texts = {path.stem: path.read_text() for path in paths}
+    return {name: Report.from_json(text) for name, text in texts.items() if "environment" in json.loads(text)}
+
+
+def tell(reports: Mapping[str, Report], out: Path) -> None:
+    """Write the tables and the pictures of results, and print the short one."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.md").write_text(tables.document(reports))
+    print(f"\n{tables.summary(reports)}\n")
+    try:
+        pictures = plots.write(reports, out / "plots")
+    except ImportError as problem:
+        print(f"no pictures: {problem}; pip install matplotlib, then: python -m tkq bench --results {out}")
+        pictures = []
+    print(f"{out}: {len(reports)} files of results, results.md, {len(pictures)} pictures in plots/")
+
+
+def compare(old: Mapping[str, Report], new: Mapping[str, Report]) -> int:
+    """Print what changed between two folders' results; how many cases and costs got slower."""
+    found = [change for name in old if name in new for change in compared.changes(old[name], new[name])]
+    print(f"\nSince {', '.join(sorted({report.environment.date[:10] for report in old.values()}))}: "
+          f"{compared.text(found)}")
+    return sum(change.verdict == "slower" for change in found)
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    options = parse(argv)
+    bad, old = 0, reports_in(options.compare) if options.compare else {}  # before the run writes over them
+    if options.results is None:
+        if not torch.cuda.is_available():
+            print("tkq bench times kernels: it needs a GPU, and PyTorch finds none here. (--results DIR shows results "
+                  "that are there.)")
+            return 2
+        if options.warm_part:
+            return warm_part(options)
+        if options.warm:
+            warm(argv, options.warm)
+        try:
+            bad = measure(options)
+        except ValueError as problem:  # the folder has results of another machine or version
+            print(f"{options.out}: {problem}. Choose another folder with --out.", file=sys.stderr)
+            return 2
+    reports = reports_in(options.results or options.out)
+    if reports:
+        tell(reports, options.out)
+    if options.compare:
+        bad += compare(_named(old, options.compare, reports), reports)
+    return 1 if bad else 0
+
+
+def _named(old: Mapping[str, Report], path: Path, new: Mapping[str, Report]) -> Mapping[str, Report]:
+    """A single old file is the one whose cases it has, whatever it is called."""
+    if path.is_dir() or path.stem in new:
+        return old
+    (report,) = old.values() or (None,)
+    with contextlib.suppress(ValueError):
+        name = max(new, key=lambda name: len(compared.changes(report, new[name])))
+        return {name: report}
+    return old
+
+
+if __name__ == "__main__":
+    sys.exit(main())

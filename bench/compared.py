@@ -1,0 +1,96 @@
+"""Two runs beside each other: what got slower, beyond the spread of both.
+
+A card's clock differs from run to run and from card to card. What both runs timed beside tkq, peers and roofs, shows by
+how much: the geometric mean of their change is the run's, and ours is judged by what is beyond it. Where nothing else
+was timed in both, our times are compared as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench import ops
+from bench.results import HOST, Case, Cost, Report, geometric_mean, host
+from tkq.testing.timing import Timing
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one case or cost. Times: above 1, the new one takes longer.
+
+    ratio: ours, new over old. others: what both runs timed beside ours, in the mean; None where nothing was.
+    spread: what the measurements differ by among themselves, both runs' together.
+    """
+
+    op: str
+    shape: str
+    old: str
+    new: str
+    ratio: float
+    others: float | None
+    spread: float
+
+    @property
+    def beyond(self) -> float:
+        """Our change without the run's."""
+        return self.ratio / (self.others or 1.0)
+
+    @property
+    def verdict(self) -> str:
+        if self.beyond > 1 + self.spread:
+            return "slower"
+        return "faster" if self.beyond < 1 / (1 + self.spread) else ""
+
+
+def spread(timing: Timing) -> float:
+    """Half of what lies between the quartiles, as a share of the median."""
+    low, high = timing.quartiles_ms
+    return (high - low) / 2 / timing.median_ms
+
+
+def changes(old: Report, new: Report) -> list[Change]:
+    """Of every case and cost that both runs have."""
+    before = {(case.section, case.op, case.shape): case for case in old.cases}
+    pairs = ((before.get((case.section, case.op, case.shape)), case) for case in new.cases)
+    found = [_case(a, b) for a, b in pairs if a and a.comparison[a.ours].ok and b.comparison[b.ours].ok]
+    costs = {cost.name: cost for cost in old.costs}
+    hosts = host(old.costs), host(new.costs)
+    return found + [_cost(costs[cost.name], cost, hosts) for cost in new.costs if cost.name in costs]
+
+
+def _case(old: Case, new: Case) -> Change:
+    a, b = old.comparison[old.ours], new.comparison[new.ours]
+    ours = (old.ours, *ops.OWN)  # tkq's own variants may have got slower for the same reason
+    then, now = ({t.name: t for t in case.comparison.timings if t.ok and t.name not in ours} for case in (old, new))
+    both = [name for name in then if name in now]
+    others = geometric_mean(now[name].median_ms / then[name].median_ms for name in both) if both else None
+    text = lambda case, t: f"{case.rate(t.name):.0f} {case.unit}"
+    return Change(new.op, new.shape, text(old, a), text(new, b), b.median_ms / a.median_ms, others,
+                  spread(a) + spread(b))
+
+
+def _cost(old: Cost, new: Cost, hosts: tuple[Cost | None, Cost | None]) -> Change:
+    """The least of the measurements says how far below the median a quiet host comes: that is the spread."""
+    calls = new.name.startswith("CPU per eager call") and new.name != HOST and None not in hosts
+    of = lambda cost: (cost.median_us - cost.least_us) / cost.median_us
+    return Change(new.name, "", f"{old.median_us:.1f} us", f"{new.median_us:.1f} us", new.median_us / old.median_us,
+                  hosts[1].median_us / hosts[0].median_us if calls else None, of(old) + of(new))
+
+
+def text(found: Iterable[Change]) -> str:
+    """The changes as a Markdown table, what got slower first, and what they come to."""
+    found = sorted(found, key=lambda change: -change.beyond)
+    if not found:
+        return "Nothing that both runs have."
+    slower = [change for change in found if change.verdict == "slower"]
+    faster = [change for change in found if change.verdict == "faster"]
+    counts = f"{len(slower)} slower, {len(faster)} faster, {len(found) - len(slower) - len(faster)} within the spread"
+    lines = [f"{len(found)} compared: {counts}.", ""]
+    if slower or faster:
+        lines += ["| operation | shape | old | new | time | others' | beyond | spread | |",
+                  "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+        lines += [f"| `{c.op}` | {c.shape} | {c.old} | {c.new} | {c.ratio - 1:+.1%} | "
+                  f"{'' if c.others is None else f'{c.others - 1:+.1%}'} | {c.beyond - 1:+.1%} | {c.spread:.1%} | "
+                  f"{c.verdict} |" for c in slower + faster]
+    return "\n".join(lines).rstrip()

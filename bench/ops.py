@@ -1,0 +1,182 @@
+"""What `python -m tkq bench` can time, by the names that users know, and the files of cases that time it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+from bench.command import Bench, Job
+
+# timed beside the peers to show what memory allows, or what something costs or brings; no rivals
+ROOFS = ("copy", "add", "copy + add")
+OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cases of one file: those of some sections, whose operation is one of these (of all, without any).
+
+    what: how the part is called in tables, after the operation's name.
+    """
+
+    bench: str
+    sections: tuple[str, ...]
+    ops: tuple[str, ...] = ()
+    what: str = ""
+
+    def has(self, section: str, op: str) -> bool:
+        return section in self.sections and (not self.ops or op in self.ops)
+
+
+OPS: dict[str, tuple[Part, ...]] = {
+    "flash_attn": (
+        Part("attention_forward", ("dense",)),
+        Part("attention_forward", ("window",), what="window"),
+        Part("attention_forward", ("gqa",), what="shared heads"),
+        Part("attention_backward", ("backward",), what="backward"),
+        Part("attention_backward", ("deterministic",), what="deterministic backward"),
+        Part("attention_backward_gqa", ("gqa",), what="shared heads, backward"),
+    ),
+    "flash_attn_varlen": (
+        Part("attention_forward", ("varlen",)),
+        Part("attention_backward_varlen", ("backward",), what="backward"),
+    ),
+    "gemm": (
+        Part("gemm", ("large", "rows")),
+        Part("gemm", ("epilogue",), what="bias and activation"),
+        Part("gemm", ("few",), what="few rows"),
+        Part("gemm", ("batched",), what="batches"),
+    ),
+    "fp8_gemm": (
+        Part("fp8_gemm", ("tensor", "row", "block", "line")),
+        Part("fp8_gemm", ("epilogue",), what="bias and activation"),
+        Part("fp8_gemm", ("few",), what="few rows"),
+    ),
+    "grouped_gemm": (
+        Part("grouped_gemm", ("bf16", "row", "block")),
+        Part("grouped_gemm", ("gradient", "gradient_row", "gradient_line"), what="gradients"),
+    ),
+    "quantize_fp8": (
+        Part("quantize", ("row", "block", "tile", "tensor")),
+        Part("quantize", ("transpose",), what="transpose too"),
+    ),
+    "rmsnorm": (
+        Part("norms", ("forward",), ("rmsnorm",)),
+        Part("norms", ("residual",), what="residual"),
+        Part("norms", ("heads",), ("rmsnorm heads",), "of heads"),
+        Part("norms", ("heads",), ("rmsnorm heads backward",), "of heads, backward"),
+        Part("norm_backward", ("backward",), ("rmsnorm_backward",), "backward"),
+    ),
+    "layernorm": (
+        Part("norms", ("forward",), ("layernorm",)),
+        Part("norm_backward", ("backward",), ("layernorm_backward",), "backward"),
+    ),
+    "rmsnorm_quant": (
+        Part("norms", ("quant",), ("rmsnorm_quant row", "rmsnorm_quant block", "rmsnorm_quant + residual")),
+    ),
+    "layernorm_quant": (Part("norms", ("quant",), ("layernorm_quant row",)),),
+    "softmax": (Part("softmax", ("forward",)), Part("softmax", ("backward",), what="backward")),
+    "cross_entropy": (
+        Part("cross_entropy", ("forward", "mean")),
+        Part("cross_entropy", ("backward",), what="backward"),
+    ),
+    "cross_entropy_and_gradient": (Part("cross_entropy", ("both",)),),
+    "linear_cross_entropy": (Part("linear_cross_entropy", ("linear",)),),
+    "rope": (
+        Part("pointwise", ("rope",), ("rope",)),
+        Part("pointwise", ("rope",), ("rope backward",), "backward"),
+    ),
+    "rope_qk": (Part("pointwise", ("rope",), ("rope_qk",)),),
+    "swiglu": (
+        Part("pointwise", ("gated",), ("swiglu",)),
+        Part("pointwise", ("gated",), ("swiglu backward",), "backward"),
+    ),
+    "geglu": (
+        Part("pointwise", ("gated",), ("geglu", "geglu_tanh")),
+        Part("pointwise", ("gated",), ("geglu backward", "geglu_tanh backward"), "backward"),
+    ),
+}
+# files that measure something else by a main of their own: clocks, starting, a whole model
+EXTRAS = ("sustained", "fp8_sums", "cold_start", "llama")
+
+# --against: by name, the candidates it means
+AGAINST: dict[str, tuple[str, ...]] = {
+    "torch.compile": ("torch.compile", "torch.compile autotuned"),
+    "cudnn": ("cuDNN",),
+    "cublas": ("cuBLAS",),
+    "quack": ("QuACK",),
+    "quack-tuned": ("QuACK tuned",),
+    "fa4": ("FA4", "FA4, deterministic"),
+    "liger": ("Liger",),
+    "torch": ("torch", "flash SDPA"),
+}
+USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
+CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
+PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
+            "torch.compile": "triton"}
+
+
+def bench_of(name: str) -> Bench:
+    """The cases of bench/NAME.py."""
+    return importlib.import_module(f"bench.{name}").BENCH
+
+
+def unknown(what: str, given: Iterable[str], valid: Iterable[str]) -> str | None:
+    """What is wrong with these names, with the valid ones; None if nothing is."""
+    valid = tuple(valid)
+    bad = [name for name in given if name not in valid]
+    if not bad:
+        return None
+    near = difflib.get_close_matches(bad[0], valid, 1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"{what}: unknown {', '.join(bad)}{hint} Valid: {', '.join(valid)}"
+
+
+def absent(against: Iterable[str]) -> dict[str, str]:
+    """Of these peers those that are not installed, with the reason."""
+    found = {}
+    for name in against:
+        if name == "cudnn":
+            import torch
+
+            if not torch.backends.cudnn.is_available():
+                found[name] = "PyTorch has no cuDNN here"
+        elif name in PACKAGES:
+            try:
+                metadata.version(PACKAGES[name])
+            except metadata.PackageNotFoundError:
+                found[name] = f"{PACKAGES[name]} is not installed"
+    return found
+
+
+def meant(name: str, job: Job) -> tuple[str, ...]:
+    """The candidates that a name of `AGAINST` means for a job."""
+    in_torch = name == "cublas" and job.peer_op in CUBLAS_IN_TORCH
+    return AGAINST[name] + (("torch",) if in_torch else ())
+
+
+def beside(job: Job, against: Iterable[str]) -> tuple[str, ...]:
+    """Of a job's peers those that are asked for, and what shows the roof or a cost."""
+    wanted = {peer for name in against for peer in meant(name, job)}
+    return tuple(name for name in job.peer_names if name in wanted or name in ROOFS + OWN)
+
+
+def is_float8(op: str, unit: str) -> bool:
+    """Does a case's operation multiply float8? Of those that are judged by operations."""
+    words = {"fp8_gemm", "tensor", "row", "block", "tile", "line", "gradient_row", "gradient_line"}
+    return unit == "TFLOP/s" and bool(words & set(op.split()))
+
+
+def title(file: str, section: str, op: str) -> str | None:
+    """How a case is called in a table of all operations: the public function, and what of it. None for what is not of
+    `OPS`. file: of results, named as the file of cases, or with more words behind."""
+    bench = max((part.bench for parts in OPS.values() for part in parts if file.startswith(part.bench)), key=len,
+                default="")
+    for name, parts in OPS.items():
+        for part in parts:
+            if part.bench == bench and part.has(section, op):
+                return f"{name}, {part.what}" if part.what else name
+    return None

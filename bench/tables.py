@@ -1,0 +1,213 @@
+"""Results as tables in Markdown: one for each run, with all that was measured or in short, and one of all runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+
+from bench import ops
+from bench.results import Bound, Case, Cost, Reading, Report, busy, geometric_mean, host
+from tkq.testing.timing import Timing
+
+NO_RIVALS = ops.ROOFS + ops.OWN
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [tuple(head), tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def heading(report: Report) -> str:
+    """When, where and with what a run was made."""
+    e = report.environment
+    versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
+    return (f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; "
+            f"{versions}). A ratio is the median over interleaved rounds of the peer's time over ours in the same "
+            "round: above 1, tkq is faster.")
+
+
+def rivals(case: Case) -> dict[str, float]:
+    """How many times faster ours is, of the peers that were timed: neither roofs nor tkq's own."""
+    return {name: ratio for name, ratio in case.ratios().items() if name not in NO_RIVALS}
+
+
+# ---- a run in short ----------------------------------------------------------------------------------------------
+
+
+def short(report: Report) -> str:
+    """A run: each case beside the fastest peer and its roof, and the costs."""
+    parts = [f"{heading(report)} The peer shown is the fastest of those timed. {_timed_beside(report.cases)}".strip()
+             if report.cases else heading(report)]
+    if report.cases:
+        roofs = any(map(_of_roof, report.cases))
+        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of its roof",) if roofs else ()))
+        parts.append(table(columns, (_case_row(case) + ((_of_roof(case),) if roofs else ()) for case in report.cases)))
+    if report.costs:
+        parts.append(costs(report.costs))
+    if report.problems:
+        parts.append(did_not_run(report))
+    return "\n\n".join(parts)
+
+
+def costs(found: Iterable[Cost]) -> str:
+    """Costs, those of calls beside `x + x` too, and whether the host was busy."""
+    found = list(found)
+    x = host(found)
+    rows = [(*_cost_row(cost), *((_beside(cost, x),) if x else ())) for cost in found]
+    text = table(("cost", "median", *(("of `x + x`",) if x else ())), rows)
+    return f"{text}\n\n{said}" if (said := busy(found)) else text
+
+
+def _beside(cost: Cost, x: Cost) -> str:
+    return f"{cost.median_us / x.median_us:.2f}" if cost.name.startswith("CPU per eager call") else ""
+
+
+def did_not_run(report: Report) -> str:
+    return f"Did not run: {'; '.join(p.partition(': ')[0] for p in report.problems)}."
+
+
+def _timed_beside(cases: list[Case]) -> str:
+    """Which peers each operation was timed beside at one shape at least: "the fastest" says little without it."""
+    timed: dict[str, dict] = {}
+    for case in cases:
+        timed.setdefault(case.op, {}).update(rivals(case))
+    lists = [f"`{op}` beside {', '.join(names) or 'nothing'}" for op, names in timed.items()]
+    return f"Timed: {'; '.join(lists)}."
+
+
+def _case_row(case: Case) -> tuple[str, ...]:
+    ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
+    found = rivals(case)
+    if not found:
+        return f"`{case.op}`", case.shape, ours, "none timed", ""
+    name = min(found, key=found.get)
+    wanted = case.bound.against if case.bound else ()
+    absent = [peer for peer in wanted if peer not in found and peer not in NO_RIVALS]
+    note = f" ({', '.join(absent)} not timed)" if absent else ""
+    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{found[name]:.3f}"
+
+
+def _roof(case: Case) -> Bound | None:
+    """What a case is set beside that is no rival."""
+    return case.roof or (case.bound if case.bound and set(case.bound.against) <= set(NO_RIVALS) else None)
+
+
+def _of_roof(case: Case) -> str:
+    best = case.beside(roof) if (roof := _roof(case)) else None
+    return f"{best[1]:.3f} of {best[0]}" if best else ""
+
+
+def _cost_row(cost: Cost) -> tuple[str, ...]:
+    value = f"{cost.median_us / 1000:.1f} ms" if cost.median_us >= 1000 else f"{cost.median_us:.1f} us"
+    return cost.name, f"{value} ({cost.note})" if cost.note else value
+
+
+# ---- a run with everything ---------------------------------------------------------------------------------------
+
+WHOLE = ("operation", "shape", "who", "median", "spread", "rate", "tkq is", "launches", "host", "error", "SM clock",
+         "power")
+LEGEND = (
+    "Median over the rounds of one call, with a cold L2; spread: half of what lies between the quartiles. \"tkq is\": "
+    "how many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, of the "
+    "result against float32. Clock and power are medians of readings in the candidate's own turns; power is the "
+    "driver's average over about a second. A field is empty where nothing was measured."
+)
+
+
+def whole(report: Report) -> str:
+    """A run: a row for every candidate of every case, with all that was measured, the costs, and who is missing."""
+    parts = [heading(report)]
+    if report.copy_gbs:
+        parts.append(f"A device copy reads and writes {report.copy_gbs:.0f} GB/s in this run.")
+    if report.cases:
+        parts.append(table(WHOLE, (row for case in report.cases for row in _candidates(case))))
+    if report.costs:
+        parts.append(costs(report.costs))
+    parts += [f"Missing: {name}: {why}" for name, why in missing(report.cases).items()]
+    if report.problems:
+        parts.append(did_not_run(report))
+    return "\n\n".join(parts)
+
+
+def missing(cases: Iterable[Case]) -> dict[str, str]:
+    """Peers that were timed nowhere, with the reason."""
+    timed, absent = set(), {}
+    for case in cases:
+        timed |= {t.name for t in case.comparison.timings if t.ok}
+        absent |= {**case.missing, **{t.name: t.note for t in case.comparison.timings if not t.ok}}
+    return {name: why.split("\n")[0] for name, why in absent.items() if name not in timed}
+
+
+def _candidates(case: Case) -> Iterable[tuple[str, ...]]:
+    ratios = case.ratios()
+    for t in case.comparison.timings:
+        names = f"`{case.op}`", case.shape, t.name
+        if not t.ok:
+            yield *names, "failed", *("",) * (len(WHOLE) - 4)
+            continue
+        low, high = t.quartiles_ms
+        yield (*names, f"{1e3 * t.median_ms:.2f} us", f"{(high - low) / 2 / t.median_ms:.1%}",
+               f"{case.rate(t.name):.0f} {case.unit}", f"{ratios[t.name]:.3f}" if t.name in ratios else "",
+               *_measured(t, case.readings))
+
+
+def _measured(t: Timing, readings: Mapping[str, tuple[Reading, ...]]) -> tuple[str, ...]:
+    own = readings.get(t.name) or readings.get("") or ()
+    return ("" if t.launches is None else f"{t.launches:g}", "" if t.host_us is None else f"{t.host_us:.1f} us",
+            "" if t.error is None else f"{t.error:.1e}", middle((r.sm_mhz for r in own), "MHz"),
+            middle((r.watts for r in own), "W"))
+
+
+def middle(values: Iterable[float | None], unit: str) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.0f} {unit}" if known else ""
+
+
+# ---- all runs ----------------------------------------------------------------------------------------------------
+
+
+def grouped(reports: Mapping[str, Report]) -> dict[str, list[tuple[Report, Case]]]:
+    """Every case by its title, in the order of `ops.OPS`. reports: by the file's name."""
+    found: dict[str, list] = {}
+    for file, report in reports.items():
+        for case in report.cases:
+            if (name := ops.title(file, case.section, case.op)) is not None:
+                found.setdefault(name, []).append((report, case))
+    order = [f"{name}, {part.what}" if part.what else name for name, parts in ops.OPS.items() for part in parts]
+    return {name: found[name] for name in dict.fromkeys(order) if name in found}
+
+
+def strongest(cases: Iterable[Case]) -> list[float]:
+    """Of each case the ratio beside its fastest peer, of those that have one."""
+    return [min(found.values()) for case in cases if (found := rivals(case))]
+
+
+def summary(reports: Mapping[str, Report]) -> str:
+    """A row for each operation: how fast it is beside the fastest peer at each shape, and beside a copy.
+    Operations that are beside neither are left out."""
+    rows = []
+    for name, found in grouped(reports).items():
+        cases = [case for _, case in found]
+        ratios, copies = strongest(cases), _beside_roofs(cases)
+        if not ratios and not copies:
+            continue
+        names = dict.fromkeys(peer for case in cases for peer in rivals(case))
+        days = sorted({report.environment.date[:10] for report, _ in found})
+        said = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))] if ratios else [""] * 3
+        op, comma, what = name.partition(",")
+        rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
+                     copies, " to ".join(dict.fromkeys((days[0], days[-1])))))
+    return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
+
+
+def document(reports: Mapping[str, Report]) -> str:
+    """results.md of a folder: all that was measured."""
+    files = (f"## {name.replace('_', ' ')}\n\n{whole(report)}" for name, report in reports.items())
+    return "\n\n".join(("# Results", summary(reports), LEGEND, *files)) + "\n"
+
+
+def _beside_roofs(cases: Iterable[Case]) -> str:
+    """The mean beside what only moves the bytes."""
+    found = [best[1] for case in cases if (roof := _roof(case)) and set(roof.against) <= set(ops.ROOFS)
+             and (best := case.beside(roof))]
+    return f"{geometric_mean(found):.2f}" if found else ""

@@ -1,0 +1,76 @@
+"""What got slower between two runs, beyond the spread of both."""
+import pytest
+
+from bench import compared
+from bench.results import Case, Cost, Environment, Report
+from tkq.testing.timing import Comparison, Timing
+
+HERE = Environment("H100", "580", "13.0", "9", "3.12", "2026-11-21T10:00:00+00:00", "x", {})
+
+
+def case(op, **times):
+    timings = tuple(Timing(name, "graph" if ms else "failed", tuple(ms)) for name, ms in times.items())
+    return Case("s", op, "M1", "GB/s", 1e9, Comparison(timings, 2, 1, 1))
+
+
+def steady(ms):
+    return [0.98 * ms] * 2 + [ms] * 3 + [1.02 * ms] * 2  # a spread of 1 %
+
+
+def one(old, new):
+    change, = compared.changes(Report(HERE, [old]), Report(HERE, [new]))
+    return change
+
+
+@pytest.mark.parametrize("now, verdict", ((1.03, "slower"), (1.015, ""), (0.99, ""), (0.97, "faster")))
+def test_slower_is_beyond_the_spread_of_both(now, verdict):
+    change = one(case("op", tkq=steady(1.0)), case("op", tkq=steady(now)))
+    assert change.spread == pytest.approx(0.01 * (1 + 1), rel=0.05)
+    assert change.ratio == pytest.approx(now) and change.others is None and change.verdict == verdict
+
+
+def test_what_the_whole_run_changed_by_does_not_count():
+    old = case("op", tkq=steady(1.0), QuACK=steady(2.0), copy=steady(0.5))
+    assert one(old, case("op", tkq=steady(1.1), QuACK=steady(2.2), copy=steady(0.55))).verdict == ""
+    change = one(old, case("op", tkq=steady(1.0), QuACK=steady(1.8), copy=steady(0.45)))
+    assert change.verdict == "slower"
+    assert change.others == pytest.approx(0.9) and change.beyond == pytest.approx(1 / 0.9)
+
+
+def test_our_own_variants_excuse_nothing():
+    old, new = (case("op", tkq=steady(ms), plain=steady(ms)) for ms in (1.0, 1.5))
+    assert one(old, new).verdict == "slower"
+
+
+def test_others_that_one_run_lacks_do_not_count():
+    change = one(case("op", tkq=steady(1.0), QuACK=[], copy=steady(1.0)),
+                 case("op", tkq=steady(1.0), QuACK=steady(9.0)))
+    assert change.others is None and change.verdict == ""
+
+
+def test_cases_that_one_run_lacks_are_left_out():
+    old, new = Report(HERE, [case("a", tkq=steady(1.0)), case("b", tkq=[])]), Report(HERE, [case("b", tkq=steady(1.0))])
+    assert compared.changes(old, new) == []
+    assert compared.text([]) == "Nothing that both runs have."
+
+
+def test_calls_are_judged_beside_the_host():
+    def report(host, call, start):
+        names = (compared.HOST, host), ("CPU per eager call: rmsnorm tkq", call), ("first call", start)
+        return Report(HERE, costs=[Cost(name, us, 0.98 * us, 1.1 * us, 9) for name, us in names])
+
+    of = lambda *us: {c.op: c.verdict for c in compared.changes(report(6.0, 8.0, 100.0), report(*us))}
+    assert of(9.0, 12.0, 100.0)["CPU per eager call: rmsnorm tkq"] == ""  # a slower host
+    assert of(6.0, 8.8, 110.0) == {
+        compared.HOST: "", "CPU per eager call: rmsnorm tkq": "slower", "first call": "slower"}
+
+
+def test_the_table_has_what_changed_and_counts_the_rest():
+    old = Report(HERE, [case(op, tkq=steady(1.0), copy=steady(1.0)) for op in ("same", "fast", "slow", "slowest")])
+    new = Report(HERE, [case(op, tkq=steady(ms), copy=steady(1.0))
+                        for op, ms in (("same", 1.0), ("fast", 0.5), ("slow", 1.25), ("slowest", 2.0))])
+    text = compared.text(compared.changes(old, new))
+    assert text.startswith("4 compared: 2 slower, 1 faster, 1 within the spread.")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == ["slowest", "slow", "fast"]
+    assert rows[1] == "| `slow` | M1 | 1000 GB/s | 800 GB/s | +25.0% | +0.0% | +25.0% | 2.0% | slower |"

@@ -1,0 +1,269 @@
+"""`python -m tkq bench`: what it is asked for, and a whole run on a GPU that is scripted."""
+import importlib
+import io
+import json
+import types
+
+import pytest
+import torch
+
+import tkq.__main__
+from bench import __main__ as front
+from bench import attention_forward, command, harness, ops, peers, plots, readme_table
+from bench.command import Bench, Job
+from bench.progress import Progress
+from bench.results import Report
+from tests.cpu.test_bench_harness import FakeGpu
+from tkq.testing import timing
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+
+
+# ---- what is asked for -------------------------------------------------------------------------------------------
+
+
+@NO_GPU
+def test_without_a_gpu_it_says_so(capsys, monkeypatch):
+    assert front.main([]) == 2
+    monkeypatch.setattr("sys.argv", ["tkq"])
+    with pytest.raises(SystemExit) as left:
+        tkq.__main__.main(["bench", "rmsnorm", "--against", "quack,liger"])
+    assert left.value.code == 2
+    assert capsys.readouterr().out.count("it needs a GPU, and PyTorch finds none here") == 2
+
+
+@pytest.mark.parametrize("argv, words", (
+    (["rmsnrom"], "op: unknown rmsnrom; did you mean rmsnorm? Valid: flash_attn, flash_attn_varlen, gemm,"),
+    (["--against", "quack,fa5"],
+     "--against: unknown fa5; did you mean fa4? Valid: torch.compile, cudnn, cublas, quack, quack-tuned, fa4, liger"),
+    (["--sections", "zzz"], "--sections: unknown zzz. Valid: backward, batched, bf16, block,"),
+    (["--part", "4/4"], "got '4/4', allowed is such as 0/4"),
+    (["--rounds", "5"], "--rounds: at least 7, so that a median means something; got 5"),
+    (["--compare", "nothing.json"], "nothing.json is not there"),
+))
+def test_what_is_wrong_names_what_is_right(argv, words, capsys):
+    with pytest.raises(SystemExit) as left:
+        front.main(argv)
+    assert left.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_shapes_of_a_file():
+    text = "# of a model\nrmsnorm 8192x4096 16x32  # two\n\nflash_attn 4096x128\n"
+    assert front.read_shapes(text) == {"rmsnorm": ((8192, 4096), (16, 32)), "flash_attn": ((4096, 128),)}
+
+
+@pytest.mark.parametrize("text, words", (
+    ("rmsnrom 1x2", "did you mean rmsnorm?"), ("rope 1x2x3x4", "rope: its shapes cannot be chosen"),
+    ("gemm 4096x4096", "gemm: got 4096x4096, allowed are such as 4096x4096x4096"),
+    ("softmax 1x", "softmax: got 1x, allowed are such as 32768x1024"),
+    ("softmax", "softmax: no shapes, such as 32768x1024")))
+def test_shapes_that_are_wrong(text, words, tmp_path, capsys):
+    with pytest.raises(ValueError, match=words.replace("?", r"\?")):
+        front.read_shapes(text)
+    (tmp_path / "shapes").write_text(text)
+    with pytest.raises(SystemExit):
+        front.parse(["--shapes", str(tmp_path / "shapes")])
+    assert words in capsys.readouterr().err
+
+
+def test_every_part_is_there_and_every_section_is_in_one():
+    of = {}
+    for part in (part for parts in ops.OPS.values() for part in parts):
+        of.setdefault(part.bench, set()).update(part.sections)
+    for name, sections in of.items():
+        bench = ops.bench_of(name)
+        assert bench.name == name and sections <= set(bench.sections)
+        assert set(bench.sections) - sections <= {"variants", "gqa"}, name  # configurations, no peers; another file's
+    assert set(tkq.__all__) >= set(ops.OPS)
+    assert all(hasattr(importlib.import_module(f"bench.{name}"), "main") for name in ops.EXTRAS)
+
+
+def test_every_committed_case_has_a_title():
+    for file, report in readme_table.drawn(readme_table.reports()).items():
+        if file in ("gemm_sustained", "llama", "cold_start"):
+            continue
+        for case in report.cases:
+            assert ops.title(file, case.section, case.op), (file, case.section, case.op)
+
+
+def options(*argv):
+    return front.parse(list(argv))
+
+
+def test_cases_are_those_of_the_operation_with_the_peers_that_are_asked_for():
+    found = front.jobs_of("layernorm", options("--against", "quack", "--quick"))
+    assert {(bench.name, job.question.op) for bench, job in found} == {
+        ("norms", "layernorm"), ("norm_backward", "layernorm_backward")}
+    assert {job.peer_names for _, job in found} == {("QuACK", "copy"), ("QuACK", "add")}
+    assert not front.jobs_of("layernorm", options("--sections", "dense"))
+
+
+def test_the_effort_is_the_files_own_but_for_what_is_asked():
+    bench = Bench("made_up", "", {}, effort=timing.Effort(9, 0.3, graphs=False))
+    assert front.effort(bench, options()) == bench.effort
+    assert front.effort(bench, options("--quick", "--idle", "0.5")) == timing.Effort(
+        command.QUICK.rounds, command.QUICK.round_seconds, graphs=False, idle_seconds=0.5)
+    assert front.effort(bench, options("--quick", "--rounds", "8", "--round-seconds", "2")).round_seconds == 2.0
+
+
+def test_shapes_choose_cases(tmp_path):
+    (tmp_path / "shapes").write_text("rmsnorm 64x32\n")
+    chosen = options("--shapes", str(tmp_path / "shapes"))
+    assert chosen.ops == ["rmsnorm"]
+    assert [(job.question.section, job.question.shape) for _, job in front.jobs_of("rmsnorm", chosen)] == [
+        (section, "M64 N32") for section in ("forward", "residual", "backward")]  # heads have shapes of their own
+
+
+def test_cublas_is_behind_torch_where_torch_has_float8():
+    job = types.SimpleNamespace(peer_op="fp8_gemm", peer_names=("torch", "QuACK", "plain"))
+    assert ops.beside(job, ("cublas",)) == ("torch", "plain") and ops.beside(job, ("quack",)) == ("QuACK", "plain")
+    assert ops.beside(types.SimpleNamespace(**{**vars(job), "peer_op": "softmax"}), ("cublas",)) == ("plain",)
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    def none(name):
+        raise ops.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(ops.metadata, "version", none)
+    assert ops.absent(("quack", "torch", "fa4")) == {
+        "quack": "quack-kernels is not installed", "fa4": "flash-attn-4 is not installed"}
+
+
+def test_a_file_with_more_words_is_of_the_longest_name():
+    assert ops.title("attention_forward_varlen", "varlen", "attention_forward") == "flash_attn_varlen"
+    assert ops.title("attention_backward_varlen", "backward", "attention_backward_varlen") == (
+        "flash_attn_varlen, backward")
+    assert ops.title("gemm_sustained", "burst", "gemm bf16") is None
+    assert attention_forward.BENCH.name == "attention_forward"
+
+
+# ---- a run -------------------------------------------------------------------------------------------------------
+
+
+def absent():
+    raise ModuleNotFoundError("No module named 'gone'")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs the command on two operations of a made-up file; ours takes `slow` times as long."""
+    slow, pictures = {"tkq": 1.0}, []
+    gpu = FakeGpu(lambda name, turn: {"tkq": slow["tkq"], "QuACK": 2.0, "copy": 0.5}[name])
+    gpu.host_us = lambda *_: 7.5
+
+    def jobs(section):
+        for n in (1, 2, 4):
+            question = harness.Question(section, section, f"M8 N{n}", "GB/s", 1e9 * n)
+            yield Job(question, lambda x: "tkq", "made up", ("QuACK", "FA4", "copy"), lambda i: (torch.zeros(8),),
+                      lambda name, *_: None if name == "copy" else 1e-3)
+
+    made = Bench("made_up", "Made up.", {name: lambda _, name=name: jobs(name) for name in ("one", "two")},
+                 calls=lambda: {"x + x": harness.Call(lambda: None)}, effort=timing.Effort(7, 0.01))
+    named = {name: (lambda name=name: lambda x: name) for name in ("QuACK", "copy")}
+    monkeypatch.setitem(peers.PEERS, "made up", {**named, "FA4": absent})
+    monkeypatch.setattr(ops, "OPS", {name: (ops.Part("made_up", (name,)),) for name in ("one", "two")})
+    monkeypatch.setattr(ops, "bench_of", lambda name: made)
+    monkeypatch.setattr(timing, "Gpu", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(harness, "device_copy", lambda: 3000.0)
+    monkeypatch.setattr(front, "ignore_tuned", lambda: None)
+    write = plots.write
+    monkeypatch.setattr(plots, "write", lambda *found: write(*found) if pictures else [])
+    monkeypatch.setattr(command.Environment, "here", classmethod(lambda cls, driver: readme_environment()))
+
+    def go(*argv, ours=1.0, out="out", draw=False):
+        slow["tkq"], pictures[:] = ours, [1] * draw
+        status = front.main([*argv, "--out", str(tmp_path / out)])
+        path = tmp_path / out / "made_up.json"
+        return status, Report.from_json(path.read_text()) if path.exists() else None
+
+    return go
+
+
+def readme_environment():
+    return next(iter(readme_table.reports().values())).environment
+
+
+def test_a_run_leaves_results_tables_and_pictures(run, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    status, report = run("one", draw=True)
+    assert status == 0 and [case.shape for case in report.cases] == ["M8 N1", "M8 N2", "M8 N4"]
+    assert report.copy_gbs == 3000.0 and [cost.name for cost in report.costs] == ["CPU per eager call: x + x"]
+    first = report.cases[0]
+    assert first.ratios() == {"QuACK": 2.0, "copy": 0.5} and first.seconds is not None
+    assert first.missing == {"FA4": "ModuleNotFoundError: No module named 'gone'"}
+    text = (tmp_path / "out" / "results.md").read_text()
+    assert "| `one` | M8 N1 | tkq | 1000.00 us | 0.0% | 1000 GB/s |  | 2 | 7.5 us | 1.0e-03 |  |  |" in text
+    assert "Missing: FA4: ModuleNotFoundError" in text and "A device copy reads and writes 3000 GB/s" in text
+    assert "| `one` | QuACK | 3 | 2.00 | 2.00 | 2.00 |" in text
+    assert sorted(p.name for p in (tmp_path / "out" / "plots").iterdir()) == [
+        "made_up_one.png", "made_up_one.svg", "overview.png", "overview.svg"]
+    said = capsys.readouterr()
+    assert "[........................] 1/3 " in said.err and "s  one M8 N1\n" in said.err
+
+
+def test_a_run_in_pieces_is_one(run, tmp_path):
+    for i in range(2):
+        assert run("--part", f"{i}/2", "--no-calls")[0] == 0
+    status, report = run("two", "--match", "N4", ours=1.5)  # once more: the later one counts
+    assert status == 0 and len(report.cases) == 6
+    again, = (case for case in report.cases if (case.op, case.shape) == ("two", "M8 N4"))
+    assert again.ratios()["QuACK"] == pytest.approx(2 / 1.5)
+    other = json.loads((tmp_path / "out" / "made_up.json").read_text())
+    other["environment"]["device"] = "another card"
+    (tmp_path / "out" / "made_up.json").write_text(json.dumps(other))
+    assert front.main(["one", "--out", str(tmp_path / "out")]) == 2  # nothing is mixed
+
+
+def test_what_got_slower_is_said_and_fails(run, tmp_path, capsys):
+    assert run("one", "--no-calls", out="old")[0] == 0
+    old = str(tmp_path / "old" / "made_up.json")
+    assert run("one", "--no-calls", "--compare", old)[0] == 0
+    assert "3 compared: 0 slower, 0 faster, 3 within the spread." in capsys.readouterr().out
+    assert run("one", "--no-calls", "--compare", str(tmp_path / "old"), ours=1.2)[0] == 1
+    assert "3 compared: 3 slower" in capsys.readouterr().out
+    assert front.main(["--results", str(tmp_path / "out"), "--compare", old]) == 1  # the same, without measuring
+    renamed = tmp_path / "before.json"
+    renamed.write_text((tmp_path / "old" / "made_up.json").read_text())
+    assert front.main(["--results", str(tmp_path / "out"), "--compare", str(renamed)]) == 1
+
+
+def test_a_case_that_cannot_run_is_told_and_the_others_run(run, monkeypatch):
+    compare = harness.compare
+
+    def sometimes(question, *rest, **more):
+        if question.shape == "M8 N2":
+            raise RuntimeError("out of memory")
+        return compare(question, *rest, **more)
+
+    monkeypatch.setattr(harness, "compare", sometimes)
+    status, report = run("one", "--no-calls")
+    assert status == 1 and report.problems == ["one M8 N2: RuntimeError: out of memory"] and len(report.cases) == 2
+    monkeypatch.setattr(harness, "compare", compare)
+    status, report = run("one", "--no-calls", "--match", "N2")
+    assert status == 0 and report.problems == [] and len(report.cases) == 3
+
+
+def test_no_case_is_left(run):
+    assert run("one", "--match", "nothing")[0] == 1
+
+
+# ---- the bar -----------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_stays_below_what_is_said(capsys):
+    now, screen = iter((0.0, 0.0, 10.0)), Terminal()
+    bar = Progress(4, screen, clock=lambda: next(now))
+    bar.step("first")
+    bar.say("a line")
+    bar.step("second")
+    assert capsys.readouterr().out == "a line\n"
+    assert screen.getvalue() == (
+        f"\r\x1b[K[{'.' * 24}] 1/4  0 s  first\r\x1b[K[{'.' * 24}] 1/4  0 s  first"
+        f"\r\x1b[K[{'#' * 6}{'.' * 18}] 2/4  10 s, about 30 s left  second")
