@@ -22,7 +22,6 @@ _MADE = re.compile(r"<!-- made: (\w+) -->")
 _FENCE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _AT_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}  # page -> file of the repository
 _KINDS = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml", ".txt": "text"}
-CHAPTERS = ("reduction", "gemm", "flash_attention")
 MADE = {"numerics": numerics.tables, "commands": commands.helps}
 
 
@@ -32,9 +31,6 @@ def on_config(config):
         for name, pages in entry.items():
             if pages == ["api/index.md"]:
                 entry[name] = api.navigation()
-            if isinstance(pages, list) and {"Overview": "write_your_own/index.md"} in pages:
-                pages += [f"write_your_own/{name}.md" for name in CHAPTERS
-                          if (ROOT / "docs" / "write_your_own" / f"{name}.md").is_file()]
     return config
 
 

@@ -9,12 +9,12 @@ import tkq
 from examples.write_an_epilogue import causal, squared_relu
 from tests.gpu.test_gemm import POISON, whole
 from tests.poison import poisoned
-from tests.rule import assert_2x
 from tkq import reference
 from tkq.gemm import call
 from tkq.gemm.call import Extra
 from tkq.gemm.config import Config
 from tkq.reference_gemm import activate
+from tkq.testing import assert_2x
 
 BF16 = torch.bfloat16
 SHAPES = ((700, 1032, 512), (129, 264, 72), (300, 520, 8), (2100, 2056, 200))  # few and many tiles, short and long K

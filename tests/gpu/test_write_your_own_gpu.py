@@ -7,8 +7,7 @@ import torch
 
 import tkq
 from tests.poison import poisoned
-from tests.rule import assert_2x
-from tkq.testing import timing
+from tkq.testing import assert_2x, timing
 
 EXAMPLES = str(pathlib.Path(__file__).parents[2] / "examples")
 
