@@ -10,6 +10,8 @@ from tests.fp8_cases import E4M3, E5M2
 from tkq import reference_fp8
 from tkq.quantize import linear
 
+GRANULARITIES = linear.RECIPES
+
 
 def layers(k=48, n=32, dtype=torch.bfloat16, **kw):
     ours = tkq.nn.Fp8Linear(k, n, dtype=dtype, **kw)
@@ -23,7 +25,7 @@ def off(got, want):
     return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("gradient", (E4M3, E5M2))
 @pytest.mark.parametrize("shape", ((16, 272), (5, 272), (2, 3, 272)))
 def test_beside_torch(granularity, gradient, shape):
@@ -42,7 +44,7 @@ def test_beside_torch(granularity, gradient, shape):
     assert ours.weight.grad.dtype == ours.weight.dtype and a.grad.dtype == x.dtype
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_only_what_is_asked_for(granularity):
     ours, _ = layers(granularity=granularity)
     x = torch.randn(7, 48, dtype=torch.bfloat16)
@@ -57,7 +59,7 @@ def test_only_what_is_asked_for(granularity):
     assert ours(x[:0]).shape == (0, 32)
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
 def test_inference_keeps_nothing(granularity, mode, monkeypatch):
     ours, _ = layers(granularity=granularity)
@@ -70,7 +72,7 @@ def test_inference_keeps_nothing(granularity, mode, monkeypatch):
     assert asked == [False, True]
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_no_tokens(granularity):
     ours, _ = layers(granularity=granularity)
     x = torch.randn(0, 48, dtype=torch.bfloat16, requires_grad=True)
@@ -78,7 +80,7 @@ def test_no_tokens(granularity):
     assert x.grad.shape == x.shape and not ours.weight.grad.any() and not ours.bias.grad.any()
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("tokens", (16, 7))
 def test_the_result_may_be_written_in_place(granularity, tokens):
     ours, _ = layers(granularity=granularity)
@@ -140,7 +142,7 @@ def test_under_autocast():
     assert torch.equal(y, reference_fp8.fp8_gemm(q, w.t(), s, sw.t(), bias))
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_under_compile(granularity):
     ours, _ = layers(granularity=granularity)
     found = []

@@ -13,14 +13,14 @@ from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-RECIPES = ("row", "block")
+RECIPES = ("row", "block", "tensor")
 _UNIT = 16  # of every dimension that a product sums over
 _TOKENS = 512  # and of tokens where they are rows' lengths: the quantiser of rows is compiled for each length
 
 
 class Recipe(NamedTuple):
-    """granularity: "row", a scale for each row of what a product sums over; or "block", one for each 128 of it, and for
-    each 128 x 128 of the weight. gradient: dy's float8 type."""
+    """granularity: "row", a scale for each row of what a product sums over; "block", one for each 128 of it, and for
+    each 128 x 128 of the weight; "tensor", one for each of x, the weight and dy. gradient: dy's float8 type."""
 
     granularity: str
     gradient: torch.dtype
@@ -38,11 +38,14 @@ class Fp8Linear(nn.Linear):
         granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
             of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
             (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
-            added up in float32. It is the more accurate, and quantises x and dy for both their products in one pass.
+            added up in float32. It is the most accurate, and quantises x and dy for both their products in one pass.
+            "tensor": one scale for all of x, of the weight and of dy, for both products of each. It is the fastest;
+            what is small beside the largest element loses the most.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
 
     Any number of tokens; for the weight's gradient zeros are added to a multiple of 16 or, by rows, of 512. Under
-    autocast x is cast as torch casts it, and the result has that type; the weight is quantised from its own.
+    autocast x is cast as torch casts it, and the result has that type; the weight is quantised from its own. By blocks
+    and by tensors, what the backward multiplies by is kept in float8, in place of x and beside the weight.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
@@ -74,7 +77,8 @@ class Fp8Linear(nn.Linear):
 
 
 def together(x: Tensor, layers) -> list[Tensor]:
-    """What each of the layers, of one recipe, makes of x (..., in_features): by blocks it is quantised once for all."""
+    """What each of the layers, of one recipe, makes of x (..., in_features): it is quantised once for all, but by rows.
+    """
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
@@ -90,9 +94,10 @@ class _Linear(Function):
         products, n = _PRODUCTS[recipe.granularity], len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        ys, kept = products.forward(x, weights, biases, x.dtype, keep)
-        ctx.save_for_backward(*weights, *kept)
-        ctx.recipe, ctx.biased, ctx.dtype = recipe, [None if b is None else b.dtype for b in biases], x.dtype
+        ys, kept, turned = products.forward(x, weights, biases, recording and ctx.needs_input_grad[0], keep)
+        ctx.save_for_backward(*kept, *turned)
+        ctx.recipe, ctx.kept, ctx.dtype = recipe, len(kept), x.dtype
+        ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
         ctx.set_materialize_grads(False)
         return tuple(ys)
 
@@ -100,16 +105,18 @@ class _Linear(Function):
     @once_differentiable
     def backward(ctx, *dys):
         n, products = len(dys), _PRODUCTS[ctx.recipe.granularity]
-        weights, kept = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        kept, turned = ctx.saved_tensors[:ctx.kept], ctx.saved_tensors[ctx.kept:]
+        of_each = len(turned) // n
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
         x = products.kept(kept) if any(wants[:n]) else None
         dx, dweights = None, [None] * n
-        for i, (dy, weight) in enumerate(zip(dys, weights)):
+        for i, dy in enumerate(dys):
             if dy is None:
                 continue
+            weight = turned[i * of_each:(i + 1) * of_each] if wants_x else None
             more, dweights[i] = products.backward(dy.contiguous(), weight, x if wants[i] else None,
-                                                  ctx.recipe.gradient, ctx.dtype if wants_x else None)
+                                                  ctx.recipe.gradient, (ctx.dtype, ctx.weights[i]))
             dx = more if dx is None else dx.add_(more)
         dbiases = [dy.sum(0, dtype=torch.float32).to(dtype) if wanted else None
                    for dy, dtype, wanted in zip(dys, ctx.biased, wants[n:])]
@@ -127,9 +134,11 @@ class _Rows:
     quantises for itself."""
 
     @staticmethod
-    def forward(x, weights, biases, dtype, keep):
-        ys = [_by_rows(x, weight, E4M3, dtype, bias) for weight, bias in zip(weights, biases)]
-        return ys, (x,) if keep else ()
+    def forward(x, weights, biases, turn, keep):
+        """(ys, what the weights' gradients want of x, what x's gradient wants of the weights): the latter ones where
+        keep and turn say that there will be such gradients."""
+        ys = [_by_rows(x, weight, E4M3, x.dtype, bias) for weight, bias in zip(weights, biases)]
+        return ys, (x,) if keep else (), weights if turn else ()
 
     @staticmethod
     def kept(kept):
@@ -137,13 +146,13 @@ class _Rows:
         return _turned(kept[0])
 
     @staticmethod
-    def backward(dy, weight, x, gradient, dtype):
-        """(dx, dweight). x: as of ``kept``, None where dweight is not wanted. dtype: dx's, None likewise."""
+    def backward(dy, weight, x, gradient, dtypes):
+        """(dx, dweight), of dtypes. weight, x: as kept, None where dx or dweight is not wanted."""
         dx = dweight = None
-        if dtype is not None:
-            dx = _by_rows(dy, weight.t().contiguous(), gradient, dtype)
+        if weight is not None:
+            dx = _by_rows(dy, weight[0].t().contiguous(), gradient, dtypes[0])
         if x is not None:
-            dweight = _by_rows(_turned(dy), x, gradient, weight.dtype)
+            dweight = _by_rows(_turned(dy), x, gradient, dtypes[1])
         return dx, dweight
 
 
@@ -166,34 +175,42 @@ def _by_rows(x, w, of_x, dtype, bias=None):
     return y.to(dtype)
 
 
-class _Blocks:
-    """A scale for each 128 of what is summed over. x and dy are quantised along both dimensions in one pass; of x the
-    half that the backward wants is kept in place of x itself. As `_Rows` otherwise."""
+class _BothWays:
+    """x, weights and dy are quantised together with their transposes, each in one pass; those of x and of the weights
+    are kept for the backward, in place of them. As `_Rows` otherwise.
 
-    @staticmethod
-    def forward(x, weights, biases, dtype, keep):
-        q, scale, *kept = quantize_fp8(_padded(x) if keep else x, "block", transpose=keep)
-        q, scale = q[:x.shape[0]], scale[:x.shape[0]]  # not y, afterwards: a view could not be written in place
-        ys = []
+    of_x, of_weight: granularities of `quantize_fp8`; of_x is dy's too."""
+
+    def __init__(self, of_x, of_weight):
+        self.of_x, self.of_weight = of_x, of_weight
+
+    def forward(self, x, weights, biases, turn, keep):
+        q, scale, *kept = quantize_fp8(_padded(x) if keep else x, self.of_x, transpose=keep)
+        q, scale = self._rows(x.shape[0], q, scale)
+        ys, turned = [], []
         for weight, bias in zip(weights, biases):
-            w, scale_w = quantize_fp8(weight, "tile")
-            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=dtype))
-        return ys, kept
+            w, scale_w, *other = quantize_fp8(weight, self.of_weight, transpose=turn)
+            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
+            turned += other
+        return ys, kept, turned
+
+    def _rows(self, rows, q, scale):
+        """Without those that were padded. Not of the product, afterwards: a view could not be written in place."""
+        return q[:rows], scale if self.of_x == "tensor" else scale[:rows]
 
     @staticmethod
     def kept(kept):
         return kept
 
-    @staticmethod
-    def backward(dy, weight, x, gradient, dtype):
-        rows, both, dx, dweight = dy.shape[0], x is not None, None, None
-        q, scale, *turned = quantize_fp8(_padded(dy) if both else dy, "block", gradient, transpose=both)
-        if dtype is not None:
-            _, _, w, scale_w = quantize_fp8(weight, "tile", transpose=True)
-            dx = fp8_gemm(q[:rows], w.t(), scale[:rows], scale_w.t(), out_dtype=dtype)
+    def backward(self, dy, weight, x, gradient, dtypes):
+        both, dx, dweight = x is not None, None, None
+        q, scale, *turned = quantize_fp8(_padded(dy) if both else dy, self.of_x, gradient, transpose=both)
+        if weight is not None:
+            q, scale = self._rows(dy.shape[0], q, scale)
+            dx = fp8_gemm(q, weight[0].t(), scale, weight[1].t(), out_dtype=dtypes[0])
         if both:
-            dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=weight.dtype)
+            dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=dtypes[1])
         return dx, dweight
 
 
-_PRODUCTS = {"row": _Rows, "block": _Blocks}
+_PRODUCTS = {"row": _Rows(), "block": _BothWays("block", "tile"), "tensor": _BothWays("tensor", "tensor")}
