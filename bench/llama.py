@@ -6,7 +6,8 @@ bf16, S 4096, AdamW (torch's fused one, for all: part of every step), the model 
 timed by the host's clock, in turns of two after one that does not count, with the same parameters, gradients and
 optimizer for all. The unpatched model has the fastest of torch's attention backends, found before, in eager mode.
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
-each. Work: 6 operations a parameter and token, and attention's. Learning: 200 steps of both from the same weights.
+each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Learning:
+200 steps from the same weights, of tkq's float8 layers too.
 Results go to OUT/llama.json and OUT/llama_learning.json after every section. Exit status 0 if every bound holds, 1 if
 not or if something did not run, 2 without a GPU.
 """
@@ -79,12 +80,14 @@ class Steps:
         made = [llama_train.Run(name, self.ours(name)) for name in self.linears]
         theirs = copy.deepcopy(self.model, {id(x): x for x in (*self.model.parameters(), *self.model.buffers())})
         made.append(llama_train.Run("torch", theirs, self.plain.backend))
+        eager = [] if section == "eager" else [llama_train.Run(f"{name}, eager", self.ours(name))
+                                               for name in self.linears]
         for run in made:
             if section == "whole":
                 run.call = torch.compile(run.call)
             elif section == "compiled":
                 by_regions(run)
-        return made
+        return made + eager
 
     def case(self, section: str, rounds: int) -> Case:
         runs, notes, failed = self.runs(section), {}, []
@@ -111,13 +114,19 @@ class Steps:
         return Case(section, f"training step, {section}", f"B{batch} S{seqlen}", "TFLOP/s", work,
                     timing.Comparison(timings + tuple(failed), *sizes), bound=Bound(("torch",), AT_LEAST[section]))
 
-    def learning(self) -> dict:
-        """The losses of both, and how far they are apart."""
+    def learning(self) -> Iterator[dict]:
+        """The losses of torch, of tkq and of tkq's float8 layers, and how far from torch's they are; after each."""
         weights = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = None
-        runs = (self.plain, llama_train.Run("tkq", self.ours("tkq")))
-        curves = [llama_train.learn(run, self.model, self.batches, weights) for run in runs]
-        return dict(torch=curves[0], tkq=curves[1], apart=llama_train.apart(curves[1], curves[0]), at_most=APART)
+        found, best = dict(at_most=APART, apart={}, losses={}), {}
+        for name in ("torch", *(name for name in self.linears if name == "tkq" or "fp8" in name)):
+            run = self.plain if name == "torch" else llama_train.Run(name, self.ours(name))
+            curve = found["losses"][name] = llama_train.learn(run, self.model, self.batches, weights)
+            best = best or curve
+            found["apart"][name] = llama_train.apart(curve, best)
+            print(f"learning: {name}: {curve[0]:.3f} to {curve[-1]:.3f}, {100 * found['apart'][name]:.3f} % apart",
+                  flush=True)
+            yield found
 
 
 def decoding(model) -> Iterator[Cost]:
@@ -144,12 +153,12 @@ def run(options) -> int:
     for section in options.sections:
         try:
             if section == "learning":
-                found = steps.learning()
-                print(f"losses {found['torch'][0]:.3f} to {found['torch'][-1]:.3f}, {100 * found['apart']:.3f} % apart")
                 options.out.mkdir(parents=True, exist_ok=True)
-                (options.out / "llama_learning.json").write_text(json.dumps(found, indent=1) + "\n")
-                if not found["apart"] <= APART:
-                    report.problems.append(f"learning: {100 * found['apart']:.3f} % apart")
+                path = options.out / "llama_learning.json"
+                for found in steps.learning():
+                    path.write_text(json.dumps(found, indent=1) + "\n")
+                report.problems += [f"learning: {name} {100 * by:.3f} % apart" for name, by in found["apart"].items()
+                                    if not by <= APART]
             elif section == "generate":
                 with torch.no_grad():
                     report.costs.extend(decoding(steps.model))
