@@ -2,8 +2,8 @@
 
     python -m bench.quantize [--sections row,block,tile,tensor,transpose,calls] [--shapes 8192x8192] [--quick]
 
-bf16 to e4m3. Bytes: 3 an element, 4 with the transpose; "tensor" reads twice and is counted so: 5. Results go to
-OUT/quantize.json after every case. Exit status as the other benches'.
+bf16 to e4m3. Bytes: 3 an element, 4 with the transpose; "tensor", and "row" with the transpose, read twice and are
+counted so: 5 and 6. Results go to OUT/quantize.json after every case. Exit status as the other benches'.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ peers.PEERS["quantize"] = {
 
 
 def jobs(granularity: str, transpose: bool, shapes) -> Iterator[Job]:
-    per_element = 4 if transpose else 5 if granularity == "tensor" else 3
+    per_element = 3 + transpose + 2 * (granularity == "tensor" or (transpose and granularity == "row"))
     for m, n in shapes:
         def inputs(i, m=m, n=n):
             g = torch.Generator("cuda").manual_seed(i)
@@ -82,7 +82,7 @@ def jobs(granularity: str, transpose: bool, shapes) -> Iterator[Job]:
 
 
 def transposes(shapes) -> Iterator[Job]:
-    for granularity in ("block", "tile"):
+    for granularity in ("row", "block", "tile"):
         yield from jobs(granularity, True, shapes)
 
 

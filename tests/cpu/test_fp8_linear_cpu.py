@@ -10,7 +10,7 @@ from tests.fp8_cases import E4M3, E5M2
 from tkq import reference_fp8
 from tkq.quantize import linear
 
-GRANULARITIES = linear.RECIPES
+GRANULARITIES = tuple(linear.WEIGHTS)
 
 
 def layers(k=48, n=32, dtype=torch.bfloat16, **kw):
@@ -63,9 +63,8 @@ def test_only_what_is_asked_for(granularity):
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
 def test_inference_keeps_nothing(granularity, mode, monkeypatch):
     ours, _ = layers(granularity=granularity)
-    asked, products = [], linear._PRODUCTS[granularity]
-    real = products.forward
-    monkeypatch.setattr(products, "forward", lambda *args: asked.append(args[-1]) or real(*args))
+    asked, real = [], linear._quantised
+    monkeypatch.setattr(linear, "_quantised", lambda *args: asked.append(args[-1]) or real(*args))
     with mode():
         ours(torch.randn(7, 48, dtype=torch.bfloat16))
     ours(torch.randn(7, 48, dtype=torch.bfloat16))
@@ -92,29 +91,29 @@ def test_the_result_may_be_written_in_place(granularity, tokens):
     assert ours.weight.grad.any()
 
 
-def test_numbers_of_tokens_share_kernels(monkeypatch):
-    """The quantiser of rows has a kernel for each length of a row: of tokens there are few."""
-    ours, _ = layers()
-    lengths = set()
-    monkeypatch.setattr(linear, "quantize_fp8", lambda x, **kw: lengths.add(x.shape[1]) or tkq.quantize_fp8(x, **kw))
-    for tokens in (1, 16, 77, 500, 513, 1000):
-        ours(torch.randn(tokens, 48, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
-    assert lengths == {48, 32, 512, 1024}
+def test_sums_of_many_tokens_are_added_up_in_float32(monkeypatch):
+    monkeypatch.setattr(linear, "LONG", 64)
+    asked, real = [], linear.fp8_gemm
+    monkeypatch.setattr(linear, "fp8_gemm", lambda a, b, *args, **kw: asked.append((a.shape[1], kw.get("accumulate")))
+                        or real(a, b, *args, **kw))
+    ours, _ = layers(144, 80)
+    for tokens in (64, 65):
+        ours(torch.randn(tokens, 144, dtype=torch.bfloat16)).sum().backward()
+    assert asked == [(144, None), (64, None), (144, None), (80, "fp32")]
 
 
-def test_rows_longer_than_the_quantiser_takes(monkeypatch):
-    """Tokens, and features, in parts."""
-    monkeypatch.setattr(linear, "MAX_N", 64)
-    monkeypatch.setattr(linear, "quantize_fp8", lambda x, **kw: tkq.quantize_fp8(x, **kw) if x.shape[1] <= 64 else None)
-    ours, theirs = layers(144, 80)
-    x = torch.randn(200, 144, dtype=torch.bfloat16)
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y, z = ours(a), theirs(b)
-    d = torch.randn_like(y)
-    y.backward(d)
-    z.backward(d)
-    for got, want in ((y, z), (a.grad, b.grad), (ours.weight.grad, theirs.weight.grad)):
-        assert got.dtype == want.dtype and off(got, want) < 0.04
+@pytest.mark.parametrize("of_x", (False, True))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_what_is_kept(granularity, of_x):
+    """x's float8 along the tokens, in place of x, which is quantised once for several layers; where x has a gradient,
+    the weights' along the outputs."""
+    ours = [layers(granularity=granularity)[0] for _ in range(2)]
+    x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=of_x)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        linear.together(x, ours)
+    assert [t.dtype for t in kept] == [E4M3, torch.float32] * (3 if of_x else 1)
+    assert [tuple(t.shape) for t in kept[::2]] == [(48, 32), (48, 32), (48, 32)][:len(kept) // 2]
 
 
 @pytest.mark.parametrize("layer", (tkq.nn.Fp8Linear, tkq.nn.Linear))

@@ -35,7 +35,7 @@ def test_means_what_it_says(granularity, dtype):
     assert (error <= x.abs() * step * 1.01 + want * torch.finfo(dtype).tiny).all()
 
 
-@pytest.mark.parametrize("granularity", ("tensor", "block", "tile"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_the_transpose_is_that_of_x(granularity):
     x = torch.randn(133, 261)
     q, scale, qt, scale_t = tkq.quantize_fp8(x, granularity, transpose=True)
@@ -93,7 +93,8 @@ def test_a_column_of_any_stride(granularity, monkeypatch):
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(ops, "function", lambda recipe: recipe)
     for strides in ((1, 300), (300, 1)):
-        assert ops._runs.__wrapped__(granularity, x.dtype, 300, 1, strides, 0, E4M3, False, 0)[0] is not None
+        for transpose in (False, True):
+            assert ops._runs.__wrapped__(granularity, x.dtype, 300, 1, strides, 0, E4M3, transpose, 0)[0] is not None
     with pytest.raises(ValueError):
         ops._runs.__wrapped__(granularity, x.dtype, 300, 2, (1, 300), 0, E4M3, False, 0)
 
@@ -105,7 +106,6 @@ BAD = (
     (lambda x: ((x.t(),), {}), ValueError, ("x", "contiguous")),
     (lambda x: ((x, "column"), {}), ValueError, ("granularity", "column", "tile")),
     (lambda x: ((x, "row", torch.bfloat16), {}), TypeError, ("dtype", "bfloat16", "float8_e5m2")),
-    (lambda x: ((x, "row"), {"transpose": True}), NotImplementedError, ("transpose", "'row'")),
     (lambda x: ((x.requires_grad_(),), {}), NotImplementedError, ("x", "grad")),
 )
 
@@ -118,7 +118,30 @@ def test_bad_input_is_named(make, error, words):
     assert all(w in str(caught.value) for w in words), str(caught.value)
 
 
-def test_traces():
+@pytest.mark.parametrize("granularity", ("row", "block"))
+def test_traces(granularity):
     x = torch.randn(37, 272)
-    f = torch.compile(lambda x: tkq.quantize_fp8(x, "block", transpose=True), fullgraph=True, backend="eager")
-    assert all(torch.equal(a.float(), b.float()) for a, b in zip(f(x), tkq.quantize_fp8(x, "block", transpose=True)))
+
+    def quantised(x):
+        return tkq.quantize_fp8(x, granularity, transpose=True)
+
+    f = torch.compile(quantised, fullgraph=True, backend="eager")
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(f(x), quantised(x)))
+
+
+def test_which_kernels(monkeypatch):
+    """By rows one launch that reads x once, but where columns have scales too, or a row is too long for it."""
+    monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(ops, "function", lambda recipe: recipe.module.rpartition(".")[2])
+
+    def asked(granularity, n, transpose):
+        return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
+
+    assert asked("row", 262144, False) == ("rows", None) and asked("row", 262152, False) == ("lines", "lines")
+    assert asked("row", 256, True) == ("lines", "lines") and asked("tensor", 256, True) == ("tiles", "tiles")
+    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", None)
+
+
+def test_room_for_the_largest():
+    assert [ops._largest_of("row", 130, 40, transpose) for transpose in (False, True)] == [256, 384]
+    assert ops._largest_of("tensor", 130, 40, True) == 1

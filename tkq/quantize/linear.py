@@ -8,14 +8,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
-from ..norms.spec import MAX_N
 from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-RECIPES = ("row", "block", "tensor")
+WEIGHTS = {"row": "row", "block": "tile", "tensor": "tensor"}  # what shares a scale in the weight, for each recipe
+LONG = 65536  # sums of more tokens are added up in float32, every 128 of them: the tensor cores' own are cut off
 _UNIT = 16  # of every dimension that a product sums over
-_TOKENS = 512  # and of tokens where they are rows' lengths: the quantiser of rows is compiled for each length
 
 
 class Recipe(NamedTuple):
@@ -38,14 +37,14 @@ class Fp8Linear(nn.Linear):
         granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
             of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
             (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
-            added up in float32. It is the most accurate, and quantises x and dy for both their products in one pass.
-            "tensor": one scale for all of x, of the weight and of dy, for both products of each. It is the fastest;
-            what is small beside the largest element loses the most.
+            added up in float32. It is the most accurate; the products of the others are faster. "tensor": one scale
+            for all of x, of the weight and of dy; what is small beside the largest element loses the most.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
 
-    Any number of tokens; for the weight's gradient zeros are added to a multiple of 16 or, by rows, of 512. Under
-    autocast x is cast as torch casts it, and the result has that type; the weight is quantised from its own. By blocks
-    and by tensors, what the backward multiplies by is kept in float8, in place of x and beside the weight.
+    x, the weight and dy are quantised for both their products at once. For the backward the float8 of x.t() is kept in
+    place of x, and that of the weight's transpose. Any number of tokens; for the weight's gradient zeros are added to a
+    multiple of 16. Under autocast x is cast as torch casts it, and the result has that type; the weight is quantised
+    from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
@@ -53,8 +52,8 @@ class Fp8Linear(nn.Linear):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if size % _UNIT:
                 raise ValueError(f"Fp8Linear: {name} is {size}, allowed are multiples of {_UNIT}")
-        if granularity not in RECIPES:
-            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(RECIPES)}")
+        if granularity not in WEIGHTS:
+            raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(WEIGHTS)}")
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -77,8 +76,7 @@ class Fp8Linear(nn.Linear):
 
 
 def together(x: Tensor, layers) -> list[Tensor]:
-    """What each of the layers, of one recipe, makes of x (..., in_features): it is quantised once for all, but by rows.
-    """
+    """What each of the layers, of one recipe, makes of x (..., in_features), which is quantised once for all."""
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
@@ -91,12 +89,17 @@ class _Linear(Function):
     def forward(ctx, x, recipe, recording, *parameters):
         """parameters: the layers' weights, then their biases. recording: is a gradient recorded where this is called?
         In here grad mode is off, and under no_grad needs_input_grad still says what requires one."""
-        products, n = _PRODUCTS[recipe.granularity], len(parameters) // 2
+        n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
-        ys, kept, turned = products.forward(x, weights, biases, recording and ctx.needs_input_grad[0], keep)
-        ctx.save_for_backward(*kept, *turned)
-        ctx.recipe, ctx.kept, ctx.dtype = recipe, len(kept), x.dtype
+        q, scale, *kept = _quantised(x, recipe, E4M3, keep)
+        ys, turn = [], recording and ctx.needs_input_grad[0]
+        for weight, bias in zip(weights, biases):
+            w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity], transpose=turn)
+            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
+            kept += turned
+        ctx.save_for_backward(*kept)
+        ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
         ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
         ctx.set_materialize_grads(False)
         return tuple(ys)
@@ -104,113 +107,40 @@ class _Linear(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *dys):
-        n, products = len(dys), _PRODUCTS[ctx.recipe.granularity]
-        kept, turned = ctx.saved_tensors[:ctx.kept], ctx.saved_tensors[ctx.kept:]
-        of_each = len(turned) // n
+        n, kept = len(dys), ctx.saved_tensors
+        x, turned = (kept[:2], kept[2:]) if ctx.keeps_x else (None, kept)
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
-        x = products.kept(kept) if any(wants[:n]) else None
         dx, dweights = None, [None] * n
         for i, dy in enumerate(dys):
             if dy is None:
                 continue
-            weight = turned[i * of_each:(i + 1) * of_each] if wants_x else None
-            more, dweights[i] = products.backward(dy.contiguous(), weight, x if wants[i] else None,
-                                                  ctx.recipe.gradient, (ctx.dtype, ctx.weights[i]))
+            weight = turned[2 * i:2 * i + 2] if wants_x else None
+            more, dweights[i] = _gradients(dy.contiguous(), weight, x if wants[i] else None, ctx.recipe,
+                                           (ctx.dtype, ctx.weights[i]))
             dx = more if dx is None else dx.add_(more)
         dbiases = [dy.sum(0, dtype=torch.float32).to(dtype) if wanted else None
                    for dy, dtype, wanted in zip(dys, ctx.biased, wants[n:])]
         return dx, None, None, *dweights, *dbiases
 
 
-def _padded(x):
-    """Rows to a multiple of 16: zeros, which add nothing to the weight's gradient."""
-    missing = -x.shape[0] % _UNIT
-    return F.pad(x, (0, 0, 0, missing)) if missing else x
+def _gradients(dy, weight, x, recipe, dtypes):
+    """(dx, dweight), of dtypes. weight, x: the transposes' float8 and scales, None where dx or dweight is not wanted.
+    """
+    dx = dweight = None
+    q, scale, *turned = _quantised(dy, recipe, recipe.gradient, x is not None)
+    if weight is not None:
+        dx = fp8_gemm(q, weight[0].t(), scale, weight[1].t(), out_dtype=dtypes[0])
+    if x is not None:
+        dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=dtypes[1],
+                           accumulate="fp32" if x[0].shape[1] > LONG else None)
+    return dx, dweight
 
 
-class _Rows:
-    """A scale for each row of both operands. What is summed over is another dimension in each product, so each
-    quantises for itself."""
-
-    @staticmethod
-    def forward(x, weights, biases, turn, keep):
-        """(ys, what the weights' gradients want of x, what x's gradient wants of the weights): the latter ones where
-        keep and turn say that there will be such gradients."""
-        ys = [_by_rows(x, weight, E4M3, x.dtype, bias) for weight, bias in zip(weights, biases)]
-        return ys, (x,) if keep else (), weights if turn else ()
-
-    @staticmethod
-    def kept(kept):
-        """x, as the weights' gradients want it."""
-        return _turned(kept[0])
-
-    @staticmethod
-    def backward(dy, weight, x, gradient, dtypes):
-        """(dx, dweight), of dtypes. weight, x: as kept, None where dx or dweight is not wanted."""
-        dx = dweight = None
-        if weight is not None:
-            dx = _by_rows(dy, weight[0].t().contiguous(), gradient, dtypes[0])
-        if x is not None:
-            dweight = _by_rows(_turned(dy), x, gradient, dtypes[1])
-        return dx, dweight
-
-
-def _turned(x):
-    """x.t(), contiguous, with columns of zeros."""
-    missing = -x.shape[0] % _TOKENS
-    return F.pad(x.t(), (0, missing)) if missing else x.t().contiguous()
-
-
-def _by_rows(x, w, of_x, dtype, bias=None):
-    """x (M, K) @ w (N, K).t() + bias, with a scale for each row of both. Where rows are longer than the quantiser takes
-    (a weight's gradient: as long as there are tokens), in parts with scales of their own, added up in float32."""
-    if x.shape[1] <= MAX_N:
-        (q, scale), (v, scale_v) = quantize_fp8(x, dtype=of_x), quantize_fp8(w)
-        return fp8_gemm(q, v.t(), scale, scale_v.t(), bias=bias, out_dtype=dtype)
-    (first, *parts), (other, *others) = x.split(MAX_N, 1), w.split(MAX_N, 1)
-    y = _by_rows(first, other, of_x, torch.float32, bias)
-    for part, other in zip(parts, others):
-        y += _by_rows(part, other, of_x, torch.float32)
-    return y.to(dtype)
-
-
-class _BothWays:
-    """x, weights and dy are quantised together with their transposes, each in one pass; those of x and of the weights
-    are kept for the backward, in place of them. As `_Rows` otherwise.
-
-    of_x, of_weight: granularities of `quantize_fp8`; of_x is dy's too."""
-
-    def __init__(self, of_x, of_weight):
-        self.of_x, self.of_weight = of_x, of_weight
-
-    def forward(self, x, weights, biases, turn, keep):
-        q, scale, *kept = quantize_fp8(_padded(x) if keep else x, self.of_x, transpose=keep)
-        q, scale = self._rows(x.shape[0], q, scale)
-        ys, turned = [], []
-        for weight, bias in zip(weights, biases):
-            w, scale_w, *other = quantize_fp8(weight, self.of_weight, transpose=turn)
-            ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
-            turned += other
-        return ys, kept, turned
-
-    def _rows(self, rows, q, scale):
-        """Without those that were padded. Not of the product, afterwards: a view could not be written in place."""
-        return q[:rows], scale if self.of_x == "tensor" else scale[:rows]
-
-    @staticmethod
-    def kept(kept):
-        return kept
-
-    def backward(self, dy, weight, x, gradient, dtypes):
-        both, dx, dweight = x is not None, None, None
-        q, scale, *turned = quantize_fp8(_padded(dy) if both else dy, self.of_x, gradient, transpose=both)
-        if weight is not None:
-            q, scale = self._rows(dy.shape[0], q, scale)
-            dx = fp8_gemm(q, weight[0].t(), scale, weight[1].t(), out_dtype=dtypes[0])
-        if both:
-            dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=dtypes[1])
-        return dx, dweight
-
-
-_PRODUCTS = {"row": _Rows(), "block": _BothWays("block", "tile"), "tensor": _BothWays("tensor", "tensor")}
+def _quantised(x, recipe, dtype, both):
+    """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
+    missing = -x.shape[0] % _UNIT if both else 0
+    q, scale, *turned = quantize_fp8(F.pad(x, (0, 0, 0, missing)) if missing else x, recipe.granularity, dtype,
+                                     transpose=both)
+    # not y, afterwards: a view could not be written in place
+    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *turned

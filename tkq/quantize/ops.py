@@ -13,6 +13,8 @@ from tkq.runtime.again import Again
 
 _again = Again()
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
+TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
 
 
 def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch.float8_e4m3fn, *,
@@ -23,12 +25,12 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         x: (M, N), bfloat16, float16 or float32; a row's elements are contiguous, rows any distance apart.
         granularity: what shares a scale:
             "tensor"  everything. x is read twice: once for its largest element.
-            "row"     a row.
+            "row"     a row. With the transpose, and where rows have more than 262144 elements, x is read twice.
             "block"   128 columns of a row.
             "tile"    128 rows by 128 columns.
         dtype: float8_e4m3fn (largest 448) or float8_e5m2 (57344).
-        transpose: the float8 of x.t() too, with scales of its own: "block"'s are of 128 rows of a column of x. Not for
-            "row".
+        transpose: the float8 of x.t() too, with scales of its own: "row"'s are of a column of x, "block"'s of 128 rows
+            of one.
 
     Returns:
         (q, scale), with transpose (q, scale, qt, scale_t). q: (M, N), contiguous. qt: (N, M), contiguous. scale,
@@ -43,8 +45,8 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
 
     Raises:
         TypeError: x is not a tensor, or of another dtype; another dtype. ValueError: not 2-D, a row that is not
-        contiguous, another granularity. NotImplementedError: a gradient asked for; a transpose with "row"; rows of more
-        than 262144 elements with "row". RuntimeError: a GPU other than Hopper.
+        contiguous, another granularity. NotImplementedError: a gradient asked for. RuntimeError: a GPU other than
+        Hopper.
 
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
     """
@@ -73,11 +75,6 @@ def _check(x, granularity, dtype, transpose):
         raise ValueError(f"granularity: got {granularity!r}, allowed are {', '.join(GRANULARITIES)}")
     if dtype not in FP8:
         raise TypeError(f"dtype: got {dtype}, allowed are {FP8[0]} and {FP8[1]}")
-    if granularity == "row" and transpose:
-        raise NotImplementedError("transpose: with granularity 'row' it is not supported, which needs all of x for the "
-                                  "transpose's scales; quantise x.t().contiguous()")
-    if granularity == "row" and x.shape[1] > MAX_N:
-        raise NotImplementedError(f"x: has {x.shape[1]} columns, allowed with granularity 'row' are up to {MAX_N}")
 
 
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,
@@ -94,7 +91,7 @@ def _launched(x, granularity, dtype, transpose):
         run, amax = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
         q = new.empty(index, (m, n), (n, 1), dtype)
         scale = new.empty(index, *_scales(granularity, m, n), torch.float32)
-        if granularity == "row":
+        if amax is None and granularity == "row":
             arguments, found = (x, None, None, q, None, None, None, None, scale, 0.0, None), (q, scale, None, None)
             run(*arguments)
             _again.add((x, granularity, dtype, transpose), run, arguments, found)
@@ -102,10 +99,10 @@ def _launched(x, granularity, dtype, transpose):
         qt = scale_t = largest = None
         if transpose:
             qt = new.empty(index, (n, m), (m, 1), dtype)
-            if granularity == "block":
+            if granularity in OWN_SCALES:
                 scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
         if amax is not None:
-            largest = torch.zeros(1, dtype=torch.int32, device=x.device)
+            largest = torch.zeros(_largest_of(granularity, m, n, transpose), dtype=torch.int32, device=x.device)
             amax(x, None, None, None, None, largest)
         run(x, q, scale, qt, scale_t, largest)
         if amax is None:
@@ -118,6 +115,12 @@ def _launched(x, granularity, dtype, transpose):
         if not x.numel():
             return _cpu(x, granularity, dtype, transpose)
         raise
+
+
+def _largest_of(granularity, m, n, transpose):
+    """Of how many the largest is found before a tile is written: of all; or of each row, and then of each column, both
+    padded to whole tiles."""
+    return 1 if granularity == "tensor" else sum(-(-size // EDGE) * EDGE for size in ((m, n) if transpose else (m,)))
 
 
 def _scales(granularity, m, n):
@@ -140,19 +143,22 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
     """(kernel, the kernel that finds amax before it or None) for a kind of call. aligned: x's address modulo 16. Raises
     where something is wrong, and where there is nothing to quantise."""
     lines = m * n and (n == 1 or strides[1] == 1)
-    if granularity not in GRANULARITIES or (granularity == "row" and transpose) or not lines:
+    if granularity not in GRANULARITIES or not lines:
         raise ValueError
     arch.require_hopper(arch.device(index))
     size, names = x.itemsize, (dtypes.name_of(x), dtypes.name_of(out))
-    if granularity == "row":
+    if granularity == "row" and not transpose and n <= MAX_N:
         width = 16 // size
         while n % width or (m > 1 and strides[0] % width) or aligned % (width * size):
             width //= 2
         return function(rows_recipe(NormSpec("rmsnorm", n, names[0], vector=width, out=names[1], scale="row"))), None
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     run = tiles_recipe(TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose))
-    amax = tiles_recipe(TileSpec(granularity, *names, wide=wide, step="amax")) if granularity == "tensor" else None
-    return function(run), amax and function(amax)
+    if granularity not in TWICE:
+        return function(run), None
+    columns_too = transpose and granularity == "row"
+    amax = tiles_recipe(TileSpec(granularity, names[0], transpose=columns_too, wide=wide, step="amax"))
+    return function(run), function(amax)
 
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
@@ -164,7 +170,8 @@ def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
     if not transpose:
         return q, scale, x.new_empty(0), x.new_empty(0)
     qt, found = reference_fp8.quantize_fp8(x.t(), block, dtype)
-    scale_t = _room("block", *reversed(x.shape), x.device).copy_(found) if granularity == "block" else x.new_empty(0)
+    own = granularity in OWN_SCALES
+    scale_t = _room(granularity, *reversed(x.shape), x.device).copy_(found) if own else x.new_empty(0)
     return q, scale, qt.contiguous(), scale_t
 
 
@@ -173,7 +180,7 @@ def _fake(x: Tensor, granularity: str, dtype: torch.dtype,
     m, n = x.shape
     return (x.new_empty((m, n), dtype=dtype), _room(granularity, m, n, x.device),
             x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),
-            _room(granularity, n, m, x.device) if transpose and granularity == "block" else x.new_empty(0))
+            _room(granularity, n, m, x.device) if transpose and granularity in OWN_SCALES else x.new_empty(0))
 
 
 _op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_cpu, fake=_fake)

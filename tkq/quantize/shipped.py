@@ -13,7 +13,7 @@ def rows_recipe(spec: NormSpec) -> Recipe:
 
 
 def tiles_recipe(spec: TileSpec) -> Recipe:
-    return Recipe("tkq.quantize.tiles:build", (spec,))
+    return Recipe(f"tkq.quantize.{'lines' if spec.granularity == 'row' else 'tiles'}:build", (spec,))
 
 
 def shipped() -> list[Shipped]:
@@ -36,4 +36,10 @@ def shipped() -> list[Shipped]:
                                          x == "bf16" and wide and transpose and granularity == "block"))
     found.append(Shipped("quantize_amax_bf16", tiles_recipe(TileSpec("tensor", step="amax")),
                          Expectation(instructions=("LDG.E",))))
+    for x in ("bf16", "fp32"):
+        for wide in (True, False):
+            for step, wanted in (("amax", "REDG.E.MAX"), ("quantise", "STG.E.EF.64" if wide else "STG.E.U8")):
+                spec = TileSpec("row", x, transpose=True, wide=wide, wide_t=wide or step == "amax", step=step)
+                name = f"quantize_row_{x}_transpose_{step}" + "_narrow" * (not wide)
+                found.append(Shipped(name, tiles_recipe(spec), Expectation(instructions=("LDG.E", wanted))))
     return found

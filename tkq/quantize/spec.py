@@ -14,9 +14,11 @@ BLOCKS = {"tensor": (0, 0), "row": (1, 0), "block": (1, EDGE), "tile": (EDGE, ED
 
 @dataclass(frozen=True)
 class TileSpec:
-    """Quantising tile by tile: all granularities but "row", which is the norms' kernel without a norm.
+    """Quantising tile by tile. By rows only with the transpose, or where rows are too long for the norms' kernel
+    without a norm (`rows`), which reads x once.
 
-    step: "amax", the largest |x| of all, or "quantise" (by it, where the granularity is "tensor"). wide, wide_t: are
+    step: "amax", the largest |x| of all (of each row and column), or "quantise" (by it, where the granularity is
+    "tensor" or "row"). wide, wide_t: are
     rows of x and of the result whole vectors of VECTOR elements, and rows of the transposed result? transpose: is
     there one?
 
@@ -33,7 +35,7 @@ class TileSpec:
     step: str = "quantise"
 
     def __post_init__(self):
-        allowed = {"granularity": ("tensor", "block", "tile"), "x": INPUTS, "out": tuple(LARGEST),
+        allowed = {"granularity": GRANULARITIES, "x": INPUTS, "out": tuple(LARGEST),
                    "step": ("amax", "quantise")}
         for name, values in allowed.items():
             if getattr(self, name) not in values:

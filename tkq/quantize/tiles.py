@@ -23,8 +23,8 @@ WARPS = THREADS // WARP
 
 @dataclass(frozen=True)
 class Operands:
-    """x, q: (M, N). qt: (N, M). scale: (M, blocks), (row tiles, column tiles) or (1,). scale_t: (N, row blocks), for
-    "block". amax: (1,) int32, the bits of the largest |x|, for "tensor"."""
+    """x, q: (M, N). qt: (N, M). scale: (M, blocks), (row tiles, column tiles), (1,) or (M, 1). scale_t: (N, row blocks)
+    or (N, 1), for "block" and "row". amax: int32, bits of the largest |x|: (1,) for "tensor", `Lines`' for "row"."""
 
     x: cute.Tensor
     q: Optional[cute.Tensor]
@@ -59,12 +59,12 @@ class Tiles:
     @cute.kernel
     def kernel(self, g: Operands, across: Int32):
         spec, t = self.spec, cute.arch.thread_idx()[0]
-        tile = cute.arch.block_idx()[0] // across, cute.arch.block_idx()[0] % across
+        tile = self.tile_of(cute.arch.block_idx()[0], across)
         row0, col0 = tile[0] * EDGE + t // SIDE * VECTOR, tile[1] * EDGE + t % SIDE * VECTOR
         al = tk.SharedAllocator()
         held = [self.load(g.x, row0 + i, col0) for i in range(VECTOR)]
         if const_expr(spec.step == "amax"):
-            self.put_amax(g.amax, self.of_block(al, t, _largest_of(held)), t)
+            self.find(g, al, t, tile, held)
         else:
             scales = self.row_scales(g, al, t, tile, held, row0)
             x = [access.wide(row) for row in held]  # not before: half as many registers wait for the others
@@ -75,7 +75,15 @@ class Tiles:
                 scales = self.column_scales(g, al, t, tile, x, col0, scales)
                 self.transpose(g, al, t, tile, x, scales)
 
+    def tile_of(self, block, across):
+        """(row of tiles, column of tiles) of a block."""
+        return block // across, block % across
+
     # ---- scales ------------------------------------------------------------------------------------
+
+    def find(self, g, al, t, tile, held):
+        """What is to be known of all of x before a tile can be written."""
+        self.put_amax(g.amax, self.of_block(al, t, _largest_of(held)), t)
 
     def row_scales(self, g, al, t, tile, held, row0):
         """The scale of each of this thread's rows, written where they belong."""
@@ -207,12 +215,17 @@ def _largest_of(rows):
     if dtype.width != 16:
         return _largest([v for row in rows for v in access.wide(row)])
     pairs = [word[i] for word in (cute.recast_tensor(row, Uint32) for row in rows) for i in range(cute.size(word))]
+    both = cute.make_rmem_tensor(2, dtype)
+    cute.recast_tensor(both, Uint32)[0] = _larger_of(pairs, dtype)
+    return _largest(access.wide(both))
+
+
+def _larger_of(pairs, dtype):
+    """The largest magnitudes of pairs of 16-bit elements, with some sign; NaN where one is."""
     found = pairs[0]
     for pair in pairs[1:]:
         found = _larger_pair(found, pair, "bf16x2" if dtype is cutlass.BFloat16 else "f16x2")
-    both = cute.make_rmem_tensor(2, dtype)
-    cute.recast_tensor(both, Uint32)[0] = found
-    return _largest(access.wide(both))
+    return found
 
 
 @dsl_user_op
@@ -245,7 +258,12 @@ def _red_max(address, bits, *, loc=None, ip=None):
 
 
 def build(spec: TileSpec):
-    """(kernel, fake arguments): x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
+    """(kernel, fake arguments)."""
+    return Tiles(spec), operands(spec)
+
+
+def operands(spec: TileSpec):
+    """Fake x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
     from ..runtime import fake
 
     M, N = fake.sym(), fake.sym()
@@ -258,12 +276,14 @@ def build(spec: TileSpec):
     def scales(rows, kept):
         return fake.tensor("fp32", (rows, fake.sym()), (1, fake.sym64()) if kept else None, align=4)
 
-    x, amax = matrix(spec.x, (M, N), unit), fake.tensor("int32", (1,), (1,), align=4)
+    row, block, tensor = (spec.granularity == name for name in ("row", "block", "tensor"))
+    x, amax = matrix(spec.x, (M, N), unit), None
+    if row or tensor:
+        amax = fake.tensor("int32", (fake.sym() if row else 1,), (1,), align=16 if row else 4)
     if spec.step == "amax":
-        return Tiles(spec), (x, None, None, None, None, amax)
-    block, tensor = spec.granularity == "block", spec.granularity == "tensor"
+        return x, None, None, None, None, amax
     scale = (fake.tensor("fp32", (1,), (1,), align=4) if tensor
-             else scales(M, True) if block else fake.tensor("fp32", (fake.sym(), fake.sym()), align=4))
-    return Tiles(spec), (x, matrix(spec.out, (M, N), unit), scale,
-                         matrix(spec.out, (N, M), VECTOR if spec.wide_t else 1) if spec.transpose else None,
-                         scales(N, True) if spec.transpose and block else None, amax if tensor else None)
+             else scales(M, True) if row or block else fake.tensor("fp32", (fake.sym(), fake.sym()), align=4))
+    return (x, matrix(spec.out, (M, N), unit), scale,
+            matrix(spec.out, (N, M), VECTOR if spec.wide_t else 1) if spec.transpose else None,
+            scales(N, True) if spec.transpose and (row or block) else None, amax)
