@@ -1,6 +1,6 @@
 """Training a Llama of 1.2 billion parameters, as transformers has it and patched with tkq: loss, tokens/s, memory.
 
-    python examples/llama_train.py [--small] [--steps 200] [--compile] [--linear none|tkq|fp8|fp8_block]
+    python examples/llama_train.py [--small] [--steps 200] [--compile] [--linear none|tkq|fp8|..]
 
 From a config with random weights; nothing is downloaded. bf16, sequences of 4096 tokens, AdamW. Both models begin with
 the same weights and learn the same synthetic language; then their steps are timed, in turns. The unpatched one has
@@ -155,7 +155,7 @@ def main():
     parser.add_argument("--steps", type=int, help="of learning; 200, or 20 of the small model")
     parser.add_argument("--batch", type=int, default=2, help="sequences")
     parser.add_argument("--compile", action="store_true", help="both under torch.compile, too")
-    parser.add_argument("--linear", choices=("none", "tkq", "fp8", "fp8_block"), default="tkq",
+    parser.add_argument("--linear", choices=("none", "tkq", "fp8", "fp8_block", "fp8_tensor"), default="tkq",
                         help="the patched model's linear layers; none: as they are")
     options = parser.parse_args()
     if not torch.cuda.is_available():

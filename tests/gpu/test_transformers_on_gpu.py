@@ -73,7 +73,7 @@ def test_compiled(linear):
     judge((loss.item(), {name: p.grad for name, p in m.named_parameters()}), peer, right, "compiled")
 
 
-@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block"])
+@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block", "fp8_tensor"])
 def test_linear_layers(linear):
     ids, m = tokens(), model("Llama")
     right, peer = step(model("Llama", torch.float64, "eager"), ids), step(model("Llama", attn="eager"), ids)
