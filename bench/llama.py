@@ -1,15 +1,15 @@
 """A training step of a Llama of 1.2 billion parameters, patched with tkq and as transformers has it; and decoding.
 
-    python -m bench.llama [--sections eager,compiled,whole,learning,generate] [--linear none,fp8_block] [--batch 2]
+    python -m bench.llama [--sections eager,compiled,profile,learning,generate] [--linear none,fp8_tensor]
 
 bf16, S 4096, AdamW (torch's fused one, for all: part of every step), the model of examples/llama_train.py. Steps are
 timed by the host's clock, in turns of two after one that does not count, with the same parameters, gradients and
 optimizer for all. The unpatched model has the fastest of torch's attention backends, found before, in eager mode.
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
-each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Learning:
-200 steps from the same weights, of tkq's float8 layers too.
-Results go to OUT/llama.json and OUT/llama_learning.json after every section. Exit status 0 if every bound holds, 1 if
-not or if something did not run, 2 without a GPU.
+each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Profile:
+kernels of one step of each. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results go to
+OUT/llama.json, llama_profile.json and llama_learning.json after every section. Exit status 0 if every bound holds, 1
+if not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import torch
 
-from bench import harness
+from bench import harness, llama_profile
 from bench.results import Bound, Case, Cost, Environment, Report
 from tkq.testing import timing
 
@@ -33,7 +33,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 import llama_generate
 import llama_train
 
-SECTIONS = ("eager", "compiled", "whole", "learning", "generate")
+SECTIONS = ("eager", "compiled", "whole", "profile", "learning", "generate")
 AT_LEAST = {"eager": 1.15, "compiled": 1.03, "whole": 1.03}
 APART = 0.005  # curves of losses, relatively
 SEQLEN, STEPS = 4096, 200
@@ -59,7 +59,7 @@ class Steps:
     """The models and ways to make a step, which share all parameters. attention: of torch, None for the fastest."""
 
     def __init__(self, sizes, batch, seqlen, linears, attention=None):
-        self.sizes, self.shape, self.begin = sizes, (batch, seqlen), time.perf_counter()
+        self.sizes, self.shape, self.begin, self.made = sizes, (batch, seqlen), time.perf_counter(), {}
         self.model = llama_train.make_model(sizes)
         self.batches = llama_train.language(batch, seqlen, STEPS, sizes["vocab_size"])
         self.optimizer = llama_train.make_optimizer(self.model, 0.0)  # the weights stay
@@ -77,6 +77,12 @@ class Steps:
         return llama_train.patched(self.model, self.linears[name])[0]
 
     def runs(self, section: str) -> list:
+        """Made once: what is compiled stays so."""
+        if section not in self.made:
+            self.made[section] = self.make(section)
+        return self.made[section]
+
+    def make(self, section: str) -> list:
         made = [llama_train.Run(name, self.ours(name)) for name in self.linears]
         theirs = copy.deepcopy(self.model, {id(x): x for x in (*self.model.parameters(), *self.model.buffers())})
         made.append(llama_train.Run("torch", theirs, self.plain.backend))
@@ -113,6 +119,13 @@ class Steps:
         sizes = len(self.batches), batch * seqlen * 8, torch.cuda.get_device_properties(0).L2_cache_size
         return Case(section, f"training step, {section}", f"B{batch} S{seqlen}", "TFLOP/s", work,
                     timing.Comparison(timings + tuple(failed), *sizes), bound=Bound(("torch",), AT_LEAST[section]))
+
+    def profiles(self) -> dict:
+        """{name: of one step}, of torch and of tkq, eager and compiled."""
+        named = {self.plain.name: self.plain}
+        named |= {run.name if "eager" in run.name else f"{run.name}, compiled": run for run in self.runs("compiled")}
+        return {name: llama_profile.profiled(lambda run=run: run.step(self.batches[0], self.optimizer))
+                for name, run in named.items()}
 
     def learning(self) -> Iterator[dict]:
         """The losses of torch, of tkq and of tkq's float8 layers, and how far from torch's they are; after each."""
@@ -159,6 +172,11 @@ def run(options) -> int:
                     path.write_text(json.dumps(found, indent=1) + "\n")
                 report.problems += [f"learning: {name} {100 * by:.3f} % apart" for name, by in found["apart"].items()
                                     if not by <= APART]
+            elif section == "profile":
+                found = steps.profiles()
+                options.out.mkdir(parents=True, exist_ok=True)
+                (options.out / "llama_profile.json").write_text(json.dumps(found, indent=1) + "\n")
+                print("\n".join(llama_profile.lines(found)), flush=True)
             elif section == "generate":
                 with torch.no_grad():
                     report.costs.extend(decoding(steps.model))
