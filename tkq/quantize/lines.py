@@ -5,7 +5,7 @@ from cutlass import Constexpr, Float32, Int32, Uint32, const_expr
 
 from ..pointwise import access
 from .spec import EDGE, VECTOR, TileSpec
-from .tiles import SIDE, WARPS, Tiles, _lanes_max, _larger_of, _largest, _largest_of, _red_max, operands
+from .tiles import SIDE, WARPS, Tiles, _lanes_max, _largest, _largest_of, _largest_of_columns, _red_max, operands
 
 
 class Lines(Tiles):
@@ -30,7 +30,7 @@ class Lines(Tiles):
         self.put_rows(of_rows, [_lanes_max(_largest_of([row]), (1, 2, 4, 8)) for row in held], t)
         if const_expr(self.spec.transpose):
             of_columns = al.vector(EDGE, WARPS)
-            self.put_lanes(of_columns, [_lanes_max(v, (16,)) for v in _columns(held)], t)
+            self.put_lanes(of_columns, [_lanes_max(v, (16,)) for v in _largest_of_columns(held)], t)
         cute.arch.sync_threads()
         self.add(g, of_rows, of_columns, t, tile)
 
@@ -55,7 +55,7 @@ class Lines(Tiles):
     def row_scales(self, g, al, t, tile, held, row0):
         return self.scales(g.amax, row0, g.scale, row0, t % SIDE + tile[1])
 
-    def column_scales(self, g, al, t, tile, x, col0, scales):
+    def column_scales(self, g, al, t, tile, held, col0, scales):
         return self.scales(g.amax, self.first_column(g) + col0, g.scale_t, col0, t // SIDE + tile[0])
 
     def scales(self, amax, at, to, first, lane):
@@ -64,19 +64,6 @@ class Lines(Tiles):
         scales = [self.scale_of(Int32(found[i]).bitcast(Float32)) for i in range(VECTOR)]
         self.put_scales(to, scales, first, 0, lane)
         return scales
-
-
-def _columns(rows):
-    """The largest |v| of each column of register tensors; NaN where one is."""
-    dtype = rows[0].element_type
-    if dtype.width != 16:
-        held = [access.wide(row) for row in rows]
-        return [_largest([row[j] for row in held]) for j in range(VECTOR)]
-    words = [cute.recast_tensor(row, Uint32) for row in rows]
-    both = cute.make_rmem_tensor(VECTOR, dtype)
-    for i in range(cute.size(words[0])):
-        cute.recast_tensor(both, Uint32)[i] = _larger_of([word[i] for word in words], dtype)
-    return [_largest([v]) for v in access.wide(both)]
 
 
 def _put(amax, at, value):

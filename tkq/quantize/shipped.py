@@ -30,7 +30,7 @@ def shipped() -> list[Shipped]:
                     spec = TileSpec(granularity, x, transpose=transpose, wide=wide, wide_t=wide)
                     name = f"quantize_{granularity}_{x}" + "_transpose" * transpose + "_narrow" * (not wide)
                     wanted = ("LDG.E", "STG.E.EF.64") if wide else ("LDG.E", "STG.E.U8")
-                    four_blocks = 64 if x == "bf16" and wide and not transpose else 255  # run on a processor
+                    four_blocks = 64 if x == "bf16" and wide else 255  # run on a processor
                     found.append(Shipped(name, tiles_recipe(spec),
                                          Expectation(instructions=wanted, registers=four_blocks),
                                          x == "bf16" and wide and transpose and granularity == "block"))
@@ -41,5 +41,7 @@ def shipped() -> list[Shipped]:
             for step, wanted in (("amax", "REDG.E.MAX"), ("quantise", "STG.E.EF.64" if wide else "STG.E.U8")):
                 spec = TileSpec("row", x, transpose=True, wide=wide, wide_t=wide or step == "amax", step=step)
                 name = f"quantize_row_{x}_transpose_{step}" + "_narrow" * (not wide)
-                found.append(Shipped(name, tiles_recipe(spec), Expectation(instructions=("LDG.E", wanted))))
+                found.append(Shipped(name, tiles_recipe(spec),
+                                     Expectation(instructions=("LDG.E", wanted),
+                                                 registers=64 if x == "bf16" and wide else 255)))
     return found

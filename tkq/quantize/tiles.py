@@ -67,12 +67,12 @@ class Tiles:
             self.find(g, al, t, tile, held)
         else:
             scales = self.row_scales(g, al, t, tile, held, row0)
-            x = [access.wide(row) for row in held]  # not before: half as many registers wait for the others
             for i in cutlass.range_constexpr(VECTOR):
                 inverse = cute.arch.rcp_approx(scales[i])
-                self.store(g.q, [v * inverse for v in x[i]], row0 + i, col0)
+                self.store(g.q, [v * inverse for v in access.wide(held[i])], row0 + i, col0)
             if const_expr(spec.transpose):
-                scales = self.column_scales(g, al, t, tile, x, col0, scales)
+                scales = self.column_scales(g, al, t, tile, held, col0, scales)
+                x = [access.wide(_anew(row)) for row in held]
                 self.transpose(g, al, t, tile, x, scales)
 
     def tile_of(self, block, across):
@@ -99,13 +99,12 @@ class Tiles:
             self.put(g.scale, (0,), one, (t == 0) & (cute.arch.block_idx()[0] == 0))
         return [one] * VECTOR
 
-    def column_scales(self, g, al, t, tile, x, col0, scales):
+    def column_scales(self, g, al, t, tile, held, col0, scales):
         """The scale of each of this thread's columns, written where they belong."""
         if self.spec.granularity != "block":
             return scales
-        mine = [_lanes_max(_largest([row[j] for row in x]), (16,)) for j in range(VECTOR)]
         met = al.vector(EDGE, WARPS)
-        self.put_lanes(met, mine, t)
+        self.put_lanes(met, [_lanes_max(v, (16,)) for v in _largest_of_columns(held)], t)
         cute.arch.sync_threads()
         found = []
         for j in range(VECTOR):
@@ -220,12 +219,41 @@ def _largest_of(rows):
     return _largest(access.wide(both))
 
 
+def _largest_of_columns(rows):
+    """The largest |v| of each column of register tensors; NaN where one is."""
+    dtype = rows[0].element_type
+    if dtype.width != 16:
+        held = [access.wide(row) for row in rows]
+        return [_largest([row[j] for row in held]) for j in range(VECTOR)]
+    words = [cute.recast_tensor(row, Uint32) for row in rows]
+    both = cute.make_rmem_tensor(VECTOR, dtype)
+    for i in range(cute.size(words[0])):
+        cute.recast_tensor(both, Uint32)[i] = _larger_of([word[i] for word in words], dtype)
+    return [_largest([v]) for v in access.wide(both)]
+
+
 def _larger_of(pairs, dtype):
     """The largest magnitudes of pairs of 16-bit elements, with some sign; NaN where one is."""
     found = pairs[0]
     for pair in pairs[1:]:
         found = _larger_pair(found, pair, "bf16x2" if dtype is cutlass.BFloat16 else "f16x2")
     return found
+
+
+def _anew(held):
+    """The same elements, of which the compiler knows nothing: what it made of them need not be kept."""
+    found = cute.make_rmem_tensor(cute.size(held), held.element_type)
+    words, new = cute.recast_tensor(held, Uint32), cute.recast_tensor(found, Uint32)
+    for i in range(cute.size(words)):
+        new[i] = _same(words[i])
+    return found
+
+
+@dsl_user_op
+def _same(word, *, loc=None, ip=None):
+    return Uint32(llvm.inline_asm(
+        T.i32(), [Uint32(word).ir_value(loc=loc, ip=ip)], "mov.b32 $0, $1;", "=r,r", has_side_effects=True,
+        is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
 
 
 @dsl_user_op
