@@ -91,14 +91,14 @@ def make_optimizer(model, rate=RATE):
     return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
 
 
-def learn(run, model, batches, weights):
+def learn(run, model, batches, weights, rate=RATE):
     """Losses of so many steps from the same weights."""
     with torch.no_grad():
         for p, w in zip(model.parameters(), weights):
             p.copy_(w)
     optimizer, losses = make_optimizer(model), []
     for i, ids in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = RATE * min(1.0, (i + 1) / WARM_UP)
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, (i + 1) / WARM_UP)
         losses.append(run.step(ids, optimizer, CLIP))
     return [x.item() for x in losses]
 
