@@ -151,8 +151,8 @@ class Steps:
         self.optimizer = None
         found = dict(at_most=APART, apart={}, losses={})
         others = [name for name in llama_train.BACKENDS if name != self.best and self.backends.get(name, 1.0)]
-        runs = [self.plain, *(llama_train.Run(name, self.ours(name)) for name in self.linears
-                              if name == "tkq" or "fp8" in name), self.attention(others[0])[0]]
+        runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")), self.attention(others[0])[0],
+                *(llama_train.Run(name, self.ours(name)) for name in self.linears if "fp8" in name)]
         for run in runs:
             name = run.name
             curve = found["losses"][name] = llama_train.learn(run, self.model, self.batches, weights)
