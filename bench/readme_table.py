@@ -46,7 +46,27 @@ def _of_file(path: Path) -> str:
     text = path.read_text()
     if path.stem.endswith("_sums"):
         return _sums(json.loads(text))
+    if path.stem.endswith("_profile"):
+        return _profile(json.loads(text))
+    if path.stem.endswith("_learning"):
+        return _learning(json.loads(text))
     return _memory(json.loads(text)) if path.stem.endswith("_memory") else _run(Report.from_json(text))
+
+
+def _profile(found: dict) -> str:
+    """bench.llama's second file: of a profile of one step, what kernels are for."""
+    kinds = next(iter(found.values()))["ms"]
+    rows = [(kind, *(f"{each['ms'][kind]:.1f}" for each in found.values())) for kind in kinds]
+    rows.append(("all (launches)", *(f"{each['all']:.1f} ({each['launches']})" for each in found.values())))
+    return "Milliseconds of kernels in one step.\n\n" + _table(("kernels", *found), rows)
+
+
+def _learning(found: dict) -> str:
+    """bench.llama's third file: losses."""
+    rows = ((name, *(f"{x[i]:.3f}" for i in (0, len(x) // 2, -1)), f"{100 * found['apart'][name]:.3f} %")
+            for name, x in found["losses"].items())
+    head = f"From the same weights; at most {100 * found['at_most']:.1f} % from the first one, in means of ten steps."
+    return f"{head}\n\n" + _table(("model", "loss", "half way", "at the end", "apart"), rows)
 
 
 def _memory(found: dict[str, dict[str, int]]) -> str:
@@ -91,7 +111,7 @@ def _run(report: Report) -> str:
 
 
 def _rivals(case: Case) -> dict[str, float]:
-    return {name: ratio for name, ratio in case.ratios().items() if name not in ROOFS}
+    return {name: ratio for name, ratio in case.ratios().items() if name not in ROOFS and not name.startswith("tkq,")}
 
 
 def _timed_beside(cases: list[Case]) -> str:
