@@ -1,30 +1,33 @@
 """A training step of a Llama of 1.2 billion parameters, patched with tkq and as transformers has it; and decoding.
 
-    python -m bench.llama [--sections eager,compiled,whole,learning,generate] [--linear none,fp8_block] [--batch 2]
+    python -m bench.llama [--sections eager,compiled,learning,generate] [--linear none,fp8_tensor]
 
 bf16, S 4096, AdamW (torch's fused one, for all: part of every step), the model of examples/llama_train.py. Steps are
 timed by the host's clock, in turns of two after one that does not count, with the same parameters, gradients and
 optimizer for all. The unpatched model has the fastest of torch's attention backends, found before, in eager mode.
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
-each. Work: 6 operations a parameter and token, and attention's. Learning: 200 steps of both from the same weights.
-Results go to OUT/llama.json and OUT/llama_learning.json after every section. Exit status 0 if every bound holds, 1 if
-not or if something did not run, 2 without a GPU.
+each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Of each
+a profile of one step is kept. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results go to
+OUT/llama.json, llama_profile.json and llama_learning.json after every section. Exit status 0 if every bound holds, 1
+if not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import pathlib
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import torch
 
-from bench import harness
+from bench import harness, llama_profile
 from bench.results import Bound, Case, Cost, Environment, Report
 from tkq.testing import timing
 
@@ -47,6 +50,24 @@ def operations(model, sizes, batch: int, seqlen: int) -> int:
     return 6 * parameters * batch * seqlen + 3 * 2 * batch * heads * seqlen**2  # causal: half of 4 S^2 D
 
 
+@contextlib.contextmanager
+def readings(every: float = 0.5) -> Iterator[list]:
+    """The GPU's clock and power while something runs, read every so many seconds."""
+    found, monitor, over = [], harness.Monitor(), threading.Event()
+
+    def read():
+        while monitor.live and not over.wait(every):
+            found.append(monitor.read())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        reader.join()
+
+
 def by_regions(run):
     """The run, with each decoder layer and the loss compiled: of a model that is not compiled yet."""
     for layer in run.call.model.layers:
@@ -59,6 +80,7 @@ class Steps:
 
     def __init__(self, sizes, batch, seqlen, linears, attention=None):
         self.sizes, self.shape, self.begin = sizes, (batch, seqlen), time.perf_counter()
+        self.profiles = {}  # of one step, by the run's name
         self.model = llama_train.make_model(sizes)
         self.batches = llama_train.language(batch, seqlen, STEPS, sizes["vocab_size"])
         self.optimizer = llama_train.make_optimizer(self.model, 0.0)  # the weights stay
@@ -79,12 +101,14 @@ class Steps:
         made = [llama_train.Run(name, self.ours(name)) for name in self.linears]
         theirs = copy.deepcopy(self.model, {id(x): x for x in (*self.model.parameters(), *self.model.buffers())})
         made.append(llama_train.Run("torch", theirs, self.plain.backend))
+        eager = [] if section == "eager" else [llama_train.Run(f"{name}, eager", self.ours(name))
+                                               for name in self.linears]
         for run in made:
             if section == "whole":
                 run.call = torch.compile(run.call)
             elif section == "compiled":
                 by_regions(run)
-        return made
+        return made + eager
 
     def case(self, section: str, rounds: int) -> Case:
         runs, notes, failed = self.runs(section), {}, []
@@ -100,24 +124,42 @@ class Steps:
                 runs.remove(run)
                 self.optimizer.zero_grad()
                 failed.append(timing.Timing(run.name, "failed", note=f"{type(problem).__name__}: {str(problem)[:300]}"))
-        found = llama_train.time_steps(runs, self.batches, self.optimizer, rounds)
+        with readings() as read:
+            found = llama_train.time_steps(runs, self.batches, self.optimizer, rounds)
+        launches = {run.name: self.look_into(run, section) for run in runs}
         notes["torch"] = f"{notes.get('torch', '')}, {self.best} attention; " + ", ".join(
             f"{name} {'-' if t is None else f'{1e3 * t:.1f} ms'}" for name, t in self.backends.items())
-        timings = tuple(timing.Timing(name, "wall", tuple(1e3 * t for t in times), note=notes[name])
+        timings = tuple(timing.Timing(name, "wall", tuple(1e3 * t for t in times), launches[name], note=notes[name])
                         for name, times in found.items())
         batch, seqlen = self.shape
         work = operations(self.model, self.sizes, batch, seqlen)
         sizes = len(self.batches), batch * seqlen * 8, torch.cuda.get_device_properties(0).L2_cache_size
         return Case(section, f"training step, {section}", f"B{batch} S{seqlen}", "TFLOP/s", work,
-                    timing.Comparison(timings + tuple(failed), *sizes), bound=Bound(("torch",), AT_LEAST[section]))
+                    timing.Comparison(timings + tuple(failed), *sizes), bound=Bound(("torch",), AT_LEAST[section]),
+                    readings={"": tuple(read)})
 
-    def learning(self) -> dict:
-        """The losses of both, and how far they are apart."""
+    def look_into(self, run, section) -> int:
+        """Keeps a profile of a step; how many launches it is."""
+        name = run.name if section == "eager" or "eager" in run.name else f"{run.name}, {section}"
+        self.profiles[name] = llama_profile.profiled(lambda: run.step(self.batches[0], self.optimizer))
+        return self.profiles[name]["launches"]
+
+    def learning(self) -> Iterator[dict]:
+        """The losses of torch, of tkq and of tkq's float8 layers, and how far from torch's they are; after each. And of
+        torch with another attention: how far two runs are apart whose results differ by roundings alone."""
         weights = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = None
-        runs = (self.plain, llama_train.Run("tkq", self.ours("tkq")))
-        curves = [llama_train.learn(run, self.model, self.batches, weights) for run in runs]
-        return dict(torch=curves[0], tkq=curves[1], apart=llama_train.apart(curves[1], curves[0]), at_most=APART)
+        found = dict(at_most=APART, apart={}, losses={})
+        others = [name for name in llama_train.BACKENDS if name != self.best and self.backends.get(name, 1.0)]
+        runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")), self.attention(others[0])[0],
+                *(llama_train.Run(name, self.ours(name)) for name in self.linears if "fp8" in name)]
+        for run in runs:
+            name = run.name
+            curve = found["losses"][name] = llama_train.learn(run, self.model, self.batches, weights)
+            found["apart"][name] = llama_train.apart(curve, found["losses"][runs[0].name])
+            print(f"learning: {name}: {curve[0]:.3f} to {curve[-1]:.3f}, {100 * found['apart'][name]:.3f} % apart",
+                  flush=True)
+            yield found
 
 
 def decoding(model) -> Iterator[Cost]:
@@ -140,16 +182,16 @@ def decoding(model) -> Iterator[Cost]:
 def run(options) -> int:
     report = Report(Environment.here(harness.Monitor().driver))
     sizes, seqlen = (llama_train.SMALL, 512) if options.small else (llama_train.SIZES, SEQLEN)
+    options.out.mkdir(parents=True, exist_ok=True)
     steps = Steps(sizes, options.batch, seqlen, options.linear, options.attention)
     for section in options.sections:
         try:
             if section == "learning":
-                found = steps.learning()
-                print(f"losses {found['torch'][0]:.3f} to {found['torch'][-1]:.3f}, {100 * found['apart']:.3f} % apart")
-                options.out.mkdir(parents=True, exist_ok=True)
-                (options.out / "llama_learning.json").write_text(json.dumps(found, indent=1) + "\n")
-                if not found["apart"] <= APART:
-                    report.problems.append(f"learning: {100 * found['apart']:.3f} % apart")
+                path = options.out / "llama_learning.json"
+                for found in steps.learning():
+                    path.write_text(json.dumps(found, indent=1) + "\n")
+                report.problems += [f"learning: {name} {100 * by:.3f} % apart" for name, by in found["apart"].items()
+                                    if name.startswith("tkq") and not by <= APART]
             elif section == "generate":
                 with torch.no_grad():
                     report.costs.extend(decoding(steps.model))
@@ -157,6 +199,8 @@ def run(options) -> int:
             else:
                 report.cases.append(steps.case(section, options.rounds))
                 print("\n".join(harness.case_lines(report.cases[-1])), flush=True)
+                print("\n".join(llama_profile.lines(steps.profiles)), flush=True)
+                (options.out / "llama_profile.json").write_text(json.dumps(steps.profiles, indent=1) + "\n")
         except Exception as problem:  # the other sections can still run
             report.problems.append(f"{section}: {type(problem).__name__}: {str(problem)[:300]}")
             print("PROBLEM", report.problems[-1], flush=True)

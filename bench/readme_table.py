@@ -81,7 +81,7 @@ def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report]) -> st
         names = [f"{path.stem}_{section}" for section in dict.fromkeys(case.section for case in report.cases)]
         shown = [f"![{name.replace('_', ' ')}](plots/{name}.svg)" for name in names if name in pictures]
         return "\n\n".join([tables.short(report), *shown])
-    of = {"sums": _sums, "memory": _memory, "learning": _learning}[path.stem.rpartition("_")[2]]
+    of = {"sums": _sums, "memory": _memory, "profile": _profile, "learning": _learning}[path.stem.rpartition("_")[2]]
     return of(json.loads(path.read_text()))
 
 
@@ -106,12 +106,20 @@ def _sums(found: dict) -> str:
                                                                    for row, said in rows.items()))
 
 
+def _profile(found: dict) -> str:
+    """bench.llama's second file: of a profile of one step, what kernels are for."""
+    kinds = next(iter(found.values()))["ms"]
+    rows = [(kind, *(f"{each['ms'][kind]:.1f}" for each in found.values())) for kind in kinds]
+    rows.append(("all (launches)", *(f"{each['all']:.1f} ({each['launches']})" for each in found.values())))
+    return "Milliseconds of kernels in one step.\n\n" + tables.table(("kernels", *found), rows)
+
+
 def _learning(found: dict) -> str:
-    """bench.llama's second file: the losses of both models."""
-    rows = ((name, *(f"{found[name][i]:.3f}" for i in (0, -1))) for name in ("torch", "tkq"))
-    return (f"{len(found['tkq'])} steps from the same weights: the losses are at most {100 * found['apart']:.3f} % "
-            f"apart ({100 * found['at_most']:g} % allowed).\n\n"
-            + tables.table(("model", "first loss", "last loss"), rows))
+    """bench.llama's third file: losses."""
+    rows = ((name, *(f"{x[i]:.3f}" for i in (0, len(x) // 2, -1)), f"{100 * found['apart'][name]:.3f} %")
+            for name, x in found["losses"].items())
+    head = f"From the same weights; at most {100 * found['at_most']:.1f} % from the first one, in means of ten steps."
+    return f"{head}\n\n" + tables.table(("model", "loss", "half way", "at the end", "apart"), rows)
 
 
 def replace_section(readme: str, text: str) -> str:

@@ -10,6 +10,8 @@ from tests.fp8_cases import E4M3, E5M2
 from tkq import reference_fp8
 from tkq.quantize import linear
 
+GRANULARITIES = tuple(linear.WEIGHTS)
+
 
 def layers(k=48, n=32, dtype=torch.bfloat16, **kw):
     ours = tkq.nn.Fp8Linear(k, n, dtype=dtype, **kw)
@@ -23,7 +25,7 @@ def off(got, want):
     return ((got.double() - want.double()).norm() / want.double().norm()).item()
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("gradient", (E4M3, E5M2))
 @pytest.mark.parametrize("shape", ((16, 272), (5, 272), (2, 3, 272)))
 def test_beside_torch(granularity, gradient, shape):
@@ -42,7 +44,7 @@ def test_beside_torch(granularity, gradient, shape):
     assert ours.weight.grad.dtype == ours.weight.dtype and a.grad.dtype == x.dtype
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_only_what_is_asked_for(granularity):
     ours, _ = layers(granularity=granularity)
     x = torch.randn(7, 48, dtype=torch.bfloat16)
@@ -57,7 +59,7 @@ def test_only_what_is_asked_for(granularity):
     assert ours(x[:0]).shape == (0, 32)
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
 def test_inference_keeps_nothing(granularity, mode, monkeypatch):
     ours, _ = layers(granularity=granularity)
@@ -69,7 +71,7 @@ def test_inference_keeps_nothing(granularity, mode, monkeypatch):
     assert asked == [False, True]
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_no_tokens(granularity):
     ours, _ = layers(granularity=granularity)
     x = torch.randn(0, 48, dtype=torch.bfloat16, requires_grad=True)
@@ -77,7 +79,7 @@ def test_no_tokens(granularity):
     assert x.grad.shape == x.shape and not ours.weight.grad.any() and not ours.bias.grad.any()
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("tokens", (16, 7))
 def test_the_result_may_be_written_in_place(granularity, tokens):
     ours, _ = layers(granularity=granularity)
@@ -100,15 +102,33 @@ def test_sums_of_many_tokens_are_added_up_in_float32(monkeypatch):
     assert asked == [(144, None), (64, None), (144, None), (80, "fp32")]
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
-def test_what_is_kept_of_x(granularity):
-    """Its float8 along the tokens, in place of x; x is quantised once for several layers."""
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_weight_that_is_not_kept(granularity):
+    """The same gradients; what is saved of it is the weight."""
+    kept, found = [], []
+    x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=True)
+    ours = [layers(granularity=granularity, keep_weight=keep)[0] for keep in (True, False)]
+    ours[1].load_state_dict(ours[0].state_dict())
+    for layer in ours:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            y = layer(x)
+        found.append(torch.autograd.grad(y.square().sum(), (x, layer.weight, layer.bias)))
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert any(t is ours[1].weight for t in kept) and not any(t is ours[0].weight for t in kept)
+
+
+@pytest.mark.parametrize("of_x", (False, True))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_what_is_kept(granularity, of_x):
+    """x's float8 along the tokens, in place of x, which is quantised once for several layers; where x has a gradient,
+    the weights' along the outputs."""
     ours = [layers(granularity=granularity)[0] for _ in range(2)]
-    x = torch.randn(20, 48, dtype=torch.bfloat16)
+    x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=of_x)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         linear.together(x, ours)
-    assert [t.dtype for t in kept] == [torch.bfloat16] * 2 + [E4M3, torch.float32] and kept[2].shape == (48, 32)
+    assert [t.dtype for t in kept] == [E4M3, torch.float32] * (3 if of_x else 1)
+    assert [tuple(t.shape) for t in kept[::2]] == [(48, 32), (48, 32), (48, 32)][:len(kept) // 2]
 
 
 @pytest.mark.parametrize("layer", (tkq.nn.Fp8Linear, tkq.nn.Linear))
@@ -136,7 +156,7 @@ def test_under_autocast():
     assert torch.equal(y, reference_fp8.fp8_gemm(q, w.t(), s, sw.t(), bias))
 
 
-@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_under_compile(granularity):
     ours, _ = layers(granularity=granularity)
     found = []

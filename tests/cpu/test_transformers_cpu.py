@@ -119,7 +119,7 @@ def test_what_is_not_known_is_left():
         tkq_transformers.patch(other, linear="fp4")
 
 
-@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block"])
+@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block", "fp8_tensor"])
 def test_linear_layers(linear):
     from tkq import nn as tkq_nn
 

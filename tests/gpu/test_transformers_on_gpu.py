@@ -73,7 +73,7 @@ def test_compiled(linear):
     judge((loss.item(), {name: p.grad for name, p in m.named_parameters()}), peer, right, "compiled")
 
 
-@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block"])
+@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block", "fp8_tensor"])
 def test_linear_layers(linear):
     ids, m = tokens(), model("Llama")
     right, peer = step(model("Llama", torch.float64, "eager"), ids), step(model("Llama", attn="eager"), ids)
@@ -152,7 +152,7 @@ def test_decoding_with_a_graph(padded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("linear", [None, "fp8_block"])
+@pytest.mark.parametrize("linear", [None, "fp8", "fp8_block", "fp8_tensor"])
 def test_learning(linear):
     """200 steps of the example's small model on its synthetic language: the same losses, within 0.5 % in the mean of
     ten steps (float8: 2 %)."""
@@ -162,8 +162,8 @@ def test_learning(linear):
     batches = llama_train.language(4, 512, 200, llama_train.SMALL["vocab_size"])
     weights = [p.detach().clone() for p in model.parameters()]
     runs = llama_train.Run("torch", model), llama_train.Run("tkq", llama_train.patched(model, linear)[0])
-    theirs, ours = (llama_train.learn(run, model, batches, weights) for run in runs)
-    assert theirs[-1] < 0.7 * theirs[0], "nothing was learnt"
+    theirs, ours = (llama_train.learn(run, model, batches, weights, rate=1e-3) for run in runs)
+    assert theirs[-1] < 0.75 * theirs[0], "nothing was learnt"
     assert llama_train.apart(ours, theirs) < (0.005 if linear is None else 0.02)
 
 

@@ -1,6 +1,7 @@
 """Linear layers that share an input, or whose results are added to something: what a model's module does in one go."""
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
 
 from .. import gemm
@@ -12,18 +13,18 @@ from ..runtime.check import under_autocast
 
 
 def together(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
-    """[layer(x) for layer in layers]. Of `torch.nn.Linear` and `tkq.nn.Linear`, without bias, in plain eager mode, the
-    gradients of x are added up by the products themselves, instead of each being written and read once more. For layers
-    in float8, of one recipe by blocks, x is quantised once."""
+    """[layer(x) for layer in layers]. Of `tkq.nn.Linear` without bias, and of `torch.nn.Linear` in plain eager mode,
+    the gradients of x are added up by the products themselves, instead of each being written and read once more. For
+    layers in float8, of one recipe other than by rows, x is quantised once."""
     if all(isinstance(layer, Fp8Linear) and not _hooked(layer) and layer.recipe == layers[0].recipe
            for layer in layers) and not under_autocast(x.device.type):
         return quantised_together(x, layers)
-    ours = isinstance(layers[0], Linear)
-    if (under_autocast(x.device.type) or not all(_plain(layer, ours) for layer in layers)
-            or not ops.recording(x, *(layer.weight for layer in layers))):
+    ours, weights = isinstance(layers[0], Linear), tuple(layer.weight for layer in layers)
+    apply = _Together.apply if ops.recording(x, *weights) else _Traced.apply if ours and ops.traced() else None
+    if apply is None or under_autocast(x.device.type) or not all(_plain(layer, ours) for layer in layers):
         return [layer(x) for layer in layers]
     rows = x.reshape(-1, x.shape[-1])
-    results = _Together.apply(ours, rows, *(layer.weight for layer in layers))
+    results = apply(ours, rows, *weights)
     return [y.view(*x.shape[:-1], -1) for y in results]
 
 
@@ -70,3 +71,20 @@ def _backward(ctx, *dys):
 
 
 _Together = ops.eager_function("LinearsTogether", forward=_forward, backward=_backward)
+
+
+class _Traced(Function):
+    """The same of `tkq.nn.Linear` for torch.compile: nothing is written in place."""
+
+    @staticmethod
+    def forward(ctx, ours, x, *weights):
+        ctx.save_for_backward(x, *weights)
+        return tuple(gemm(x, w.t()) for w in weights)
+
+    @staticmethod
+    def backward(ctx, *dys):
+        x, *weights = ctx.saved_tensors
+        dx = None
+        for dy, weight in zip(dys, weights) if ctx.needs_input_grad[1] else ():
+            dx = gemm(dy, weight) if dx is None else gemm(dy, weight, c=dx, beta=1.0)
+        return None, dx, *(gemm(dy.t(), x) if wanted else None for dy, wanted in zip(dys, ctx.needs_input_grad[2:]))

@@ -54,8 +54,9 @@ def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> 
     Args:
         model: of Llama, Mistral, Qwen 2, Qwen 3, Gemma 2, Gemma 3; or anything that has such modules in it. Changed in
             place. How attention itself is computed stays as it is: ``model.set_attn_implementation("tkq")``.
-        linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8" and
-            "fp8_block", `tkq.nn.Fp8Linear` by rows and by blocks (those with sizes that are multiples of 16).
+        linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8",
+            "fp8_block" and "fp8_tensor", `tkq.nn.Fp8Linear` by rows, by blocks, and by tensors with gradients in
+            float8_e5m2 (those with sizes that are multiples of 16).
         loss: with labels, and in training mode, the loss comes from `tkq.linear_cross_entropy` in bf16 and fp16, and
             the output's logits are None: they are never whole in memory. False: logits and loss as before.
 

@@ -45,7 +45,7 @@ ACTIVATIONS = {  # by the classes behind transformers' names
     "SiLU": swiglu, "SiLUActivation": swiglu, "GELU": geglu, "GELUActivation": geglu,
     "GELUTanh": _TANH, "PytorchGELUTanh": _TANH, "NewGELUActivation": _TANH,
 }
-LINEARS = (None, "tkq", "fp8", "fp8_block")
+LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 
 
 # ---- forwards --------------------------------------------------------------------------------------------------------
@@ -233,9 +233,10 @@ def known() -> dict:
 def replace_linears(layer, what, report):
     """nn.Linear in a layer, by tkq.nn's."""
     from .. import nn as tkq_nn
-    from ..quantize.linear import E4M3, Recipe
+    from ..quantize.linear import E4M3, E5M2, Recipe
 
-    fp8 = {"fp8": Recipe("row", E4M3), "fp8_block": Recipe("block", E4M3)}.get(what)
+    fp8 = {"fp8": Recipe("row", E4M3), "fp8_block": Recipe("block", E4M3),
+           "fp8_tensor": Recipe("tensor", E5M2)}.get(what)
     base = tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear
     for module in layer.modules():
         if type(module) is not nn.Linear:

@@ -12,17 +12,19 @@ from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-WEIGHTS = {"row": "row", "block": "tile"}  # what shares a scale in the weight, for each recipe
+WEIGHTS = {"row": "row", "block": "tile", "tensor": "tensor"}  # what shares a scale in the weight, for each recipe
 LONG = 65536  # sums of more tokens are added up in float32, every 128 of them: the tensor cores' own are cut off
 _UNIT = 16  # of every dimension that a product sums over
 
 
 class Recipe(NamedTuple):
-    """granularity: "row", a scale for each row of what a product sums over; or "block", one for each 128 of it, and for
-    each 128 x 128 of the weight. gradient: dy's float8 type."""
+    """granularity: "row", a scale for each row of what a product sums over; "block", one for each 128 of it, and for
+    each 128 x 128 of the weight; "tensor", one for each of x, the weight and dy. gradient: dy's float8 type.
+    keep_weight: is the weight's transpose quantised with the weight, and not in the backward?"""
 
     granularity: str
     gradient: torch.dtype
+    keep_weight: bool = True
 
 
 class Fp8Linear(nn.Linear):
@@ -37,16 +39,20 @@ class Fp8Linear(nn.Linear):
         granularity: "row": y's product has a scale for each row of x and of the weight; each gradient's product scales
             of its own, over what it sums over. Rows with outliers lose little. "block": a scale for each 128 of a row
             (of a column, in the weight's gradient) of x and dy, and for each 128 x 128 of the weight; sums of 128 are
-            added up in float32. It is the more accurate; products by rows are the faster.
+            added up in float32. It is the most accurate; the products of the others are faster. "tensor": one scale
+            for all of x, of the weight and of dy; what is small beside the largest element loses the most.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
+        keep_weight: the weight's float8 along its outputs stays until the backward, a byte an element; False: the
+            weight is quantised again then, which is what a sharded one wants (FSDP frees it between the two).
 
-    x and dy are quantised for both their products at once, and of x what the backward wants is kept in place of x
-    itself. Any number of tokens; for the weight's gradient zeros are added to a multiple of 16. Under autocast x is
-    cast as torch casts it, and the result has that type; the weight is quantised from its own.
+    x, the weight and dy are quantised for both their products at once, and for the backward the float8 of x.t() is kept
+    in place of x. Any number of tokens; for the weight's gradient zeros are added to a
+    multiple of 16. Under autocast x is cast as torch casts it, and the result has that type; the weight is quantised
+    from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
-                 granularity: str = "row", gradient: torch.dtype = E4M3):
+                 granularity: str = "row", gradient: torch.dtype = E4M3, keep_weight: bool = True):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if size % _UNIT:
                 raise ValueError(f"Fp8Linear: {name} is {size}, allowed are multiples of {_UNIT}")
@@ -55,7 +61,7 @@ class Fp8Linear(nn.Linear):
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.recipe = Recipe(granularity, gradient)
+        self.recipe = Recipe(granularity, gradient, keep_weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features), of x's type."""
@@ -91,43 +97,50 @@ class _Linear(Function):
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
         q, scale, *kept = _quantised(x, recipe, E4M3, keep)
-        ys = []
+        ys, turn = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
-            w, scale_w = quantize_fp8(weight, WEIGHTS[recipe.granularity])
+            w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity],
+                                               transpose=turn and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
-        ctx.save_for_backward(*weights, *kept)
-        ctx.recipe, ctx.biased, ctx.dtype = recipe, [None if b is None else b.dtype for b in biases], x.dtype
+            kept += turned or [weight] * turn
+        ctx.save_for_backward(*kept)
+        ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
+        ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
         ctx.set_materialize_grads(False)
         return tuple(ys)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *dys):
-        n = len(dys)
-        weights, x = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        n, kept = len(dys), ctx.saved_tensors
+        x, of_weights = (kept[:2], kept[2:]) if ctx.keeps_x else (None, kept)
+        each = len(of_weights) // n
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
         dx, dweights = None, [None] * n
-        for i, (dy, weight) in enumerate(zip(dys, weights)):
+        for i, dy in enumerate(dys):
             if dy is None:
                 continue
+            weight = of_weights[each * i:each * (i + 1)] if wants_x else None
             more, dweights[i] = _gradients(dy.contiguous(), weight, x if wants[i] else None, ctx.recipe,
-                                           ctx.dtype if wants_x else None)
+                                           (ctx.dtype, ctx.weights[i]))
             dx = more if dx is None else dx.add_(more)
         dbiases = [dy.sum(0, dtype=torch.float32).to(dtype) if wanted else None
                    for dy, dtype, wanted in zip(dys, ctx.biased, wants[n:])]
         return dx, None, None, *dweights, *dbiases
 
 
-def _gradients(dy, weight, x, recipe, dtype):
-    """(dx, dweight). x: what `_quantised` gave of x.t(), None where dweight is not wanted. dtype: dx's, or None."""
+def _gradients(dy, weight, x, recipe, dtypes):
+    """(dx, dweight), of dtypes. weight, x: the transposes' float8 and scales, None where dx or dweight is not wanted;
+    of the weight it may be the weight itself, alone."""
     dx = dweight = None
     q, scale, *turned = _quantised(dy, recipe, recipe.gradient, x is not None)
-    if dtype is not None:
-        _, _, w, scale_w = quantize_fp8(weight, WEIGHTS[recipe.granularity], transpose=True)
-        dx = fp8_gemm(q, w.t(), scale, scale_w.t(), out_dtype=dtype)
+    if weight is not None:
+        if not recipe.keep_weight:
+            weight = quantize_fp8(*weight, WEIGHTS[recipe.granularity], transpose=True)[2:]
+        dx = fp8_gemm(q, weight[0].t(), scale, weight[1].t(), out_dtype=dtypes[0])
     if x is not None:
-        dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=weight.dtype,
+        dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=dtypes[1],
                            accumulate="fp32" if x[0].shape[1] > LONG else None)
     return dx, dweight
 
@@ -137,4 +150,5 @@ def _quantised(x, recipe, dtype, both):
     missing = -x.shape[0] % _UNIT if both else 0
     q, scale, *turned = quantize_fp8(F.pad(x, (0, 0, 0, missing)) if missing else x, recipe.granularity, dtype,
                                      transpose=both)
-    return q[:x.shape[0]], scale[:x.shape[0]], *turned  # not y, afterwards: a view could not be written in place
+    # not y, afterwards: a view could not be written in place
+    return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *turned

@@ -1,0 +1,54 @@
+"""Linear layers that share an input (tkq.integrations.linears): what they compute is what each computes by itself."""
+import pytest
+import torch
+
+import tkq
+from tkq.integrations import linears
+
+SIZES = (32, 48, 16)
+
+
+def found(f, layers, grad=True):
+    """(results, gradients) of f, which takes x."""
+    x = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_(grad)
+    ys = f(x)
+    sum(y.float().square().sum() for y in ys).backward()
+    gradients = [x.grad, *(layer.weight.grad for layer in layers)]
+    for layer in layers:
+        layer.weight.grad = None
+    return [*ys, *gradients]
+
+
+@pytest.mark.parametrize("frozen", ["nothing", "a weight", "x"])
+@pytest.mark.parametrize("kind", [tkq.nn.Linear, torch.nn.Linear])
+def test_together(kind, frozen):
+    torch.manual_seed(0)
+    layers = [kind(64, n, bias=False, dtype=torch.bfloat16) for n in SIZES]
+    layers[1].weight.requires_grad_(frozen != "a weight")
+    grad = frozen != "x"
+    want = found(lambda x: [layer(x) for layer in layers], layers, grad)
+    got = found(lambda x: linears.together(x, *layers), layers, grad)
+    for a, b in zip(got, want, strict=True):
+        assert a is b is None or (a - b).norm() <= 0.01 * b.norm()
+
+
+def test_together_under_compile():
+    """In one graph, and the products still add up x's gradient: no addition is left to the compiler."""
+    torch.manual_seed(0)
+    layers, graphs = [tkq.nn.Linear(64, n, bias=False, dtype=torch.bfloat16) for n in SIZES], []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    backend = aot_autograd(fw_compiler=lambda g, x: make_boxed_func(keep(g, x)),
+                           bw_compiler=lambda g, x: make_boxed_func(keep(g, x)))
+    compiled = torch.compile(lambda x: linears.together(x, *layers), fullgraph=True, backend=backend)
+    got, want = found(compiled, layers), found(lambda x: linears.together(x, *layers), layers)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    calls = [str(node.target) for node in graphs[-1].graph.nodes if node.op == "call_function"]
+    assert len(graphs) == 2 and sum("tkq.gemm" in call for call in calls) == 6
+    assert not any("aten.add" in call for call in calls)
