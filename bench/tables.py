@@ -28,12 +28,8 @@ def heading(report: Report) -> str:
 
 def rivals(case: Case) -> dict[str, float]:
     """How many times faster ours is, of the peers that were timed: neither roofs nor tkq's own."""
-    return {name: ratio for name, ratio in case.ratios().items() if name not in NO_RIVALS and not _own(name)}
-
-
-def _own(name: str) -> bool:
-    """tkq itself, in another form: "tkq, fp8_block"."""
-    return name.startswith("tkq,")
+    ours = lambda name: name in NO_RIVALS or name.startswith("tkq,")
+    return {name: ratio for name, ratio in case.ratios().items() if not ours(name)}
 
 
 # ---- a run in short ----------------------------------------------------------------------------------------------

@@ -102,6 +102,21 @@ def test_sums_of_many_tokens_are_added_up_in_float32(monkeypatch):
     assert asked == [(144, None), (64, None), (144, None), (80, "fp32")]
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_weight_that_is_not_kept(granularity):
+    """The same gradients; what is saved of it is the weight."""
+    kept, found = [], []
+    x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=True)
+    ours = [layers(granularity=granularity, keep_weight=keep)[0] for keep in (True, False)]
+    ours[1].load_state_dict(ours[0].state_dict())
+    for layer in ours:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            y = layer(x)
+        found.append(torch.autograd.grad(y.square().sum(), (x, layer.weight, layer.bias)))
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert any(t is ours[1].weight for t in kept) and not any(t is ours[0].weight for t in kept)
+
+
 @pytest.mark.parametrize("of_x", (False, True))
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_what_is_kept(granularity, of_x):

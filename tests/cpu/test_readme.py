@@ -136,12 +136,16 @@ def test_the_page_has_a_table_for_each_file(tmp_path):
     report().save(tmp_path / "foundation.json")
     (tmp_path / "linear_memory.json").write_text('{"M1": {"tkq": 1048576, "torch": 10485760}, "M2": {"tkq": 2097152}}')
     (tmp_path / "llama_learning.json").write_text(
-        '{"torch": [8.0, 2.0], "tkq": [8.0, 2.001], "apart": 0.0005, "at_most": 0.005}')
+        '{"losses": {"torch": [8.0, 4.0, 2.0], "tkq": [8.0, 4.0, 2.001]}, "apart": {"torch": 0, "tkq": 0.0005}, '
+        '"at_most": 0.005}')
+    (tmp_path / "llama_profile.json").write_text(
+        '{"torch": {"ms": {"products": 2.0}, "all": 3.0, "launches": 7}}')
     text = readme_table.page(tmp_path)
     assert "## norms" in text and "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
     assert "| shape | tkq | torch | tkq of torch |" in text
     assert "| M1 | 1 MB | 10 MB | 0.100 |" in text and "| M2 | 2 MB |  |  |" in text
-    assert "at most 0.050 % apart (0.5 % allowed)" in text and "| tkq | 8.000 | 2.001 |" in text
+    assert "at most 0.5 %" in text and "| tkq | 8.000 | 4.000 | 2.001 | 0.050 % |" in text
+    assert "| products | 2.0 |" in text and "| all (launches) | 3.0 (7) |" in text
     assert text.index("## norms") < text.index("## foundation")
 
 

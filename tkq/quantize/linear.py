@@ -19,10 +19,12 @@ _UNIT = 16  # of every dimension that a product sums over
 
 class Recipe(NamedTuple):
     """granularity: "row", a scale for each row of what a product sums over; "block", one for each 128 of it, and for
-    each 128 x 128 of the weight; "tensor", one for each of x, the weight and dy. gradient: dy's float8 type."""
+    each 128 x 128 of the weight; "tensor", one for each of x, the weight and dy. gradient: dy's float8 type.
+    keep_weight: is the weight's transpose quantised with the weight, and not in the backward?"""
 
     granularity: str
     gradient: torch.dtype
+    keep_weight: bool = True
 
 
 class Fp8Linear(nn.Linear):
@@ -40,15 +42,17 @@ class Fp8Linear(nn.Linear):
             added up in float32. It is the most accurate; the products of the others are faster. "tensor": one scale
             for all of x, of the weight and of dy; what is small beside the largest element loses the most.
         gradient: dy's type, float8_e4m3fn or float8_e5m2 (more range, a bit less precision).
+        keep_weight: the weight's float8 along its outputs stays until the backward, a byte an element; False: the
+            weight is quantised again then, which is what a sharded one wants (FSDP frees it between the two).
 
-    x, the weight and dy are quantised for both their products at once. For the backward the float8 of x.t() is kept in
-    place of x, and that of the weight's transpose. Any number of tokens; for the weight's gradient zeros are added to a
+    x, the weight and dy are quantised for both their products at once, and for the backward the float8 of x.t() is kept
+    in place of x. Any number of tokens; for the weight's gradient zeros are added to a
     multiple of 16. Under autocast x is cast as torch casts it, and the result has that type; the weight is quantised
     from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
-                 granularity: str = "row", gradient: torch.dtype = E4M3):
+                 granularity: str = "row", gradient: torch.dtype = E4M3, keep_weight: bool = True):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if size % _UNIT:
                 raise ValueError(f"Fp8Linear: {name} is {size}, allowed are multiples of {_UNIT}")
@@ -57,7 +61,7 @@ class Fp8Linear(nn.Linear):
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.recipe = Recipe(granularity, gradient)
+        self.recipe = Recipe(granularity, gradient, keep_weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features), of x's type."""
@@ -95,9 +99,10 @@ class _Linear(Function):
         q, scale, *kept = _quantised(x, recipe, E4M3, keep)
         ys, turn = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
-            w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity], transpose=turn)
+            w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity],
+                                               transpose=turn and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
-            kept += turned
+            kept += turned or [weight] * turn
         ctx.save_for_backward(*kept)
         ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
         ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
@@ -108,14 +113,15 @@ class _Linear(Function):
     @once_differentiable
     def backward(ctx, *dys):
         n, kept = len(dys), ctx.saved_tensors
-        x, turned = (kept[:2], kept[2:]) if ctx.keeps_x else (None, kept)
+        x, of_weights = (kept[:2], kept[2:]) if ctx.keeps_x else (None, kept)
+        each = len(of_weights) // n
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
         dx, dweights = None, [None] * n
         for i, dy in enumerate(dys):
             if dy is None:
                 continue
-            weight = turned[2 * i:2 * i + 2] if wants_x else None
+            weight = of_weights[each * i:each * (i + 1)] if wants_x else None
             more, dweights[i] = _gradients(dy.contiguous(), weight, x if wants[i] else None, ctx.recipe,
                                            (ctx.dtype, ctx.weights[i]))
             dx = more if dx is None else dx.add_(more)
@@ -125,11 +131,13 @@ class _Linear(Function):
 
 
 def _gradients(dy, weight, x, recipe, dtypes):
-    """(dx, dweight), of dtypes. weight, x: the transposes' float8 and scales, None where dx or dweight is not wanted.
-    """
+    """(dx, dweight), of dtypes. weight, x: the transposes' float8 and scales, None where dx or dweight is not wanted;
+    of the weight it may be the weight itself, alone."""
     dx = dweight = None
     q, scale, *turned = _quantised(dy, recipe, recipe.gradient, x is not None)
     if weight is not None:
+        if not recipe.keep_weight:
+            weight = quantize_fp8(*weight, WEIGHTS[recipe.granularity], transpose=True)[2:]
         dx = fp8_gemm(q, weight[0].t(), scale, weight[1].t(), out_dtype=dtypes[0])
     if x is not None:
         dweight = fp8_gemm(turned[0], x[0].t(), turned[1], x[1].t(), out_dtype=dtypes[1],
