@@ -64,7 +64,7 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     kernel, blocks, shape, stride, dtype = known
     out = new.empty(index, shape, stride, dtype)
     kernel(a, b, out, bias, c, alpha, beta, blocks)
-    if not isinstance(kernel, Paced):
+    if not isinstance(kernel, Paced):  # whose counter is another one on another stream
         again.add((a, b, bias, activation, c, alpha, beta, out_dtype), kernel,
                   (a, b, out, bias, c, alpha, beta, blocks), out)
     return out, None
