@@ -18,10 +18,8 @@ GPU, or where an argument is wrong.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -33,8 +31,9 @@ import torch
 
 from bench import command, compared, harness, ops, plots, tables
 from bench.command import Bench, Job
+from bench.join_results import Mixed
 from bench.progress import Progress
-from bench.results import Report
+from bench.results import Report, reports_in
 from tkq.runtime import ignore_tuned
 
 OUT = Path("bench_results")
@@ -82,12 +81,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--shapes: {problem}")
     options.ops = options.ops or list(options.shapes or ops.OPS)
     for path in filter(None, (options.compare, options.results)):
-        if not path.exists():
-            parser.error(f"{path} is not there")
-    if options.out is None:
-        options.out = OUT if options.results is None else (
-            options.results if options.results.is_dir() else options.results.parent)
+        if problem := _unreadable(path):
+            parser.error(f"{path} {problem}")
+    if options.out is None:  # of a single file, the folder keeps the tables that it has of all files
+        options.out = options.results if options.results and options.results.is_dir() else OUT
     return options
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why there are no results in a file or folder, None where there are."""
+    if not path.exists():
+        return "is not there"
+    try:
+        return None if reports_in(path) else "has no results of benchmarks"
+    except ValueError as problem:
+        return f"cannot be read: {problem}"
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -177,9 +185,18 @@ def measure(options) -> int:
         left -= len(some)
     for name in extras:
         progress.step(name)
-        bad += importlib.import_module(f"bench.{name}").main(["--out", str(options.out)]) != 0
+        bad += _extra(name, options.out)
     progress.end()
     return bad
+
+
+def _extra(name: str, out: Path) -> bool:
+    """Run a file with a main of its own; did it go wrong?"""
+    try:
+        return importlib.import_module(f"bench.{name}").main(["--out", str(out)]) != 0
+    except Exception as problem:  # what was timed before is still to be told
+        print(f"PROBLEM {name}: {type(problem).__name__}: {str(problem)[:400]}", flush=True)
+        return True
 
 
 def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progress, copy_gbs: float | None) -> int:
@@ -248,13 +265,6 @@ def warm_part(options) -> int:
 # ---- what is left behind -----------------------------------------------------------------------------------------
 
 
-def reports_in(folder: Path) -> dict[str, Report]:
-    """Every file of results in a folder, by its name; a single file too."""
-    paths = [folder] if folder.is_file() else sorted(folder.glob("*.json"))
-    texts = {path.stem: path.read_text() for path in paths}
-    return {name: Report.from_json(text) for name, text in texts.items() if "environment" in json.loads(text)}
-
-
 def tell(reports: Mapping[str, Report], out: Path) -> None:
     """Write the tables and the pictures of results, and print the short one."""
     out.mkdir(parents=True, exist_ok=True)
@@ -291,7 +301,7 @@ def main(argv: list[str] | None = None) -> int:
             warm(argv, options.warm)
         try:
             bad = measure(options)
-        except ValueError as problem:  # the folder has results of another machine or version
+        except Mixed as problem:  # the folder has results of another machine or version
             print(f"{options.out}: {problem}. Choose another folder with --out.", file=sys.stderr)
             return 2
     reports = reports_in(options.results or options.out)
@@ -304,13 +314,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _named(old: Mapping[str, Report], path: Path, new: Mapping[str, Report]) -> Mapping[str, Report]:
     """A single old file is the one whose cases it has, whatever it is called."""
-    if path.is_dir() or path.stem in new:
+    if path.is_dir() or path.stem in new or not new:
         return old
-    (report,) = old.values() or (None,)
-    with contextlib.suppress(ValueError):
-        name = max(new, key=lambda name: len(compared.changes(report, new[name])))
-        return {name: report}
-    return old
+    (report,) = old.values()
+    return {max(new, key=lambda name: len(compared.changes(report, new[name]))): report}
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def changes(old: Report, new: Report) -> list[Change]:
 
 def _case(old: Case, new: Case) -> Change:
     a, b = old.comparison[old.ours], new.comparison[new.ours]
-    ours = (old.ours, *ops.OWN)  # tkq's own variants may have got slower for the same reason
-    then, now = ({t.name: t for t in case.comparison.timings if t.ok and t.name not in ours} for case in (old, new))
+    ours = lambda name: name == old.ours or ops.is_own(name)  # our variants may have got slower for the same reason
+    then, now = ({t.name: t for t in case.comparison.timings if t.ok and not ours(t.name)} for case in (old, new))
     both = [name for name in then if name in now]
     others = geometric_mean(now[name].median_ms / then[name].median_ms for name in both) if both else None
     text = lambda case, t: f"{case.rate(t.name):.0f} {case.unit}"

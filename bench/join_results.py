@@ -17,16 +17,20 @@ from pathlib import Path
 from bench.results import Report
 
 
+class Mixed(ValueError):
+    """Results that are not of one machine with one set of versions."""
+
+
 def joined(reports: list[Report]) -> Report:
     """The reports as one, of the first one's environment.
 
     Raises:
-        ValueError: a report of another device, driver or version."""
+        Mixed: a report of another device, driver or version."""
     first = reports[0]
     for report in reports[1:]:
         if replace(report.environment, date=first.environment.date, command=first.environment.command) != (
                 first.environment):
-            raise ValueError(f"{report.environment} is not {first.environment}")
+            raise Mixed(f"{report.environment} is not {first.environment}")
     cases, costs = {}, {}
     for report in reports:
         cases |= {(case.section, case.op, case.shape): case for case in report.cases}

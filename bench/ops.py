@@ -15,6 +15,16 @@ ROOFS = ("copy", "add", "copy + add")
 OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual")
 
 
+def is_own(name: str) -> bool:
+    """Is a candidate tkq itself, in another form? Models have their forms behind a comma: "tkq, fp8_block"."""
+    return name in OWN or name.startswith("tkq,")
+
+
+def is_rival(name: str) -> bool:
+    """Is it somebody else's way to compute the same?"""
+    return name not in ROOFS and not is_own(name)
+
+
 @dataclass(frozen=True)
 class Part:
     """Cases of one file: those of some sections, whose operation is one of these (of all, without any).
@@ -161,7 +171,7 @@ def meant(name: str, job: Job) -> tuple[str, ...]:
 def beside(job: Job, against: Iterable[str]) -> tuple[str, ...]:
     """Of a job's peers those that are asked for, and what shows the roof or a cost."""
     wanted = {peer for name in against for peer in meant(name, job)}
-    return tuple(name for name in job.peer_names if name in wanted or name in ROOFS + OWN)
+    return tuple(name for name in job.peer_names if name in wanted or not is_rival(name))
 
 
 def is_float8(op: str, unit: str) -> bool:

@@ -136,7 +136,7 @@ def _draw(ax, panel: Panel) -> None:
         ours = line.name == "tkq"
         colour = COLOURS.get(line.name) or next(spare)
         nan = lambda values: [float("nan") if v is None else v for v in values]
-        label = f"tkq, {line.name}" if line.name in ops.OWN and not line.name.startswith("tkq") else line.name
+        label = f"tkq, {line.name}" if ops.is_own(line.name) and not line.name.startswith("tkq") else line.name
         ax.plot(places, nan(line.rates), label=label, color=colour, marker="o", markersize=3.5 + ours,
                 linestyle=joined, linewidth=1.4 + 0.8 * ours, zorder=3 + ours)
         if joined == "-":
@@ -148,7 +148,8 @@ def _draw(ax, panel: Panel) -> None:
     ax.set_ylabel(panel.unit, fontsize=8)
     ax.set_xticks(list(places), panel.sizes, rotation=30, ha="right", fontsize=7)
     ax.tick_params(axis="y", labelsize=7)
-    ax.set_ylim(0, 1.06 * max(rate for line in (*lines, *panel.roofs.values()) for rate in line if rate is not None))
+    known = [rate for line in (*lines, *panel.roofs.values()) for rate in line if rate is not None]
+    ax.set_ylim(0, 1.06 * max(known, default=1.0))  # without any: everyone failed
     ax.grid(axis="y", color="#dddddd", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize=6.5, frameon=False, loc="lower left")

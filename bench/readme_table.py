@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import plots, tables
-from bench.results import Report
+from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "h100"
@@ -47,8 +47,7 @@ call costs depends on the host: compare it with `x + x` of the same run."""
 
 def reports(folder: Path = RESULTS) -> dict[str, Report]:
     """Every file of results, by its name."""
-    texts = {path.stem: path.read_text() for path in sorted(folder.glob("*.json"))}
-    return {name: Report.from_json(text) for name, text in texts.items() if "environment" in json.loads(text)}
+    return reports_in(folder)
 
 
 def drawn(found: Mapping[str, Report]) -> dict[str, Report]:

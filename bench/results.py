@@ -265,6 +265,12 @@ class Report:
         part.replace(path)
 
 
+def reports_in(path: Path) -> dict[str, Report]:
+    """Every file of results in a folder, or a single one, by its name. JSON that is no report is left out."""
+    texts = {p.stem: p.read_text() for p in ([path] if path.is_file() else sorted(path.glob("*.json")))}
+    return {name: Report.from_json(text) for name, text in texts.items() if "environment" in json.loads(text)}
+
+
 def _derived(case: Case) -> dict:
     timed = [t for t in case.comparison.timings if t.ok]
     return {

@@ -9,8 +9,6 @@ from bench import ops
 from bench.results import Bound, Case, Cost, Reading, Report, busy, geometric_mean, host
 from tkq.testing.timing import Timing
 
-NO_RIVALS = ops.ROOFS + ops.OWN
-
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [tuple(head), tuple("---" for _ in head), *rows]
@@ -28,8 +26,7 @@ def heading(report: Report) -> str:
 
 def rivals(case: Case) -> dict[str, float]:
     """How many times faster ours is, of the peers that were timed: neither roofs nor tkq's own."""
-    ours = lambda name: name in NO_RIVALS or name.startswith("tkq,")
-    return {name: ratio for name, ratio in case.ratios().items() if not ours(name)}
+    return {name: ratio for name, ratio in case.ratios().items() if ops.is_rival(name)}
 
 
 # ---- a run in short ----------------------------------------------------------------------------------------------
@@ -83,14 +80,14 @@ def _case_row(case: Case) -> tuple[str, ...]:
         return f"`{case.op}`", case.shape, ours, "none timed", ""
     name = min(found, key=found.get)
     wanted = case.bound.against if case.bound else ()
-    absent = [peer for peer in wanted if peer not in found and peer not in NO_RIVALS]
+    absent = [peer for peer in wanted if peer not in found and ops.is_rival(peer)]
     note = f" ({', '.join(absent)} not timed)" if absent else ""
     return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{found[name]:.3f}"
 
 
 def _roof(case: Case) -> Bound | None:
     """What a case is set beside that is no rival."""
-    return case.roof or (case.bound if case.bound and set(case.bound.against) <= set(NO_RIVALS) else None)
+    return case.roof or (case.bound if case.bound and not any(map(ops.is_rival, case.bound.against)) else None)
 
 
 def _of_roof(case: Case) -> str:

@@ -47,6 +47,22 @@ def test_what_is_wrong_names_what_is_right(argv, words, capsys):
     assert left.value.code == 2 and words in capsys.readouterr().err
 
 
+def test_what_holds_no_results_is_named(tmp_path, capsys):
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "broken.json").write_text("{")
+    for path, words in ((tmp_path / "other.json", "has no results"), (tmp_path / "broken.json", "cannot be read")):
+        for option in ("--compare", "--results"):
+            with pytest.raises(SystemExit) as left:
+                front.parse([option, str(path)])
+            assert left.value.code == 2 and f"{path} {words}" in capsys.readouterr().err
+
+
+def test_a_single_files_tables_do_not_replace_those_of_its_folder():
+    file = readme_table.RESULTS / "norms.json"
+    assert front.parse(["--results", str(file)]).out == front.OUT
+    assert front.parse(["--results", str(file.parent)]).out == file.parent
+
+
 def test_shapes_of_a_file():
     text = "# of a model\nrmsnorm 8192x4096 16x32  # two\n\nflash_attn 4096x128\n"
     assert front.read_shapes(text) == {"rmsnorm": ((8192, 4096), (16, 32)), "flash_attn": ((4096, 128),)}
@@ -243,6 +259,19 @@ def test_a_case_that_cannot_run_is_told_and_the_others_run(run, monkeypatch):
     monkeypatch.setattr(harness, "compare", compare)
     status, report = run("one", "--no-calls", "--match", "N2")
     assert status == 0 and report.problems == [] and len(report.cases) == 3
+
+
+def test_a_file_with_a_main_of_its_own_that_fails_does_not_stop_the_run(run, monkeypatch, capsys):
+    from bench import sustained
+
+    def fails(argv):
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(sustained, "main", fails)
+    status, report = run("one", "sustained", "--no-calls")
+    said = capsys.readouterr().out
+    assert status == 1 and len(report.cases) == 3
+    assert "PROBLEM sustained: RuntimeError: no clock" in said and "results.md" in said
 
 
 def test_no_case_is_left(run):
