@@ -4,11 +4,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bench.ops import is_rival
+
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h100"
 HEAD = ("operation (bf16)", "shapes", "tkq", "peers, each its largest", "tkq beside the best peer")
 NOT = "not measured"
-# timed beside an operation to show what memory allows, or what an option costs: tkq's own, or no such operation
-NO_PEERS = ("copy", "add", "copy + add", "plain", "tkq apart", "32/32", "all keys", "as usual")
 
 
 def tables(folder: Path = RESULTS) -> str:
@@ -39,7 +39,7 @@ def _row(op, cases):
     beside = []
     for case in cases:
         errors = {t["name"]: t["error"] for t in case["comparison"]["timings"]
-                  if t["error"] is not None and t["name"] not in NO_PEERS}
+                  if t["error"] is not None and (t["name"] == case["ours"] or is_rival(t["name"]))}
         mine = errors.pop(case["ours"], None)
         ours += [] if mine is None else [mine]
         for name, error in errors.items():

@@ -85,7 +85,7 @@ def types() -> dict[str, tuple[list, str]]:
         "grouped_gemm": (taken(lambda t: _grouped(t, "m"), TYPES), f"to {grouped_spec.MOST_GROUPS} groups, of 0 rows "
                                                                      "too; K a multiple of 8, of float8 of 16"),
         "fp8_gemm": (taken(lambda t: fp8_spec.Fp8Spec(a=t), TYPES), f"any M, N; K a multiple of {fp8_spec.K_UNIT}"),
-        "quantize_fp8": (taken(lambda t: TileSpec("block", t), TYPES), f"any; by rows, {norm['rmsnorm'][1]}"),
+        "quantize_fp8": (taken(lambda t: TileSpec("block", t), TYPES), "any"),
     }
 
 
@@ -281,7 +281,7 @@ def rest() -> str:
             lambda t, n=name: TileSpec(n, t))
         out = (lambda t: NormSpec("rmsnorm", 128, "bf16", out=t, scale="row")) if name == "row" else (
             lambda t, n=name: TileSpec(n, out=t))
-        transpose = name != "row" and takes(lambda n: TileSpec(n, transpose=True), name)
+        transpose = takes(lambda n: TileSpec(n, transpose=True), name)
         rows.append((name, ", ".join(taken(make, TYPES)), ", ".join(taken(out, TYPES)), "yes" if transpose else "no"))
     table = _section("quantize_fp8", "", ("granularity", "x", "result", "transpose too"), rows)
     return f"""## Losses, gates, rotary embeddings
