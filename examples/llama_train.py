@@ -24,7 +24,7 @@ SMALL = {**SIZES, "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 5
          "num_attention_heads": 4, "num_key_value_heads": 2}
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION}
-RATE, WARM_UP, CLIP = 3e-4, 50, 1.0  # of learning; steps until the rate is reached; the gradients' norm at most
+RATE, WARM_UP, CLIP = 2e-4, 50, 1.0  # of learning; steps until the rate is reached; the gradients' norm at most
 
 
 def make_model(sizes=SIZES):
