@@ -35,14 +35,13 @@ a kernel that only moves the bytes. Day: of the run."""
 HEAD = """# Speed
 
 Made by `python -m bench.readme_table --write` from `bench/results/h100`, where `results.md` has every candidate with
-its spread, launches, error, clock and power. A roof is what only moves the bytes: `copy`
-one read and one write, `add` two reads and one write. GB/s count the bytes that an operation has to move: of (M, N)
-tensors two in a norm's or softmax's forward (four with a residual), one in a cross entropy's, three in a norm's or
-softmax's backward, two in a cross entropy's. `plain` is tkq's own operation without what is fused into it; `32/32`,
-`all keys`, `as usual` and `tkq apart` are its own too. Each table has the day of its run; the README says which are
-older than the code they measure. In the pictures a band is what lies between the quartiles, and the tensor cores' roof
-is their peak at the SM clock that was read while tkq ran. What a
-call costs depends on the host: compare it with `x + x` of the same run."""
+its spread, launches, error, clock and power. A roof is what only moves the bytes: `copy` one read and one write, `add`
+two reads and one write. GB/s count the bytes that an operation has to move: of (M, N) tensors two in a norm's or
+softmax's forward (four with a residual), one in a cross entropy's, three in a norm's or softmax's backward, two in a
+cross entropy's. `plain` is tkq's own operation without what is fused into it; `32/32`, `all keys`, `as usual` and `tkq
+apart` are its own too. Each table has the day of its run; the README says which are older than the code they measure.
+In the pictures a band is what lies between the quartiles, and the tensor cores' roof is their peak at the SM clock that
+was read while tkq ran. What a call costs depends on the host: compare it with `x + x` of the same run."""
 
 
 def reports(folder: Path = RESULTS) -> dict[str, Report]:

@@ -38,8 +38,10 @@ def short(report: Report) -> str:
              if report.cases else heading(report)]
     if report.cases:
         roofs = any(map(_of_roof, report.cases))
-        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *(("of its roof",) if roofs else ()))
-        parts.append(table(columns, (_case_row(case) + ((_of_roof(case),) if roofs else ()) for case in report.cases)))
+        beside = ("of its roof, or of tkq's own",) if roofs else ()
+        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *beside)
+        parts.append(table(columns, ((name, *_case_row(case), *((_of_roof(case),) if roofs else ()))
+                                     for name, case in zip(_named(report.cases), report.cases))))
     if report.costs:
         parts.append(costs(report.costs))
     if report.problems:
@@ -73,16 +75,25 @@ def _timed_beside(cases: list[Case]) -> str:
     return f"Timed: {'; '.join(lists)}."
 
 
+def _named(cases: list[Case]) -> list[str]:
+    """The operation of each, and its section where one operation has the same shape in several."""
+    sections: dict[tuple, set] = {}
+    for case in cases:
+        sections.setdefault((case.op, case.shape), set()).add(case.section)
+    several = {op for (op, _), found in sections.items() if len(found) > 1}
+    return [f"`{case.op}`" + f", {case.section}" * (case.op in several) for case in cases]
+
+
 def _case_row(case: Case) -> tuple[str, ...]:
     ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
     found = rivals(case)
     if not found:
-        return f"`{case.op}`", case.shape, ours, "none timed", ""
+        return case.shape, ours, "none timed", ""
     name = min(found, key=found.get)
     wanted = case.bound.against if case.bound else ()
     absent = [peer for peer in wanted if peer not in found and ops.is_rival(peer)]
     note = f" ({', '.join(absent)} not timed)" if absent else ""
-    return f"`{case.op}`", case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{found[name]:.3f}"
+    return case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{found[name]:.3f}"
 
 
 def _roof(case: Case) -> Bound | None:
@@ -118,7 +129,8 @@ def whole(report: Report) -> str:
     if report.copy_gbs:
         parts.append(f"A device copy reads and writes {report.copy_gbs:.0f} GB/s in this run.")
     if report.cases:
-        parts.append(table(WHOLE, (row for case in report.cases for row in _candidates(case))))
+        parts.append(table(WHOLE, ((name, *row) for name, case in zip(_named(report.cases), report.cases)
+                                   for row in _candidates(case))))
     if report.costs:
         parts.append(costs(report.costs))
     parts += [f"Missing: {name}: {why}" for name, why in missing(report.cases).items()]
@@ -139,12 +151,11 @@ def missing(cases: Iterable[Case]) -> dict[str, str]:
 def _candidates(case: Case) -> Iterable[tuple[str, ...]]:
     ratios = case.ratios()
     for t in case.comparison.timings:
-        names = f"`{case.op}`", case.shape, t.name
         if not t.ok:
-            yield *names, "failed", *("",) * (len(WHOLE) - 4)
+            yield case.shape, t.name, "failed", *("",) * (len(WHOLE) - 4)
             continue
         low, high = t.quartiles_ms
-        yield (*names, f"{1e3 * t.median_ms:.2f} us", f"{(high - low) / 2 / t.median_ms:.1%}",
+        yield (case.shape, t.name, f"{1e3 * t.median_ms:.2f} us", f"{(high - low) / 2 / t.median_ms:.1%}",
                f"{case.rate(t.name):.0f} {case.unit}", f"{ratios[t.name]:.3f}" if t.name in ratios else "",
                *_measured(t, case.readings))
 

@@ -120,6 +120,14 @@ def test_a_table_says_what_was_not_timed():
     assert text.endswith("Did not run: gemm 4096^3 a @ b.")
 
 
+def test_the_same_shape_in_two_sections_has_their_names():
+    first, *others = report().cases
+    both = dataclasses.replace(report(), cases=[first, dataclasses.replace(first, section="backward"), *others])
+    for text in (tables.short(both), tables.whole(both)):
+        assert f"| `rmsnorm`, {first.section} | M1 N2 |" in text and "| `rmsnorm`, backward | M1 N2 |" in text
+        assert "| `gemm` | M1 N2 |" in text
+
+
 def test_the_section_has_a_row_for_each_operation(tmp_path):
     assert readme_table.section(tmp_path) == "Not measured yet."
     cases = [dataclasses.replace(case, section="forward") for case in report().cases]
