@@ -1,6 +1,6 @@
 """Times tkq's operations beside their peers: `python -m tkq bench [op ...]` in a source checkout.
 
-    python -m tkq bench                                    every operation beside every peer: a quarter of an hour
+    python -m tkq bench                                    every operation beside every peer
     python -m tkq bench rmsnorm swiglu --against quack,torch.compile,liger --quick
     python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 64x512x512
     python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder

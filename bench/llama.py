@@ -138,10 +138,14 @@ class Steps:
                     timing.Comparison(timings + tuple(failed), *sizes), bound=Bound(("torch",), AT_LEAST[section]),
                     readings={"": tuple(read)})
 
-    def look_into(self, run, section) -> int:
-        """Keeps a profile of a step; how many launches it is."""
+    def look_into(self, run, section) -> int | None:
+        """Keeps a profile of a step; how many launches it is, None where there is no profile."""
         name = run.name if section == "eager" or "eager" in run.name else f"{run.name}, {section}"
-        self.profiles[name] = llama_profile.profiled(lambda: run.step(self.batches[0], self.optimizer))
+        try:
+            self.profiles[name] = llama_profile.profiled(lambda: run.step(self.batches[0], self.optimizer))
+        except Exception as problem:  # the times are there already
+            print(f"PROBLEM no profile of {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
+            return None
         return self.profiles[name]["launches"]
 
     def learning(self) -> Iterator[dict]:
@@ -199,8 +203,9 @@ def run(options) -> int:
             else:
                 report.cases.append(steps.case(section, options.rounds))
                 print("\n".join(harness.case_lines(report.cases[-1])), flush=True)
-                print("\n".join(llama_profile.lines(steps.profiles)), flush=True)
-                (options.out / "llama_profile.json").write_text(json.dumps(steps.profiles, indent=1) + "\n")
+                if steps.profiles:
+                    print("\n".join(llama_profile.lines(steps.profiles)), flush=True)
+                    (options.out / "llama_profile.json").write_text(json.dumps(steps.profiles, indent=1) + "\n")
         except Exception as problem:  # the other sections can still run
             report.problems.append(f"{section}: {type(problem).__name__}: {str(problem)[:300]}")
             print("PROBLEM", report.problems[-1], flush=True)
