@@ -75,8 +75,9 @@ def shared_tile(tile, lines: int = 8) -> TilePicture:
     width = kind.swizzle // at.size
     s = at.swizzle
     low = s.base + s.shift
+    bits = f"bits {low} to {low + s.bits - 1}" if s.bits > 1 else f"bit {low}"
     notes = [f"{kind.bytes} bytes, swizzle of {kind.swizzle} bytes: which place a unit of 16 bytes takes is changed by "
-             f"bits {low} to {low + s.bits - 1} of its address, S<{s.bits},{s.base},{s.shift}>."]
+             f"{bits} of its address, S<{s.bits},{s.base},{s.shift}>."]
     if kind.cols > width:
         notes.append(f"A row is longer than that: {kind.cols // width} panels of {width} columns, each of "
                      f"{kind.rows * kind.swizzle} bytes, one after the other.")
