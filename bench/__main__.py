@@ -163,7 +163,9 @@ def measure(options) -> int:
     """Run the cases, then the files with a main of their own; how many did not run as they should."""
     ignore_tuned()  # what is measured is what is planned
     i, n = options.part
-    jobs = [pair for op in options.ops if op in ops.OPS for pair in jobs_of(op, options)][i::n]
+    every = [pair for op in options.ops if op in ops.OPS for pair in jobs_of(op, options)]
+    jobs = every[i::n]
+    options.once = _begun_here([bench.name for bench, _ in every], i, n)
     extras = [name for name in options.ops if name in ops.EXTRAS][i::n]
     by_bench: dict[str, tuple[Bench, list[Job]]] = {}
     for bench, job in jobs:
@@ -190,6 +192,14 @@ def measure(options) -> int:
     return bad
 
 
+def _begun_here(names: list[str], i: int, n: int) -> set[str]:
+    """Files of cases whose first case is of this part: what a file measures once is measured here."""
+    first: dict[str, int] = {}
+    for k, name in enumerate(names):
+        first.setdefault(name, k % n)
+    return {name for name, part in first.items() if part == i}
+
+
 def _extra(name: str, out: Path) -> bool:
     """Run a file with a main of its own; did it go wrong?"""
     try:
@@ -206,7 +216,7 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
     seconds = options.deadline - time.monotonic()
     run = command.Run(path, seconds, effort(bench, options), before=before, say=progress.say)
     run.report.copy_gbs = copy_gbs
-    if bench.calls and not options.no_calls and options.part[0] == 0:
+    if bench.calls and not options.no_calls and bench.name in options.once:
         progress.say(f"calls of {bench.name}")
         run.calls(bench.calls)
         progress.say("\n".join(harness.cost_lines(run.report.costs)))
@@ -216,6 +226,14 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
         torch.cuda.empty_cache()
     for text in bench.judge(run.report.cases):
         progress.say(f"bound missed: {text}")
+    if bench.name in options.once:
+        _after(bench, run, options)
+    run.save()
+    return len(run.report.problems) + sum(case.accurate() is False for case in run.report.cases)
+
+
+def _after(bench: Bench, run: command.Run, options) -> None:
+    """What a file measures behind its cases."""
     without = tuple(peer for name, peers in ops.AGAINST.items() if name not in options.against for peer in peers)
     after = argparse.Namespace(shapes=options.shapes.get(bench.name, ()), without=without, out=options.out)
     try:
@@ -223,8 +241,6 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
             run.problem(text)
     except Exception as problem:  # what was timed is still to be told
         run.problem(f"after the cases: {type(problem).__name__}: {str(problem)[:400]}")
-    run.save()
-    return len(run.report.problems) + sum(case.accurate() is False for case in run.report.cases)
 
 
 def effort(bench: Bench, options):

@@ -232,6 +232,13 @@ def test_a_run_in_pieces_is_one(run, tmp_path):
     assert front.main(["one", "--out", str(tmp_path / "out")]) == 2  # nothing is mixed
 
 
+def test_what_a_file_measures_once_is_in_the_part_of_its_first_case():
+    names = ["norms"] * 3 + ["gemm"] + ["rope"] * 2
+    found = [front._begun_here(names, i, 4) for i in range(4)]
+    assert found == [{"norms", "rope"}, set(), set(), {"gemm"}]
+    assert front._begun_here(names, 0, 1) == set(names)
+
+
 def test_what_got_slower_is_said_and_fails(run, tmp_path, capsys):
     assert run("one", "--no-calls", out="old")[0] == 0
     old = str(tmp_path / "old" / "made_up.json")
