@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cpu import test_losses_plan, test_reduction_plan, test_softmax_cpu
+from tests.cpu import test_losses_plan, test_norm_long_cpu, test_reduction_plan, test_softmax_cpu
 from tkq import row_pass
 from tkq.losses import backward as loss_backward
 from tkq.losses import build as loss_build
 from tkq.losses import plan as loss_plan
 from tkq.losses.spec import CrossEntropySpec
-from tkq.norms import access
+from tkq.norms import access, long_plan
 from tkq.norms import plan as norm_plan
 from tkq.norms.access import RowAccess
 from tkq.row_pass import Here
@@ -64,15 +64,30 @@ def test_each_column_of_a_norm_once(spec):
 def test_each_row_of_a_norm_once(in_python, spec, M, data):
     """With any of the configs that tuning may choose, the planned one first."""
     kernel = a_norm(spec, data.draw(st.sampled_from(norm_plan.variants(spec))))
+    assert sorted(rows_of_a_norm(kernel, in_python, M)) == list(range(M))
+
+
+@pytest.mark.parametrize("scale", ["row", "block"])
+@pytest.mark.parametrize("N", [131072, 262144])
+def test_each_row_of_a_long_norm_once(in_python, N, scale):
+    """Of `norms.quant_long`, whose plan is apart, and which takes several rows at once."""
+    spec = test_norm_long_cpu.spec(N, out="e4m3", scale=scale)
+    for config in long_plan.variants(spec):
+        for M in (1, 2, 3, 7, 64):
+            assert sorted(rows_of_a_norm(a_norm(spec, config), in_python, M)) == list(range(M)), config
+
+
+def rows_of_a_norm(kernel, at, M):
+    """The rows that the first block of each cluster stores."""
     t, found = kernel.tile, []
     for block in range(-(-M // (t.rows * kernel.config.rows_each))):  # the launch's grid
-        in_python.block = block, 0, 0
+        at.block = block, 0, 0
         for thread in range(0, t.threads, t.threads_per_row):
             for place in kernel._places(thread, M, None):
                 assert 0 <= place.at[0] < M, "what is read lies within"
                 if kernel._whole_grid() or place.row < M:
                     found.append(place.row)
-    assert sorted(found) == list(range(M))
+    return found
 
 
 def rows_of(kernel, at, M, N):

@@ -56,9 +56,9 @@ def test_heads_and_their_gradients(kind):
     assert torch.isfinite(y[::997]).all() and torch.count_nonzero(dx) == torch.count_nonzero(some_dx)
 
 
-@pytest.mark.parametrize("kind, granularity", [("rmsnorm", "row"), ("rmsnorm", "block")])
-def test_quantised(kind, granularity):
-    N = 4096
+@pytest.mark.parametrize("kind, granularity, N", [("rmsnorm", "row", 4096), ("rmsnorm", "block", 4096),
+                                                  ("layernorm", "row", 131072)])
+def test_quantised(kind, granularity, N):
     M = (1 << 31) // N + 5
     x, some = huge(M, N)
     op, weight = getattr(tkq, kind + "_quant"), vector(N)
