@@ -8,11 +8,11 @@ from tkq.integrations import linears
 SIZES = (32, 48, 16)
 
 
-def found(f, layers, grad=True):
+def found(f, layers, grad=True, shape=(3, 8, 64), loss=lambda y: y.float().square().sum()):
     """(results, gradients) of f, which takes x."""
-    x = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_(grad)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_(grad)
     ys = f(x)
-    sum(y.float().square().sum() for y in ys).backward()
+    sum(map(loss, ys)).backward()
     gradients = [x.grad, *(layer.weight.grad for layer in layers)]
     for layer in layers:
         layer.weight.grad = None
@@ -30,6 +30,20 @@ def test_together(kind, frozen):
     got = found(lambda x: linears.together(x, *layers), layers, grad)
     for a, b in zip(got, want, strict=True):
         assert a is b is None or (a - b).norm() <= 0.01 * b.norm()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("loss", [lambda y: y.float().square().sum(), torch.sum], ids=["squares", "sum"])
+def test_any_number_of_tokens_and_outputs(loss, compiled):
+    """Neither of which need be a multiple of 8 in a product that sums over it; and a gradient that autograd expands."""
+    torch.manual_seed(0)
+    layers = [tkq.nn.Linear(64, n, bias=False, dtype=torch.bfloat16) for n in (32, 12)]
+    together = torch.compile(linears.together, backend="aot_eager", fullgraph=True) if compiled else linears.together
+    for shape in ((3, 5, 64), (64,), (0, 64)) if not compiled else ((3, 5, 64),):
+        want = found(lambda x: [layer(x) for layer in layers], layers, True, shape, loss)
+        got = found(lambda x: together(x, *layers), layers, True, shape, loss)
+        for a, b in zip(got, want, strict=True):
+            assert a.shape == b.shape and (a - b).norm() <= 0.01 * b.norm()
 
 
 def test_together_under_compile():

@@ -216,13 +216,13 @@ def _backward(ctx, dy):
 def _gradients(ctx, dy, needs):
     (a, b), (bias_dtype, alpha, beta) = ctx.saved_tensors, ctx.facts
     needs_a, needs_b, needs_bias, needs_c = needs
-    da, db = backward.of_operands(_multiply, dy, a, b, alpha, (needs_a, needs_b))
+    da, db = backward.of_operands(multiply, dy, a, b, alpha, (needs_a, needs_b))
     dbias = dy.sum(tuple(range(dy.dim() - 1)), dtype=torch.float32).to(bias_dtype) if needs_bias else None
     dc = (dy if beta == 1.0 else dy * beta) if needs_c else None
     return da, db, dbias, dc
 
 
-def _multiply(x, y, alpha):
+def multiply(x, y, alpha):
     """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows; differentiable as gemm."""
     if not inner_fits(x, y):
         x, y = backward.padded(x, y)

@@ -5,7 +5,9 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from .. import gemm
-from ..nn import Linear
+from ..gemm.backward import padded, ready
+from ..gemm.ops import multiply
+from ..nn import Linear, _with_lines
 from ..quantize.linear import Fp8Linear
 from ..quantize.linear import together as quantised_together
 from ..runtime import ops
@@ -24,8 +26,8 @@ def together(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
     if apply is None or under_autocast(x.device.type) or not all(_plain(layer, ours) for layer in layers):
         return [layer(x) for layer in layers]
     rows = x.reshape(-1, x.shape[-1])
-    results = apply(ours, rows, *weights)
-    return [y.view(*x.shape[:-1], -1) for y in results]
+    results = apply(ours, _with_lines(rows) if ours else rows, *weights)
+    return [y.view(*x.shape[:-1], y.shape[-1]) for y in results]
 
 
 def added(layer: nn.Linear, x: Tensor, residual: Tensor) -> Tensor:
@@ -55,19 +57,28 @@ def _forward(ctx, ours, x, *weights):
 
 def _backward(ctx, *dys):
     x, *weights = ctx.saved_tensors
-    product = gemm if ctx.ours else torch.mm
     dx, dweights = None, []
     for i, (dy, weight) in enumerate(zip(dys, weights)):
-        dweights.append(product(dy.t(), x) if dy is not None and ctx.needs_input_grad[2 + i] else None)
+        if dy is not None and ctx.ours:
+            dy = ready(dy)
+        wanted = dy is not None and ctx.needs_input_grad[2 + i]
+        dweights.append((multiply(dy.t(), x, 1.0) if ctx.ours else torch.mm(dy.t(), x)) if wanted else None)
         if dy is None or not ctx.needs_input_grad[1]:
             continue
-        if dx is None:
-            dx = product(dy, weight)
-        elif ctx.ours:
-            gemm(dy, weight, c=dx, beta=1.0, out=dx)
+        if ctx.ours:
+            dx = _added_up(dx, dy, weight, dx)
         else:
-            dx.addmm_(dy, weight)
+            dx = torch.mm(dy, weight) if dx is None else dx.addmm_(dy, weight)
     return None, dx, *dweights
+
+
+def _added_up(dx, dy, weight, out=None):
+    """dx + dy @ weight, or without a dx, for any number of outputs."""
+    if dx is None:
+        return multiply(dy, weight, 1.0)
+    if dy.shape[1] % 8:
+        dy, weight = padded(dy, weight)
+    return gemm(dy, weight, c=dx, beta=1.0, out=out)
 
 
 _Together = ops.eager_function("LinearsTogether", forward=_forward, backward=_backward)
@@ -84,7 +95,8 @@ class _Traced(Function):
     @staticmethod
     def backward(ctx, *dys):
         x, *weights = ctx.saved_tensors
-        dx = None
+        dx, dys = None, [dy.contiguous() for dy in dys]  # how they lie is not known yet, where this is traced
         for dy, weight in zip(dys, weights) if ctx.needs_input_grad[1] else ():
-            dx = gemm(dy, weight) if dx is None else gemm(dy, weight, c=dx, beta=1.0)
-        return None, dx, *(gemm(dy.t(), x) if wanted else None for dy, wanted in zip(dys, ctx.needs_input_grad[2:]))
+            dx = _added_up(dx, dy, weight)
+        return None, dx, *(multiply(dy.t(), x, 1.0) if wanted else None
+                           for dy, wanted in zip(dys, ctx.needs_input_grad[2:]))
