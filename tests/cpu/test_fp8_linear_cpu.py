@@ -169,6 +169,14 @@ def test_under_compile(granularity):
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
+@pytest.mark.parametrize("frozen", (False, True))
+def test_compiled_without_a_gradient(frozen):
+    ours = layers()[0].requires_grad_(not frozen)
+    x = torch.randn(21, 48, dtype=torch.bfloat16)
+    with torch.set_grad_enabled(frozen):
+        assert torch.equal(torch.compile(ours, fullgraph=True, backend="eager")(x), ours(x))
+
+
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="in_features, 48"):
         layers()[0](torch.ones(3, 47))

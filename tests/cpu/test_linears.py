@@ -46,6 +46,16 @@ def test_any_number_of_tokens_and_outputs(loss, compiled):
             assert a.shape == b.shape and (a - b).norm() <= 0.01 * b.norm()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_compiled_without_a_gradient(frozen):
+    layers = [tkq.nn.Linear(64, n, bias=False, dtype=torch.bfloat16).requires_grad_(not frozen) for n in SIZES]
+    x = torch.randn(16, 64).bfloat16()
+    for some in (layers[:2], layers):
+        compiled = torch.compile(lambda x, some=some: linears.together(x, *some), backend="eager", fullgraph=True)
+        with torch.set_grad_enabled(frozen):
+            assert all(torch.equal(y, layer(x)) for y, layer in zip(compiled(x), some, strict=True))
+
+
 def test_together_under_compile():
     """In one graph, and the products still add up x's gradient: no addition is left to the compiler."""
     torch.manual_seed(0)

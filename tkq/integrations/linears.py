@@ -85,10 +85,12 @@ _Together = ops.eager_function("LinearsTogether", forward=_forward, backward=_ba
 
 
 class _Traced(Function):
-    """The same of `tkq.nn.Linear` for torch.compile: nothing is written in place."""
+    """The same of `tkq.nn.Linear` for torch.compile: nothing is written in place. Why inputs have no names is in
+    `Fp8Linear`'s function."""
 
     @staticmethod
-    def forward(ctx, ours, x, *weights):
+    def forward(ctx, *inputs):
+        _, x, *weights = inputs
         ctx.save_for_backward(x, *weights)
         return tuple(gemm(x, w.t()) for w in weights)
 

@@ -90,9 +90,13 @@ def together(x: Tensor, layers) -> list[Tensor]:
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx, x, recipe, recording, *parameters):
-        """parameters: the layers' weights, then their biases. recording: is a gradient recorded where this is called?
-        In here grad mode is off, and under no_grad needs_input_grad still says what requires one."""
+    def forward(ctx, *inputs):
+        """inputs: x, the recipe, recording, the layers' weights, then their biases. recording: is a gradient recorded
+        where this is called? In here grad mode is off, and under no_grad needs_input_grad still says what requires one.
+
+        All in one, as torch.compile, where nothing is recorded, leaves ctx out when there are as many inputs as
+        parameters by name."""
+        x, recipe, recording, *parameters = inputs
         n = len(parameters) // 2
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
