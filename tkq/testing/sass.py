@@ -151,7 +151,8 @@ def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]
     """
     kernels = report(what)
     wrong = expect_all(kernels, wanted)
-    assert not wrong, f"{'; '.join(wrong)}\n{text(getattr(what, 'builder', 'kernel'), kernels)}"
+    if wrong:
+        raise AssertionError(f"{'; '.join(wrong)}\n{text(getattr(what, 'builder', 'kernel'), kernels)}")
     return kernels
 
 
