@@ -155,7 +155,7 @@ class Steps:
         self.optimizer = None
         found = dict(at_most=APART, apart={}, losses={})
         others = [name for name in llama_train.BACKENDS if name != self.best and self.backends.get(name, 1.0)]
-        runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")), self.attention(others[0])[0],
+        runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")), *(self.attention(x)[0] for x in others[:1]),
                 *(llama_train.Run(name, self.ours(name)) for name in self.linears if "fp8" in name)]
         for run in runs:
             name = run.name

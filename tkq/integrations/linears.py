@@ -17,7 +17,7 @@ from ..runtime.check import under_autocast
 def together(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
     """[layer(x) for layer in layers]. Of `tkq.nn.Linear` without bias, and of `torch.nn.Linear` in plain eager mode,
     the gradients of x are added up by the products themselves, instead of each being written and read once more. For
-    layers in float8, of one recipe other than by rows, x is quantised once."""
+    layers in float8, of one recipe, x is quantised once."""
     if all(isinstance(layer, Fp8Linear) and not _hooked(layer) and layer.recipe == layers[0].recipe
            for layer in layers) and not under_autocast(x.device.type):
         return quantised_together(x, layers)

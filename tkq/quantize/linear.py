@@ -46,9 +46,8 @@ class Fp8Linear(nn.Linear):
             weight is quantised again then, which is what a sharded one wants (FSDP frees it between the two).
 
     x, the weight and dy are quantised for both their products at once, and for the backward the float8 of x.t() is kept
-    in place of x. Any number of tokens; for the weight's gradient zeros are added to a
-    multiple of 16. Under autocast x is cast as torch casts it, and the result has that type; the weight is quantised
-    from its own.
+    in place of x. Any number of tokens; for the weight's gradient zeros are added to a multiple of 16. Under autocast x
+    is cast as torch casts it, and the result has that type; the weight is quantised from its own.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
