@@ -80,8 +80,9 @@ def test_which_products_keep_pace(monkeypatch):
         assert isinstance(config, PacedFp8Config) == paced and recipe.args == (spec, config)
         assert recipe.module == "tkq.gemm.fp8" + "_paced" * paced and not traits(spec, config) - COVERED
     assert not isinstance(plan(Fp8Spec(), *sizes[0], 132), PacedFp8Config)
-    with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
-        PacedFp8Config.of(PROMOTED[1], 0).check(spec)
+    for pace, other in ((0, spec), (8, Fp8Spec(scales="line", promote=True))):
+        with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
+            fitted(PacedFp8Config.of(PROMOTED[1], pace), other)
 
 
 def test_tune_tries_it_where_rounds_are_many():

@@ -30,7 +30,7 @@ def test_rounds(kind, blocks):
 
 def test_other_forms():
     """Sums that are promoted one after the other, and in quarters; a result by elements."""
-    check_exact("line", (700, 1032, 2064), PacedFp8Config.of(PROMOTED[1]), blocks=6)
+    check_exact("row", (700, 1032, 2064), PacedFp8Config.of(PROMOTED[1]), promote=True, blocks=6)
     check_exact("block", (700, 1032, 2064), PacedFp8Config.of(BLOCKS[0]), blocks=6)
     check_exact("block", (700, 1001, 2064), PACED["block"], blocks=6)
     assert at_zero()

@@ -39,7 +39,7 @@ class PacedConfig(Config):
 
 @dataclass(frozen=True)
 class PacedFp8Config(Fp8Config):
-    """An ``Fp8Config``, and pace, as above: of any spec."""
+    """An ``Fp8Config``, and pace, as above: but for scales by lines, whose addresses leave the producer no registers."""
 
     pace: int = 16
 
@@ -58,7 +58,7 @@ class PacedFp8Config(Fp8Config):
             ValueError: naming the field that does not fit.
         """
         super().check(spec)
-        if self.pace < 1:
+        if self.pace < 1 or spec.scales == "line":
             raise ValueError(f"fp8_gemm: pace does not fit in {self} for {spec}")
         return self
 
