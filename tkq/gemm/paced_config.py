@@ -39,7 +39,7 @@ class PacedConfig(Config):
 
 @dataclass(frozen=True)
 class PacedFp8Config(Fp8Config):
-    """An ``Fp8Config``, and pace, as above: but for scales by lines, whose addresses leave the producer no registers."""
+    """An ``Fp8Config``, and pace, as above. Not of scales by lines: their addresses leave the producer no registers."""
 
     pace: int = 16
 
