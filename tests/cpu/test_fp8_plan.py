@@ -74,10 +74,11 @@ def test_which_products_keep_pace(monkeypatch):
     """None, until one is measured to be worth it; then many rounds of long tiles."""
     spec, sizes = Fp8Spec(scales="block", promote=True), ((16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672))
     assert not fp8_plan.PACED and launch(spec, *sizes[0], 132)[0].module == "tkq.gemm.fp8"
-    monkeypatch.setattr(fp8_plan, "PACED", {"block": (32, 8192)})
+    monkeypatch.setattr(fp8_plan, "PACED", {"block": (32, 8192, 8)})
     for size, paced in zip(sizes, (True, True, False)):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
         assert isinstance(config, PacedFp8Config) == paced and recipe.args == (spec, config)
+        assert not paced or config.pace == 8
         assert recipe.module == "tkq.gemm.fp8" + "_paced" * paced and not traits(spec, config) - COVERED
     assert not isinstance(plan(Fp8Spec(), *sizes[0], 132), PacedFp8Config)
     for pace, other in ((0, spec), (8, Fp8Spec(scales="line", promote=True))):

@@ -17,7 +17,7 @@ TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
 ROLLING = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
-PACED = {}  # granularity of the scales: from more than so many rounds of tiles, and which K, on blocks keep pace
+PACED = {}  # granularity of the scales: (from more than so many rounds of tiles, from which K on, at which pace)
 
 
 # The larger first. What each is worth on an H100 is in docs/attempts.md.
@@ -81,12 +81,12 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
     found = fitted(with_epilogue(best, spec), spec)
-    return PacedFp8Config.of(found) if needs_pace(found, spec, M, N, K, processors) else found
+    return PacedFp8Config.of(found, PACED[spec.scales][2]) if needs_pace(found, spec, M, N, K, processors) else found
 
 
 def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> bool:
     """Do the blocks of clusters drift apart: are their tiles many and long?"""
-    least_rounds, least_k = PACED.get(spec.scales, (0, math.inf))
+    least_rounds, least_k, _ = PACED.get(spec.scales, (0, math.inf, 0))
     return config.cluster > 1 and least_k <= K and rounds(config, M, N, processors) > least_rounds
 
 
