@@ -90,8 +90,9 @@ def calls() -> dict[str, Call]:
     """Eager calls on small tensors."""
     x = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
     ours = {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US)
-            for g in ("row", "block", "tile")}
-    return {"x + x": Call(lambda: x + x), **ours}
+            for g in ("row", "block", "tile", "tensor")}
+    both = Call(lambda: tkq.quantize_fp8(x, "row", transpose=True), False, CALL_US)
+    return {"x + x": Call(lambda: x + x), **ours, "quantize_fp8 row transpose": both}
 
 
 def _section(granularity):

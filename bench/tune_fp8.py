@@ -14,6 +14,7 @@ from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm.fp8_config import Fp8Config
 from tkq.gemm.fp8_plan import fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
+from tkq.gemm.paced_config import PacedFp8Config
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
 ROLLING = Fp8Config(n=192, stages=4, split=2, panel_bytes=64, pdl=True, rolling=8)
@@ -114,6 +115,10 @@ PROMOTED = {
     "192 lead 1 pdl": Fp8Config(n=192, stages=4, lead=1, pdl=True),
     "192 lead 0 pdl": Fp8Config(n=192, stages=4, lead=0, pdl=True),
 }
+FAST |= {f"128x256 paced {pace}": PacedFp8Config.of(Fp8Config(lag=0, spread=1, pdl=True), pace)
+         for pace in (4, 8, 16, 32)}
+PROMOTED |= {f"{name} paced {pace}": PacedFp8Config.of(config, pace) for pace in (4, 8, 16, 32)
+             for name, config in (("192", ROLLING), ("192 group 10", replace(ROLLING, group=10)), ("256", QUARTERS))}
 SMALL = {
     "64x64 across": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0),
     "64x64 alone": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0),

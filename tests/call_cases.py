@@ -92,5 +92,6 @@ def cases(g):
         "grouped_gemm, gradient": lambda: tkq.grouped_gemm(g.a.t(), g.c, g.ends),
         "quantize_fp8": lambda: tkq.quantize_fp8(g.x),
         "quantize_fp8 with the transpose": lambda: tkq.quantize_fp8(g.x, "block", transpose=True),
+        "quantize_fp8 by rows with the transpose": lambda: tkq.quantize_fp8(g.x, "row", transpose=True),
         "quantize_fp8, tensor": lambda: tkq.quantize_fp8(g.x, "tensor"),
     }

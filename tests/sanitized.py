@@ -147,7 +147,8 @@ def gated(device):
 
 
 def gemm(device):
-    """By TMA, with an epilogue that is held; with few rows, whose K is split; operands that TMA does not take."""
+    """By TMA, with an epilogue that is held; with few rows, whose K is split; operands that TMA does not take; blocks
+    that keep pace."""
     import tkq
 
     for m, n, k, activation, first in ((300, 264, 200, None, 0), (300, 264, 200, "silu", 0), (5, 264, 1032, None, 0),
@@ -156,6 +157,16 @@ def gemm(device):
         yield f"gemm {m} x {n} x {k} {activation}", (tkq.gemm(a[:, first:], b, bias=bias, activation=activation),)
     a, b = on(device, randn(0, 3, 70, 200), randn(1, 3, 136, 200).mT)
     yield "gemm of a batch", (tkq.gemm(a, b),)
+    from tkq.gemm import call
+    from tkq.gemm.paced_config import PacedConfig
+
+    a, b = on(device, randn(0, 600, 1032), randn(1, 520, 1032).t())
+    c = torch.empty(600, 520, device=device, dtype=BF16)
+    if device == "cpu":
+        c = tkq.gemm(a, b)
+    else:
+        call.run(a, b, c, PacedConfig(spread=1, pdl=True), 4)
+    yield "gemm, keeping pace", (c,)
 
 
 def fp8(device):
@@ -168,12 +179,15 @@ def fp8(device):
         yield f"fp8_gemm {rows} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
     from tkq.gemm import fp8_ops, fp8_plan
     from tkq.gemm.fp8_spec import Fp8Spec
+    from tkq.gemm.paced_config import PacedFp8Config
 
+    block = Fp8Spec(scales="block", promote=True)
     # two blocks: each has tiles to write under the next; and steps of which a part is added up under the others
     for name, spec, config, of_b, k in (
             ("several tiles a block", Fp8Spec(scales="row"), fp8_plan.FAST[0], "row", 272),
-            ("rolling halves", Fp8Spec(scales="block", promote=True), fp8_plan.PROMOTED[1], "tile", 2320),
-            ("rolling quarters", Fp8Spec(scales="block", promote=True), fp8_plan.BLOCKS[0], "tile", 2320)):
+            ("rolling halves", block, fp8_plan.PROMOTED[1], "tile", 2320),
+            ("rolling quarters", block, fp8_plan.BLOCKS[0], "tile", 2320),
+            ("keeping pace", block, PacedFp8Config.of(fp8_plan.PROMOTED[1]), "tile", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), spec.scales),
                           *tkq.quantize_fp8(randn(1, 520, k), of_b))
         if device == "cpu":

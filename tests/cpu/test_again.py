@@ -185,10 +185,10 @@ def test_what_is_refused_is_not_tried_again():
 
 def test_what_cannot_be_described_is_not_kept():
     calls, kernel, y = Again(), Kernel(), torch.empty_like(X)
-    known, five = kernel.run, [y.clone() for _ in range(5)]
+    known, six = kernel.run, [y.clone() for _ in range(6)]
     for run, arguments, result in ((lambda *given: None, (X, y), y), (known, (X, y, object()), y), (known, (X, W), y),
                                    (known, (X, ((y,),)), y), (known, (Address(W), y), y), (known, (X, 1 << 70), X),
-                                   (known, (X, *five), tuple(five)), (known, (X, *((X,),) * 5), X)):
+                                   (known, (X, *six), tuple(six)), (known, (X, *((X,),) * 5), X)):
         for _ in range(3):
             calls.add((X, 1.0), run, arguments, result)
         assert calls.take(X, 1.0) is None

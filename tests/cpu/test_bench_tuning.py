@@ -8,6 +8,7 @@ import pytest
 
 from bench import tuning
 from tkq.runtime import Recipe
+from tkq.runtime.cache import Cache
 from tkq.testing.timing import Comparison, Timing
 
 SCRIPTS = ("attention", "attention_backward", "fp8", "gemm", "norms", "row_passes", "rows")
@@ -22,6 +23,17 @@ def test_what_does_not_compile_is_told_and_returned(capsys):
     assert tuning.precompile([bad, bad], 1) == {bad}
     out = capsys.readouterr().out
     assert out.count("nothing") == 1 and "0 kernels compiled" in out
+
+
+def test_what_is_in_the_cache_starts_no_process(monkeypatch, tmp_path, capsys):
+    stored = Cache(tmp_path)
+    monkeypatch.setattr(tuning, "cache", lambda: stored)
+    monkeypatch.setattr(tuning.keys, "entry_name", lambda recipe: recipe.builder.partition(":")[2])
+    monkeypatch.delattr(tuning.concurrent.futures.ProcessPoolExecutor, "submit")
+    for name in ("one.so", "two.o"):
+        stored.put(name, b"x", {})
+    assert tuning.precompile([Recipe("a:one", ()), Recipe("a:two", ())]) == set()
+    assert "2 kernels compiled, or in the cache" in capsys.readouterr().out
 
 
 def test_variants_are_listed_by_their_ratio_to_torch():

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tkq.gemm import candidates, fp8_plan
 from tkq.gemm.config import SHARED_BYTES, raster
 from tkq.gemm.fp8_config import Fp8Config
 from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, table, tiles, traits
 from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
+from tkq.gemm.paced_config import PacedFp8Config
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
          for p in ((True,) if s in ("block", "line") else (False, True)) for store in ("tma", "elements")]
@@ -66,6 +68,30 @@ def test_what_it_chooses():
         assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
     assert plan(row, 1, 8192, 8192, 132).m == plan(block, 64, 8192, 8192, 132).m == 64
     assert plan(row, 1, 16, 16, 132).cluster == 1
+
+
+def test_which_products_keep_pace(monkeypatch):
+    """None, until one is measured to be worth it; then many rounds of long tiles."""
+    spec, sizes = Fp8Spec(scales="block", promote=True), ((16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672))
+    assert not fp8_plan.PACED and launch(spec, *sizes[0], 132)[0].module == "tkq.gemm.fp8"
+    monkeypatch.setattr(fp8_plan, "PACED", {"block": (32, 8192, 8)})
+    for size, paced in zip(sizes, (True, True, False)):
+        config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
+        assert isinstance(config, PacedFp8Config) == paced and recipe.args == (spec, config)
+        assert not paced or config.pace == 8
+        assert recipe.module == "tkq.gemm.fp8" + "_paced" * paced and not traits(spec, config) - COVERED
+    assert not isinstance(plan(Fp8Spec(), *sizes[0], 132), PacedFp8Config)
+    for pace, other in ((0, spec), (8, Fp8Spec(scales="line", promote=True))):
+        with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
+            fitted(PacedFp8Config.of(PROMOTED[1], pace), other)
+
+
+def test_tune_tries_it_where_rounds_are_many():
+    spec = Fp8Spec(scales="row")
+    for size, paces in (((16384,) * 3, {8, 16}), ((4096,) * 3, set())):
+        found = candidates.of_fp8_gemm(spec, *size, 132)
+        assert {x.pace for x in found if isinstance(x, PacedFp8Config)} == paces
+        assert all(candidates.fits("fp8_gemm", x, spec, size[0]) for x in found)
 
 
 def test_the_model_grows_with_the_problem():

@@ -137,9 +137,9 @@ def test_which_kernels(monkeypatch):
     def asked(granularity, n, transpose):
         return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
 
-    assert asked("row", 262144, False) == ("rows", None) and asked("row", 262152, False) == ("lines", "lines")
-    assert asked("row", 256, True) == ("lines", "lines") and asked("tensor", 256, True) == ("tiles", "tiles")
-    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", None)
+    assert asked("row", 262144, False) == ("rows", None) and asked("row", 262152, False) == ("twice", 128)
+    assert asked("row", 256, True) == ("twice", 128 + 256) and asked("tensor", 256, True) == ("twice", 1)
+    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0)
 
 
 def test_room_for_the_largest():

@@ -25,7 +25,11 @@ from tkq.attention.spec import AttentionSpec  # noqa: E402
 from tkq.gemm.config import Config  # noqa: E402
 from tkq.gemm.dense import DenseGemm  # noqa: E402
 from tkq.gemm.fp8_config import Fp8Config  # noqa: E402
+from tkq.gemm.fp8_paced import PacedRollingFp8Gemm  # noqa: E402
+from tkq.gemm.fp8_plan import PROMOTED  # noqa: E402
 from tkq.gemm.fp8_spec import Fp8Spec  # noqa: E402
+from tkq.gemm.paced import PacedGemm  # noqa: E402
+from tkq.gemm.paced_config import PacedConfig, PacedFp8Config  # noqa: E402
 from tkq.gemm.spec import GemmSpec  # noqa: E402
 from tkq.reduction_base import ReductionBase  # noqa: E402
 from tkq.runtime import sources  # noqa: E402
@@ -188,6 +192,16 @@ def test_a_picture_of_a_gemm_agrees_with_its_config(config):
     assert stage.empty == 4 * config.m // 64 * config.cluster and stage.full == 1
     assert len(boxes(picture)) == 2 + config.stages
     assert ("part of B for all" in picture.text()) == (config.cluster > 1)
+    assert "the producer waits" not in picture.text()
+
+
+def test_pictures_of_kernels_that_keep_pace_say_so():
+    block = Fp8Spec(scales="block", promote=True)
+    for kernel in (PacedGemm(GemmSpec(b_major="k"), PacedConfig(spread=1)),
+                   PacedRollingFp8Gemm(block, PacedFp8Config.of(PROMOTED[1], 8))):
+        picture = viz.pipeline(kernel)
+        assert type(kernel).__name__ in picture.title and len(picture.pipes) == 1
+        assert f"behind 1 / {kernel.config.pace} of its own" in picture.notes[-1]
 
 
 def test_more_stages_than_there_is_room_for():

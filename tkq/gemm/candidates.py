@@ -6,13 +6,15 @@ from . import fp8_plan, grouped_spec, narrow_plan, plan
 from .config import Config
 from .fp8_config import Fp8Config
 from .narrow_config import WIDTHS, NarrowConfig, takes
-from .paced_config import PacedConfig
+from .paced_config import PacedConfig, PacedFp8Config
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig, "PacedConfig": PacedConfig},
-           "fp8_gemm": {"Fp8Config": Fp8Config}, "grouped_gemm": {"Fp8Config": Fp8Config}}
+           "fp8_gemm": {"Fp8Config": Fp8Config, "PacedFp8Config": PacedFp8Config},
+           "grouped_gemm": {"Fp8Config": Fp8Config}}
 _FITTED = {"gemm": lambda config, spec: config if isinstance(config, NarrowConfig) else plan.fitted(config, spec),
            "fp8_gemm": fp8_plan.fitted, "grouped_gemm": grouped_spec.fitted}
 GROUPS = (4, 8, 16)  # columns of tiles to a band of the tile order
+FEW_ROUNDS = 16  # of tiles: blocks that take no more keep pace by themselves
 SLACK = 1.5  # tiles that the plan's model says take longer than so many times the best are not tried
 
 
@@ -55,6 +57,8 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
     best = tiles[0]
     found += [replace(best, lag=1 - best.lag, spread=0), replace(best, pdl=not best.pdl), replace(best, spread=0)]
     found += [replace(best, lead=lead) for lead in (0, 1, 3) if best.consumers == 2]
+    if best.cluster > 1 and fp8_plan.rounds(best, M, N, processors) > FEW_ROUNDS:
+        found += [PacedFp8Config.of(best, pace) for pace in (8, 16)]
     return _fitting(found, lambda x: fp8_plan.fitted(x, spec))
 
 

@@ -1,6 +1,7 @@
 """tkq.fp8_gemm: what PyTorch sees of the float8 matrix product."""
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -10,11 +11,20 @@ from tkq.gemm import candidates, tuned
 from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES, fits_tma_store
-from tkq.runtime import arch, check, dtypes, function, new, ops
+from tkq.runtime import arch, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Address, Again
 
 ACCUMULATE = ("fast", "fp32")
 _again = Again()
+
+
+class Paced(NamedTuple):
+    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on."""
+
+    kernel: Callable
+
+    def __call__(self, a, *more):
+        self.kernel(a, *more, counters.counter(a.get_device()).data_ptr())
 
 
 def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Optional[Tensor] = None,
@@ -90,9 +100,10 @@ def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional
         # it checks what is not in the key: strides, addresses and devices of a, b and c
         kernel(a, b, c, (scale_a.data_ptr(), *of_a), (scale_b.data_ptr(), *of_b),
                0 if bias is None else bias.data_ptr(), 0 if out_scale is None else out_scale.data_ptr(), blocks)
-        _again.add((a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate), kernel,
-                   (a, b, c, (Address(scale_a), *of_a), (Address(scale_b), *of_b),
-                    0 if bias is None else Address(bias), 0 if out_scale is None else Address(out_scale), blocks), c)
+        if not isinstance(kernel, Paced):  # whose counter is another one on another stream
+            _again.add((a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate), kernel,
+                       (a, b, c, (Address(scale_a), *of_a), (Address(scale_b), *of_b), 0 if bias is None else
+                        Address(bias), 0 if out_scale is None else Address(out_scale), blocks), c)
         return c
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -107,8 +118,13 @@ def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, b
     """The kernel of a spec, with no more checks than its own: for tests and tuning, with a config and a number of
     blocks (at most; at least a cluster) instead of the plan's."""
     recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
-    function(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
+    _kernel(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
                      0 if out_scale is None else out_scale.data_ptr(), blocks or planned)
+
+
+def _kernel(recipe):
+    found = function(recipe)
+    return Paced(found) if recipe.module == "tkq.gemm.fp8_paced" else found
 
 
 def forget() -> None:
@@ -145,7 +161,7 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
     device = arch.device(devices[0])
     arch.require_hopper(device)
     recipe, blocks = launch(spec, m, n, k, arch.processors(device), tuned.chosen("fp8_gemm", spec, (m, n, k), device))
-    return function(recipe), blocks, m, n, spec.scales != "tensor"
+    return _kernel(recipe), blocks, m, n, spec.scales != "tensor"
 
 
 def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate) -> Fp8Spec:

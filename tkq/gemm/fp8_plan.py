@@ -1,4 +1,5 @@
 """Which tile of a float8 GEMM, how many stages, in which order: pure Python, no torch, no DSL."""
+import math
 from dataclasses import replace
 from typing import Optional
 
@@ -7,6 +8,7 @@ from ..testing.expectation import REGISTER_FILE, Expectation
 from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
+from .paced_config import PacedFp8Config
 from .plan import SHARED, even_blocks
 
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
@@ -15,6 +17,7 @@ TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
 ROLLING = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
+PACED = {}  # granularity of the scales: (from more than so many rounds of tiles, from which K on, at which pace)
 
 
 # The larger first. What each is worth on an H100 is in docs/attempts.md.
@@ -54,8 +57,6 @@ def cycles(config: Fp8Config, M: int, N: int, K: int, processors: int, promote: 
     """Clocks that a GEMM should take: rounds of tiles, each so many steps of what is slowest in a processor.
 
     SLOWER and TILE_CLOCKS fit what 8192^3 and 4096^3 took on an H100 (see FAST) to within 3 %."""
-    rows, cols = tiles(config, M, N)
-    rounds = -(-rows * cols // max(1, processors // config.cluster))
     m, n, waves = config.m, config.n, config.waves * config.consumers
     read = m * STEP + waves * n * STEP  # each 64 rows of A meet all of B
     from_l2 = (m / (config.cluster if config.across else 1) + n / (1 if config.across else config.cluster)) * STEP
@@ -63,7 +64,13 @@ def cycles(config: Fp8Config, M: int, N: int, K: int, processors: int, promote: 
     slower *= ROLLING[config.waves * config.split] if config.rolling else 1
     products = slower * m * n * STEP / MACS
     step = max(products, (read + (m + n) * STEP) / SHARED, from_l2 / L2)
-    return rounds * (-(-K // STEP) * step + TILE_CLOCKS)
+    return rounds(config, M, N, processors) * (-(-K // STEP) * step + TILE_CLOCKS)
+
+
+def rounds(config: Fp8Config, M: int, N: int, processors: int) -> int:
+    """Tiles that the busiest cluster takes, one after the other."""
+    rows, cols = tiles(config, M, N)
+    return -(-rows * cols // max(1, processors // config.cluster))
 
 
 def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
@@ -73,7 +80,14 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     few = (c for c in SMALL if M <= 64)
     some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
-    return fitted(with_epilogue(best, spec), spec)
+    found = fitted(with_epilogue(best, spec), spec)
+    return PacedFp8Config.of(found, PACED[spec.scales][2]) if needs_pace(found, spec, M, N, K, processors) else found
+
+
+def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> bool:
+    """Do the blocks of clusters drift apart: are their tiles many and long?"""
+    least_rounds, least_k, _ = PACED.get(spec.scales, (0, math.inf, 0))
+    return config.cluster > 1 and least_k <= K and rounds(config, M, N, processors) > least_rounds
 
 
 def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
@@ -104,7 +118,12 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optio
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
     config = config.check(spec) if config else plan(spec, M, N, K, processors)
     rows, cols = tiles(config, M, N)
-    return Recipe("tkq.gemm.fp8:build", (spec, config)), even_blocks(rows * cols, processors, config.cluster)
+    return recipe_of(spec, config), even_blocks(rows * cols, processors, config.cluster)
+
+
+def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
+    kernel = "fp8_paced" if isinstance(config, PacedFp8Config) else "fp8"
+    return Recipe(f"tkq.gemm.{kernel}:build", (spec, config))
 
 
 def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
@@ -116,6 +135,7 @@ def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     products = 4 * parts * (steps + config.rolling)
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
+    wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedFp8Config)
     return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 2048)
@@ -129,7 +149,8 @@ def traits(spec: Fp8Spec, config: Fp8Config) -> frozenset:
             config.rolling, config.spread > 0)
     out = spec.out if BYTES[spec.out] != 2 else "16 bits"
     curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
-    return frozenset({(tile, "scales", spec.scales), (tile, "out", out, spec.store), (tile, "epilogue", curved)})
+    pace = {(tile, "pace", spec.scales)} if isinstance(config, PacedFp8Config) else set()  # which no way out knows of
+    return frozenset({(tile, "scales", spec.scales), (tile, "out", out, spec.store), (tile, "epilogue", curved)} | pace)
 
 
 WAYS = (  # out, store, bias, activation
@@ -158,6 +179,8 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
     cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation="gelu"), BLOCKS[0])]
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
+    cases += [(spec, PacedFp8Config.of(tile)) for spec, tile in every
+              if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
     found = {}
     for spec, tile in cases:
         config = fitted(with_epilogue(tile, spec), spec)
@@ -165,7 +188,7 @@ def shipped() -> list[Shipped]:
         words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [spec.store, config.name]
         name = "_".join(words)
         quick = (spec, tile) in QUICK
-        found.setdefault(name, Shipped(name, Recipe("tkq.gemm.fp8:build", (spec, config)), expectation(spec, config),
+        found.setdefault(name, Shipped(name, recipe_of(spec, config), expectation(spec, config),
                                        quick))
     return list(found.values())
 

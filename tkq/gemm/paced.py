@@ -1,80 +1,27 @@
-"""The 16-bit GEMM for many rounds of long tiles: blocks keep pace, so that what they share is read once."""
-import cutlass
-import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Int64, Uint32
-from cutlass.cutlass_dsl import T, dsl_user_op
+"""The 16-bit GEMM for many rounds of long tiles, whose blocks keep pace."""
+from cutlass import Int32
 
-from .. import tile as tk
-from ..tile.bulk import _asm, count_up
 from .dense import DenseGemm, operands
+from .pace import Pace
 from .paced_config import PacedConfig
 from .spec import GemmSpec
 
-PATIENCE = 512  # looks at the counter, of a quarter of a microsecond or so
 
+class PacedGemm(Pace, DenseGemm):
+    """As DenseGemm, and its producer waits for the other blocks' once in each round of tiles: see ``Pace``. The counter
+    is in the place of a bias."""
 
-class PacedGemm(DenseGemm):
-    """As DenseGemm, and a block's producer waits in each round of tiles, after 1 / pace of its own, until all blocks
-    have begun theirs.
+    def order_of(self, g, s):
+        return self.order(g)
 
-    A round's tiles, 8 by 8 clusters of them, read the same rows of A and columns of B at the same time, if they are at
-    the same step of K. Left alone they drift apart, each round a little more; where a round's A and B are more than L2
-    holds, what one has read is gone when the next one comes for it, and is read from HBM again, which costs the power
-    that the tensor cores are then short of.
+    def tile_of(self, g, s, order, number):
+        return self.tile(g, number)
 
-      block 0   |round 0      |begin|1/16|wait|..      |begin|1/16|wait|..
-      block 1     |round 0      |begin|1/16| ..          |begin|1/16| ..      the last one to begin waits for nobody
-
-    counter (in the place of a bias), int32, zero before and after: how often blocks have begun a round in which all
-    have a tile, and at last, ended: that arrival of the last block takes it back to zero. Whoever waits has not ended,
-    so nobody waits for a counter that is back already. It is a matter of speed alone: a block that has waited long
-    (others have no processor yet, as another kernel runs there) waits no more.
-    """
-
-    @cute.jit
-    def produce(self, g, s: Constexpr):
-        order, r, head = self.order(g), s.pipe.ring(), g.steps // self.config.pace
-        number, round, patient, rounds = order.first(), Int32(0), Int32(1), order.tasks // order.workers()
-        while number < order.tasks:
-            t = self.tile(g, number)
-            if round < rounds:
-                self.arrive(g, rounds)
-            for k in cutlass.range(g.steps, unroll=1):
-                if k == head:
-                    if round < rounds:
-                        patient = self.wait(g, round, patient)
-                self.load(g, s, t, k, r)
-                r.advance()
-            number = order.following(number)
-            round += 1
-        self.arrive(g, rounds)
+    def load_stage(self, g, s, t, k, r):
+        self.load(g, s, t, k, r)
 
     def counter(self, g):
         return g.inputs.bias.iterator.toint()
-
-    @cute.jit
-    def arrive(self, g: Constexpr, rounds: Int32):
-        if tk.lane_id() == 0:
-            count_up(self.counter(g), Uint32((rounds + 1) * cute.arch.grid_dim()[0] - 1))
-
-    @cute.jit
-    def wait(self, g: Constexpr, round: Int32, patient: Int32):
-        """Until all have begun this round. Whether it came to that, or there is no more patience."""
-        if tk.lane_id() == 0:
-            if patient == 1:
-                patient = _reached(self.counter(g), (round + 1) * cute.arch.grid_dim()[0])
-        cute.arch.sync_warp()
-        return patient
-
-
-@dsl_user_op
-def _reached(counter, least, *, loc=None, ip=None):
-    """1 when the counter has come so far, 0 if it does not for long."""
-    return Int32(_asm(
-        [Int64(counter), Uint32(least)],
-        "{ .reg .pred p; .reg .b32 v, n; mov.u32 n, 0; mov.u32 $0, 1; LOOK: ld.relaxed.gpu.global.u32 v, [$1]; "
-        "setp.hs.u32 p, v, $2; @p bra REACHED; add.u32 n, n, 1; nanosleep.u32 64; "
-        f"setp.lo.u32 p, n, {PATIENCE}; @p bra LOOK; mov.u32 $0, 0; REACHED: }}", "=&r,l,r", loc, ip, T.i32()))
 
 
 def build(spec: GemmSpec, config: PacedConfig):

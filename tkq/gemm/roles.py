@@ -2,9 +2,12 @@
 the semaphores that compiled kernels initialise."""
 from ..tile.block import register_split
 from ..viz.roles import Pipe, Pipeline, Role
+from .paced_config import PacedConfig, PacedFp8Config
 
 SHARED = "The blocks of a cluster have tiles one above the other: each loads its own A, and its part of B for all."
 ACROSS = "The blocks of a cluster have tiles side by side: each loads its own B, and its part of A for all."
+PACED = ("In each round of tiles the producer waits, behind 1 / {pace} of its own, until all blocks have begun theirs: "
+         "by a counter in global memory, no semaphore.")
 
 
 def describe(kernel) -> Pipeline:
@@ -34,6 +37,8 @@ def describe_fp8(kernel) -> Pipeline:
 def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
     """copies: threads of the producer that bring a stage's scales by copies of their own."""
     c = kernel.config
+    if isinstance(c, (PacedConfig, PacedFp8Config)):
+        notes = (*notes, PACED.format(pace=c.pace))
     n, several = c.consumers, "s" * (c.consumers > 1)
     shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
     return Pipeline(

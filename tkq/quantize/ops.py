@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
-from tkq.quantize.shipped import rows_recipe, tiles_recipe
+from tkq.quantize.shipped import TWICE, rows_recipe, tiles_recipe
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
 from tkq.runtime import arch, check, dtypes, function, new, ops
 from tkq.runtime.again import Again
@@ -14,7 +14,6 @@ from tkq.runtime.again import Again
 _again = Again()
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
-TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
 
 
 def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch.float8_e4m3fn, *,
@@ -52,9 +51,9 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     """
     found = None if ops.traced() else _again.take(x, granularity, dtype, transpose)
     if found is not None:
-        q, scale, qt, scale_t = found
+        q, scale, qt, scale_t, _ = found
     elif ops.direct(x):
-        q, scale, qt, scale_t = (_launched if x.is_cuda else _cpu)(x, granularity, dtype, transpose)
+        q, scale, qt, scale_t, *_ = (_launched if x.is_cuda else _cpu)(x, granularity, dtype, transpose)
     else:
         check.refuse_gradient("quantize_fp8", x=x)
         _check(x, granularity, dtype, transpose)
@@ -79,41 +78,38 @@ def _check(x, granularity, dtype, transpose):
 
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,
           transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return tuple(x.new_empty(0) if t is None else t for t in _launched(x, granularity, dtype, transpose))
+    return tuple(x.new_empty(0) if t is None else t for t in _launched(x, granularity, dtype, transpose)[:4])
 
 
 def _launched(x, granularity, dtype, transpose):
-    """(q, scale, qt, scale_t), None for what there is not."""
+    """(q, scale, qt, scale_t, what the kernel wrote beside them), None for what there is not."""
     try:
         m, n = x.shape
         aligned = x.data_ptr() & 15
         index = x.get_device()
-        run, amax = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
+        run, largest = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
         q = new.empty(index, (m, n), (n, 1), dtype)
         scale = new.empty(index, *_scales(granularity, m, n), torch.float32)
-        if amax is None and granularity == "row":
-            arguments, found = (x, None, None, q, None, None, None, None, scale, 0.0, None), (q, scale, None, None)
-            run(*arguments)
-            _again.add((x, granularity, dtype, transpose), run, arguments, found)
-            return found
-        qt = scale_t = largest = None
-        if transpose:
-            qt = new.empty(index, (n, m), (m, 1), dtype)
-            if granularity in OWN_SCALES:
-                scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
-        if amax is not None:
-            largest = torch.zeros(_largest_of(granularity, m, n, transpose), dtype=torch.int32, device=x.device)
-            amax(x, None, None, None, None, largest)
-        run(x, q, scale, qt, scale_t, largest)
-        if amax is None:
-            _again.add((x, granularity, dtype, transpose), run, (x, q, scale, qt, scale_t, None),
-                       (q, scale, qt, scale_t))
-        return q, scale, qt, scale_t
+        qt = scale_t = amax = None
+        if largest is None:
+            arguments = x, None, None, q, None, None, None, None, scale, 0.0, None
+        else:
+            if transpose:
+                qt = new.empty(index, (n, m), (m, 1), dtype)
+                if granularity in OWN_SCALES:
+                    scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
+            if largest:
+                amax = new.empty(index, (largest,), (1,), torch.int32)
+            arguments = x, q, scale, qt, scale_t, amax
+        run(*arguments)
+        found = q, scale, qt, scale_t, amax
+        _again.add((x, granularity, dtype, transpose), run, arguments, found)
+        return found
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
         _check(x, granularity, dtype, transpose)
         if not x.numel():
-            return _cpu(x, granularity, dtype, transpose)
+            return *_cpu(x, granularity, dtype, transpose), None
         raise
 
 
@@ -140,8 +136,8 @@ def _room(granularity, m, n, device):
 
 @lru_cache(4096)
 def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
-    """(kernel, the kernel that finds amax before it or None) for a kind of call. aligned: x's address modulo 16. Raises
-    where something is wrong, and where there is nothing to quantise."""
+    """(kernel, of how many it finds the largest in memory of its own; None of the norms' kernel) for a kind of call.
+    aligned: x's address modulo 16. Raises where something is wrong, and where there is nothing to quantise."""
     lines = m * n and (n == 1 or strides[1] == 1)
     if granularity not in GRANULARITIES or not lines:
         raise ValueError
@@ -154,11 +150,7 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
         return function(rows_recipe(NormSpec("rmsnorm", n, names[0], vector=width, out=names[1], scale="row"))), None
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     run = tiles_recipe(TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose))
-    if granularity not in TWICE:
-        return function(run), None
-    columns_too = transpose and granularity == "row"
-    amax = tiles_recipe(TileSpec(granularity, names[0], transpose=columns_too, wide=wide, step="amax"))
-    return function(run), function(amax)
+    return function(run), _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
 
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,

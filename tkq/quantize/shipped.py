@@ -6,6 +6,7 @@ from ..testing.expectation import Expectation
 from .spec import TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
+TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
 
 
 def rows_recipe(spec: NormSpec) -> Recipe:
@@ -13,7 +14,7 @@ def rows_recipe(spec: NormSpec) -> Recipe:
 
 
 def tiles_recipe(spec: TileSpec) -> Recipe:
-    return Recipe(f"tkq.quantize.{'lines' if spec.granularity == 'row' else 'tiles'}:build", (spec,))
+    return Recipe(f"tkq.quantize.{'twice' if spec.granularity in TWICE else 'tiles'}:build", (spec,))
 
 
 def shipped() -> list[Shipped]:
@@ -24,25 +25,21 @@ def shipped() -> list[Shipped]:
         wanted = ["LDG.E", "STG.E"] + ["UCGABAR_WAIT"] * (plan(spec).cluster > 1)  # before anything is sent
         found.append(Shipped(f"quantize_row_bf16_{n}", rows_recipe(spec), Expectation(instructions=tuple(wanted)),
                              n == 4096))
-    for granularity in ("tensor", "block", "tile"):
+    for granularity in ("tensor", "row", "block", "tile"):
         for x in ("bf16", "fp32"):
             for transpose in (False, True):
                 for wide in (True, False):
                     spec = TileSpec(granularity, x, transpose=transpose, wide=wide, wide_t=wide)
-                    name = f"quantize_{granularity}_{x}" + "_transpose" * transpose + "_narrow" * (not wide)
-                    wanted = ("LDG.E", "STG.E.EF.64") if wide else ("LDG.E", "STG.E.U8")
-                    four_blocks = 64 if x == "bf16" and wide else 255  # run on a processor
-                    found.append(Shipped(name, tiles_recipe(spec),
-                                         Expectation(instructions=wanted, registers=four_blocks),
-                                         x == "bf16" and wide and transpose and granularity == "block"))
-    found.append(Shipped("quantize_amax_bf16", tiles_recipe(TileSpec("tensor", step="amax")),
-                         Expectation(instructions=("LDG.E",))))
-    for x in ("bf16", "fp32"):
-        for wide in (True, False):
-            for step, wanted in (("amax", "REDG.E.MAX"), ("quantise", "STG.E.EF.64" if wide else "STG.E.U8")):
-                spec = TileSpec("row", x, transpose=True, wide=wide, wide_t=wide or step == "amax", step=step)
-                name = f"quantize_row_{x}_transpose_{step}" + "_narrow" * (not wide)
-                found.append(Shipped(name, tiles_recipe(spec),
-                                     Expectation(instructions=("LDG.E", wanted),
-                                                 registers=64 if x == "bf16" and wide else 255)))
+                    name = "_lines" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
+                    found.append(Shipped(f"quantize_{granularity}_{x}{name}", tiles_recipe(spec), _expectation(spec),
+                                         x == "bf16" and wide and transpose and granularity == "row"))
     return found
+
+
+def _expectation(spec: TileSpec) -> Expectation:
+    """Of a kernel of tiles, and of those that find amax for it."""
+    four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers: so many blocks run on a processor
+    written = "STG.E.EF.64" if spec.wide else "STG.E.U8"
+    others = (("clear", Expectation(instructions=("STG.E",))),
+              ("qNone", Expectation(instructions=("LDG.E", "REDG.E.MAX"), registers=four_blocks)))
+    return Expectation(instructions=("LDG.E", written), registers=four_blocks, others=others)

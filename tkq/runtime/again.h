@@ -47,7 +47,7 @@ Object *PyTuple_New(Size);
 int PyTuple_SetItem(Object *, Size, Object *);
 Size PyTuple_Size(Object *);
 
-enum { GIVENS = 24, MADE = 4, PARTS = 48, LISTS = 4, KEPT = 2, RESULTS = 6, DIMENSIONS = 5 };
+enum { GIVENS = 24, MADE = 5, PARTS = 48, LISTS = 4, KEPT = 2, RESULTS = 6, DIMENSIONS = 5 };
 enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
 enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
 enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* again.py's, in this order */
