@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
 
@@ -23,6 +24,14 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
     return config
+
+
+def recipe(spec: BackwardSpec, config: BackwardConfig):
+    """Of the kernels."""
+    from tkq.runtime.recipe import Recipe
+
+    module = "backward_grouped" if isinstance(config, GroupedConfig) else "backward"
+    return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
 def _planned(spec, length, group):
@@ -79,7 +88,7 @@ SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one 
 def shipped():
     """Every configuration that ``plan`` can choose, for the kinds of call that differ most, and what its machine code
     must show."""
-    from tkq.runtime.recipe import Recipe, Shipped
+    from tkq.runtime.recipe import Shipped
 
     mask, same = {"right": True}, {"deterministic": True}
     kinds = {"": {}, "causal": mask, "grouped": {}, "grouped_causal": mask, "window": {"left": True, **mask},
@@ -96,11 +105,11 @@ def shipped():
         if length == "brief" and not spec.varlen:
             continue
         config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
-        recipe = Recipe("tkq.attention.backward:build", (spec, config))
+        kernels = recipe(spec, config)
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
         usual = dtype == "bf16" and (width, length) != (128, "short")
         quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
-        out.setdefault(recipe, Shipped(name, recipe, _expectation(spec, config), quick=quick))
+        out.setdefault(kernels, Shipped(name, kernels, _expectation(spec, config), quick=quick))
     return list(out.values())
 
 

@@ -1,0 +1,130 @@
+"""Attention's backward for query heads that share a K/V head, with dQ's zeroes and its last step in the background.
+
+A task has several query heads, and blocks of keys of a causal problem, which take unequally long, are soon at different
+ones. So zeroes, additions and what is finished are counted by query head, not by K/V head: dQ of the first is finished
+while the next ones are added up. Who has no task left helps to finish."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, const_expr
+
+import tkq.tile as tk
+from tkq.attention.backward import AttentionBackward
+from tkq.attention.backward import build as build_alike
+from tkq.attention.backward_background import BackwardBackground
+from tkq.attention.backward_grouped_config import GroupedConfig, parts_together
+from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_split import await_count, tell
+from tkq.attention.backward_state import Task
+from tkq.attention.query_ranges import place, query_range
+from tkq.attention.ranges import ceil_div
+
+
+class GroupedBackground(BackwardBackground):
+    """Counters are of query heads. Tiles come in the order of the tasks' heads."""
+
+    def __init__(self, spec: BackwardSpec, config: GroupedConfig, turn):
+        super().__init__(spec, config)
+        self.turn = turn
+
+    def tile(self, g, n):
+        def order(index, slots, *_):
+            head, of_task = index // slots, g.heads_per_kv
+            return self.turn(g, head // of_task) * of_task + head % of_task, index % slots
+
+        return g.places.at(False, self.config.tile, n, g.heads, order)
+
+    def head(self, g, at):
+        return at.sequence * g.heads + at.head
+
+    def tiles_of(self, g, rows):
+        return ceil_div(rows, self.config.tile)
+
+    @cute.jit
+    def await_head(self, g, t, head):
+        """Until the tiles of a query head are zero. A warp, before its own additions."""
+        await_count(g.background.counters.ready, t.sequence * g.heads + head, self.tiles_of(g, t.rows_q))
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def sign_off_head(self, g, sequence, head, but: Constexpr[int] = 0):
+        """A warp has added all that it has to; the last ``but`` additions are another's."""
+        tk.store_wait(but, read=False)
+        tell(g.background.counters.added, sequence * g.heads + head)
+
+
+class GroupedBackward(AttentionBackward):
+    """See ``AttentionBackward``; of equal sequences."""
+
+    def __init__(self, spec: BackwardSpec, config: GroupedConfig):
+        if spec.varlen or spec.left:
+            raise NotImplementedError("attention backward: background by query heads, of packed sequences or with a "
+                                      "limit on the left")
+        super().__init__(spec, config)
+        self.background = GroupedBackground(spec, config, self.turn)
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    def parts_of(self, workspace, tiles, heads, blocks):
+        """With counters for as many query heads as there are tiles, or fewer."""
+        return super().parts_of(workspace, tiles, tiles, blocks)
+
+    def in_background(self, dq, counters, lead, processors):
+        return super().in_background(dq, counters, lead * self.config.rounds, processors)
+
+    # ---- device --------------------------------------------------------------------------------
+
+    @cute.jit
+    def find_task(self, g, i):
+        """Task i."""
+        c = self.config
+
+        def order(index, blocks, heads, rows_q):
+            head, block = place(index, blocks, heads, g.section, const_expr(self.spec.right and c.longest_first),
+                                g.tail * c.rounds)
+            return self.turn(g, head), block
+
+        at = g.places.at(True, c.block, i, g.kv_heads, order)
+        r = query_range(self.extent(g, at.rows_q, at.rows_k), at.number * c.block)
+        first = g.places.first_tile(at, c.tile, g.heads, g.tiles)
+        return Task(at.sequence, at.rows_q, at.rows_k, at.batch_q, at.batch_k, first, at.head, at.number, r.first,
+                    r.whole, r.whole_end, r.end)
+
+    def turn(self, g, head):
+        """With ``split`` the first parts of as many K/V heads as are at work at once come before the second ones."""
+        if not self.config.split:
+            return head
+        together = cutlass.max((g.tail - 1) // g.section, 1) * g.section  # at work at once, or fewer
+        return parts_together(head, g.kv_heads * g.places.batches, g.share, together)
+
+    @cute.jit
+    def queries(self, g, s):
+        dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        self.each_task(g, s, lambda t, again: self.add_task(g, s, t, again, dq, ring, kv))
+        self.background.run(g)
+
+    @cute.jit
+    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+        rows, cols = self.config.dq_parts(self.spec.width)
+        tk.wait(s.kv_full[0], kv.phase)
+        for h in cutlass.range(g.heads_per_kv, unroll=1):
+            head = self.query_head(g, t, h)
+            self.background.await_head(g, t, head)
+            for m in cutlass.range(t.first, t.end, unroll=1):
+                s.ds_pipe.wait(ring)
+                self.add_dq(g, s, dq, ring, self.tile_number(g, t, head, m))
+                ring.advance()
+                if (h > 0) & (m == t.first):
+                    self.background.sign_off_head(g, t.sequence, head - 1, rows * cols)
+            if (h > 0) & (t.first == t.end):
+                self.background.sign_off_head(g, t.sequence, head - 1)
+        self.done_with(s, 0)
+        self.next_keys(kv)
+        last = again()
+        self.background.sign_off_head(g, last.sequence, self.query_head(g, last, g.heads_per_kv - 1))
+
+
+def build(spec: BackwardSpec, config: GroupedConfig):
+    """The kernels and their fake arguments, as ``tkq.attention.backward.build``."""
+    _, arguments = build_alike(spec, config)
+    return GroupedBackward(spec, config), arguments
