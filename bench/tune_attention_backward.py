@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from bench.tuning import precompile
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_plan import SINGLE, packed_class, plan, recipe
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.plan import length_class
@@ -32,6 +33,7 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 _STAYS = {"direct": True, "persistent": True}
 _LATE = {"late": True}
 _BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
+_BY_HEADS = {**_BEHIND, **_LATE, "turns": True, "rounds": 1}  # a GroupedConfig
 _CHAIN = {**_STAYS, **_LATE, "turns": True, "chain": True, "section_mb": 4}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 _WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
@@ -57,6 +59,11 @@ VARIANTS = {
     "chain of 2 stages": {**_CHAIN, "late": False, "stages": 2},
     "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
     "split in 2s": {**_STAYS, **_LATE, "turns": True, "split": 2},
+    "by query heads": {**_BY_HEADS, "section_mb": 8},
+    "by query heads, sections of 24 MB": {**_BY_HEADS, "section_mb": 24},
+    "by query heads, split": {**_BY_HEADS, "split": 1},
+    "by query heads, split in 2s": {**_BY_HEADS, "split": 2},
+    "by query heads, split in 2s, 2 rounds": {**_BY_HEADS, "split": 2, "rounds": 2},
     "wide background": _WIDE_BEHIND,
     "wide bulk background": {**_BULK, **_WIDE_BEHIND},
     "2 stages": {"stages": 2},
@@ -100,8 +107,11 @@ def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, Back
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue
-        config = dataclasses.replace(SINGLE[dim], **change)
+        make = GroupedConfig.of if "rounds" in change else dataclasses.replace
+        config = make(SINGLE[dim], **change)
         try:
+            if isinstance(config, GroupedConfig) and spec.varlen:
+                continue
             config.check(dim)
         except ValueError:
             continue

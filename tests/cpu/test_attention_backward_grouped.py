@@ -1,6 +1,4 @@
 """Query heads that share a K/V head, with background: in which order parts come, and that nobody waits for ever."""
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,8 +6,6 @@ from hypothesis import strategies as st
 from tkq.attention.backward_grouped_config import GroupedConfig, parts_together
 from tkq.attention.backward_plan import _BEHIND
 from tkq.attention.query_ranges import lead_of, place
-
-FIELDS = {field.name: getattr(_BEHIND[128], field.name) for field in dataclasses.fields(_BEHIND[128])}
 
 
 def tasks_of(kv_heads, share, blocks, section, tail, together, longest_first=True):
@@ -125,9 +121,11 @@ def test_a_model_that_hangs_is_found():
 
 
 def test_what_cannot_run_is_refused():
-    GroupedConfig(**{**FIELDS, "split": 2}).check(128)
+    GroupedConfig.of(_BEHIND[128], split=2).check(128)
     for wrong in ({"background": False}, {"rounds": 0}, {"dq_add": "red"}):
         with pytest.raises(ValueError, match="share a K/V head"):
-            GroupedConfig(**{**FIELDS, **wrong}).check(128)
+            GroupedConfig.of(_BEHIND[128], **wrong).check(128)
     with pytest.raises(ValueError, match="share a K/V head"):
-        GroupedConfig(**FIELDS).check(256)
+        GroupedConfig.of(_BEHIND[128]).check(256)
+    with pytest.raises(ValueError, match="persistent"):
+        GroupedConfig.of(_BEHIND[128], persistent=False).check(128)

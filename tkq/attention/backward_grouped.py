@@ -97,6 +97,12 @@ class GroupedBackward(AttentionBackward):
         return parts_together(head, g.kv_heads * g.places.batches, g.share, together)
 
     @cute.jit
+    def keys(self, g, s, wg):
+        AttentionBackward.keys(self, g, s, wg)
+        if const_expr(self.config.all_help):
+            self.background.run(g)
+
+    @cute.jit
     def queries(self, g, s):
         dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
         cute.arch.griddepcontrol_wait()  # the counters are zero

@@ -1,5 +1,5 @@
 """How the backward's kernels for query heads that share a K/V head are built: pure Python."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.ranges import least
@@ -8,10 +8,17 @@ from tkq.attention.ranges import least
 @dataclass(frozen=True)
 class GroupedConfig(BackwardConfig):
     """Of ``tkq.attention.backward_grouped``. split goes with background here. rounds: the heads at the end whose
-    longest tasks come first have so many times as many blocks as there are at once."""
+    longest tasks come first have so many times as many blocks as there are at once. all_help: who has keys finishes
+    dQ too, when no task is left."""
 
     background: bool = True
     rounds: int = 1
+    all_help: bool = False
+
+    @classmethod
+    def of(cls, config: BackwardConfig, **changes) -> "GroupedConfig":
+        """As ``config``, with changes."""
+        return cls(**{**{field.name: getattr(config, field.name) for field in fields(config)}, **changes})
 
     def check(self, width: int) -> "GroupedConfig":
         """Itself; ValueError for a configuration that cannot run."""
