@@ -5,7 +5,7 @@ ones. So zeroes, additions and what is finished are counted by query head, not b
 while the next ones are added up. Who has no task left helps to finish."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, const_expr
+from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward import AttentionBackward
@@ -13,7 +13,7 @@ from tkq.attention.backward import build as build_alike
 from tkq.attention.backward_background import BackwardBackground
 from tkq.attention.backward_grouped_config import GroupedConfig, parts_together
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import await_count, tell
+from tkq.attention.backward_split import Handed, _add, _store, await_count
 from tkq.attention.backward_state import Task
 from tkq.attention.query_ranges import place, query_range
 from tkq.attention.ranges import ceil_div
@@ -52,6 +52,32 @@ class GroupedBackground(BackwardBackground):
         tell(g.background.counters.added, sequence * g.heads + head)
 
 
+@cute.jit
+def tell(counts, i):
+    """One more, after all that the warp's lanes have done: the release of one lane is for what all did before they
+    met, so that there is one fence, not two as in ``backward_split``, of a microsecond each."""
+    cute.arch.sync_warp()
+    if tk.lane_id() == 0:
+        cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+
+
+@cute.jit
+def hand_on(handed: Handed, place, head, share, tiles: Constexpr):
+    """As ``backward_split.hand_on``."""
+    warp = tk.warp_id() % 4
+    at = place * 4 + warp
+    sums = handed.sums[None, None, None, None, None, Int64(place)]
+    if head > 0:
+        await_count(handed.counts, at, head)
+        for i in cutlass.range_constexpr(len(tiles)):
+            _add(tiles[i], sums, i, warp)
+    if head < share - 1:
+        for i in cutlass.range_constexpr(len(tiles)):
+            _store(tiles[i], sums, i, warp)
+        tell(handed.counts, at)
+    return head == share - 1
+
+
 class GroupedBackward(AttentionBackward):
     """See ``AttentionBackward``; of equal sequences."""
 
@@ -72,6 +98,11 @@ class GroupedBackward(AttentionBackward):
         return super().in_background(dq, counters, lead * self.config.rounds, processors)
 
     # ---- device --------------------------------------------------------------------------------
+
+    def hand_on(self, g, t, c, number):
+        blocks = g.tasks // (g.places.batches * g.kv_heads)
+        place = (t.sequence * (g.kv_heads // g.share) + self.kv_head(g, t)) * (2 * blocks) + number
+        return hand_on(g.handed, place, t.head % g.share, g.share, (c.dk, c.dv))
 
     @cute.jit
     def find_task(self, g, i):

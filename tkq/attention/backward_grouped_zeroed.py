@@ -1,11 +1,9 @@
 """An attempt: as ``backward_grouped``, with the accumulator zeroed by a kernel before."""
 from dataclasses import dataclass
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-import tkq.tile as tk
 from tkq.attention.backward import build as build_alike
 from tkq.attention.backward_background import FINISHED
 from tkq.attention.backward_grouped import GroupedBackground, GroupedBackward
