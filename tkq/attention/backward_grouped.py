@@ -11,7 +11,7 @@ import tkq.tile as tk
 from tkq.attention.backward import AttentionBackward
 from tkq.attention.backward import build as build_alike
 from tkq.attention.backward_background import BackwardBackground
-from tkq.attention.backward_grouped_config import GroupedConfig, parts_together
+from tkq.attention.backward_grouped_config import GroupedConfig, part_of_turn
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import Handed, _add, _store, await_count
 from tkq.attention.backward_state import Task
@@ -121,17 +121,10 @@ class GroupedBackward(AttentionBackward):
                     r.whole, r.whole_end, r.end)
 
     def turn(self, g, head):
-        """With ``split`` the first parts of as many K/V heads as are at work at once come before the second ones."""
+        """The head whose turn it is when head ``head`` in order is worked on."""
         if not self.config.split:
             return head
-        together = cutlass.max((g.tail - 1) // g.section, 1) * g.section  # at work at once, or fewer
-        return parts_together(head, g.kv_heads * g.places.batches, g.share, together)
-
-    @cute.jit
-    def keys(self, g, s, wg):
-        AttentionBackward.keys(self, g, s, wg)
-        if const_expr(self.config.all_help):
-            self.background.run(g)
+        return part_of_turn(head, g.kv_heads * g.places.batches, g.share, g.section, g.tail)
 
     @cute.jit
     def queries(self, g, s):

@@ -2,18 +2,16 @@
 from dataclasses import dataclass, fields, replace
 
 from tkq.attention.backward_config import BackwardConfig
-from tkq.attention.ranges import least
+from tkq.attention.ranges import least, most
 
 
 @dataclass(frozen=True)
 class GroupedConfig(BackwardConfig):
     """Of ``tkq.attention.backward_grouped``. split goes with background here. rounds: the heads at the end whose
-    longest tasks come first have so many times as many blocks as there are at once. all_help: who has keys finishes
-    dQ too, when no task is left."""
+    longest tasks come first have so many times as many blocks as there are at once."""
 
     background: bool = True
     rounds: int = 1
-    all_help: bool = False
 
     @classmethod
     def of(cls, config: BackwardConfig, **changes) -> "GroupedConfig":
@@ -29,10 +27,12 @@ class GroupedConfig(BackwardConfig):
         return self
 
 
-def parts_together(head, heads, share, together):
-    """Part ``head`` in order, of ``heads`` K/V heads, of all batch elements, in ``share`` parts each, those of one K/V
-    head side by side: the first parts of ``together`` K/V heads, then their second ones, and so on, then the next."""
-    number = head // (together * share)
-    within = head - number * (together * share)
-    width = least(together, heads - number * together)
+def part_of_turn(turn, parts, share, section, tail):
+    """The part whose turn it is, of ``parts`` of all K/V heads, ``share`` of each side by side: the first parts of some
+    K/V heads before their second ones, and so on, then the next heads'. So many, in whole sections, as there are at
+    work at once, or fewer (``tail``: one or two more): a part's dK and dV are there when the next one has its own."""
+    together = most((tail - 1) // section, 1) * section
+    number = turn // (together * share)
+    within = turn - number * (together * share)
+    width = least(together, parts // share - number * together)
     return (number * together + within % width) * share + within // width
