@@ -1,8 +1,10 @@
-"""Attention's backward for query heads that share a K/V head, with dQ's zeroes and its last step in the background.
+"""Attention's backward for query heads that share a K/V head.
 
 A task has several query heads, and blocks of keys of a causal problem, which take unequally long, are soon at different
-ones. So zeroes, additions and what is finished are counted by query head, not by K/V head: dQ of the first is finished
-while the next ones are added up. Who has no task left helps to finish."""
+ones: more than L2 holds is at work at once. So parts of the query heads have tasks of their own, as in
+``backward_split``, those of a K/V head as far apart as there are blocks at once. In the background zeroes, additions
+and what is finished are counted by query head, not by K/V head: dQ of the first is finished while the next ones are
+added up. The dQ warps that have no task left help to finish."""
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
@@ -10,11 +12,13 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 import tkq.tile as tk
 from tkq.attention.backward import AttentionBackward
 from tkq.attention.backward import build as build_alike
-from tkq.attention.backward_background import BackwardBackground
+from tkq.attention.backward_background import FINISHED, ZEROED, BackwardBackground
 from tkq.attention.backward_grouped_config import GroupedConfig, part_of_turn
+from tkq.attention.backward_rest import rest
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import Handed, _add, _store, await_count
+from tkq.attention.backward_split import Handed, _add, _store, await_count, load_acquire
 from tkq.attention.backward_state import Task
+from tkq.attention.backward_tasks import claim
 from tkq.attention.query_ranges import place, query_range
 from tkq.attention.ranges import ceil_div
 
@@ -38,6 +42,44 @@ class GroupedBackground(BackwardBackground):
 
     def tiles_of(self, g, rows):
         return ceil_div(rows, self.config.tile)
+
+    @cute.jit
+    def run(self, g):
+        if const_expr(self.config.paced):
+            self.run_in_pace(g)
+        else:
+            BackwardBackground.run(self, g)
+
+    @cute.jit
+    def run_in_pace(self, g):
+        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        finished = tiles  # where they are counted, behind what is counted of heads
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        n = claim(counters.next, FINISHED)
+        while n < tiles:
+            goal = cutlass.min(self.count(counters.ready, finished) + g.background.lead, tiles)
+            zeroed = self.count(counters.next, ZEROED)
+            while zeroed < goal:
+                zeroed = claim(counters.next, ZEROED)
+                if zeroed < tiles:
+                    self.zero(g, self.tile(g, zeroed))
+                zeroed = zeroed + 1
+            at = self.tile(g, n)
+            self.await_added(g, at)
+            self.convert(g, at)
+            tell(counters.ready, finished)
+            n = claim(counters.next, FINISHED)
+
+    def count(self, counts, i):
+        """Of all lanes the same."""
+        return cute.arch.make_warp_uniform(load_acquire(counts, i))
+
+    @cute.jit
+    def await_added(self, g, at):
+        """Until all of the head's dQ has been added."""
+        head, wanted = self.head(g, at), 4 * self.blocks(at.rows_k)
+        while load_acquire(g.background.counters.added, head) < wanted:
+            rest()
 
     @cute.jit
     def await_head(self, g, t, head):
@@ -86,13 +128,13 @@ class GroupedBackward(AttentionBackward):
             raise NotImplementedError("attention backward: background by query heads, of packed sequences or with a "
                                       "limit on the left")
         super().__init__(spec, config)
-        self.background = GroupedBackground(spec, config, self.turn)
+        self.background = GroupedBackground(spec, config, self.turn) if config.background else None
 
     # ---- host ----------------------------------------------------------------------------------
 
     def parts_of(self, workspace, tiles, heads, blocks):
-        """With counters for as many query heads as there are tiles, or fewer."""
-        return super().parts_of(workspace, tiles, tiles, blocks)
+        """With counters for as many query heads as there are tiles, or fewer, and one more."""
+        return super().parts_of(workspace, tiles, tiles + 1, blocks)
 
     def in_background(self, dq, counters, lead, processors):
         return super().in_background(dq, counters, lead * self.config.rounds, processors)
@@ -130,11 +172,15 @@ class GroupedBackward(AttentionBackward):
     def queries(self, g, s):
         dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
         cute.arch.griddepcontrol_wait()  # the counters are zero
-        self.each_task(g, s, lambda t, again: self.add_task(g, s, t, again, dq, ring, kv))
-        self.background.run(g)
+        if const_expr(self.background is None):
+            self.each_task(g, s, lambda t, again: AttentionBackward.add_task(self, g, s, t, again, dq, ring, kv))
+            tk.store_wait()
+        else:
+            self.each_task(g, s, lambda t, again: self.add_by_heads(g, s, t, again, dq, ring, kv))
+            self.background.run(g)
 
     @cute.jit
-    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+    def add_by_heads(self, g, s, t, again: Constexpr, dq, ring, kv):
         rows, cols = self.config.dq_parts(self.spec.width)
         tk.wait(s.kv_full[0], kv.phase)
         for h in cutlass.range(g.heads_per_kv, unroll=1):

@@ -7,6 +7,7 @@ from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
+from tkq.runtime.recipe import Recipe
 
 BRIEF = 512  # keys: packed sequences up to so many are brief
 PACKED_LENGTHS = ("brief", *LENGTHS)
@@ -17,6 +18,12 @@ def packed_class(seqlen_k: int) -> str:
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
 
 
+def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
+    """Of the kernels of a configuration."""
+    module = "backward_grouped" if isinstance(config, GroupedConfig) else "backward"
+    return Recipe(f"tkq.attention.{module}:build", (spec, config))
+
+
 def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
     """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
     ``packed_class``). group: query heads that share a K/V head."""
@@ -24,14 +31,6 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
     return config
-
-
-def recipe(spec: BackwardSpec, config: BackwardConfig):
-    """Of the kernels."""
-    from tkq.runtime.recipe import Recipe
-
-    module = "backward_grouped" if isinstance(config, GroupedConfig) else "backward"
-    return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
 def _planned(spec, length, group):
@@ -105,11 +104,11 @@ def shipped():
         if length == "brief" and not spec.varlen:
             continue
         config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
-        kernels = recipe(spec, config)
+        kernel = recipe(spec, config)
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
         usual = dtype == "bf16" and (width, length) != (128, "short")
         quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
-        out.setdefault(kernels, Shipped(name, kernels, _expectation(spec, config), quick=quick))
+        out.setdefault(kernel, Shipped(name, kernel, _expectation(spec, config), quick=quick))
     return list(out.values())
 
 
