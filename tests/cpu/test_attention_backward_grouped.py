@@ -69,7 +69,7 @@ class Machine:
 
     def behind(self, heads):
         end, zeroed = len(heads) * self.tiles, 0
-        while self.finishing < end:
+        while self.paced or self.finishing < end:
             n = self.finishing
             self.finishing += 1
             goal = min((self.finished if self.paced else n) + self.lead, end)
@@ -79,6 +79,8 @@ class Machine:
                 if zeroed < end:
                     self.ready[heads[zeroed // self.tiles]] += 1
                 zeroed += 1
+            if n >= end:
+                return
             head = heads[n // self.tiles]
             while self.ready[head] < self.tiles or self.added[head] < self.blocks:
                 yield
@@ -105,7 +107,7 @@ class Machine:
 
 @given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), processors=st.integers(1, 6),
        rounds=st.integers(1, 2), paced=st.booleans(), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
-@settings(max_examples=60)
+@settings(max_examples=80)
 def test_nobody_waits_for_ever(kv_heads, share, blocks, section, tail, of_part, tiles, processors, rounds, paced,
                                turns):
     section = min(section, kv_heads * share)

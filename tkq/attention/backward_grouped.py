@@ -53,22 +53,28 @@ class GroupedBackground(BackwardBackground):
     @cute.jit
     def run_in_pace(self, g):
         counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
-        finished = tiles  # where they are counted, behind what is counted of heads
         cute.arch.griddepcontrol_wait()  # the counters are zero
         n = claim(counters.next, FINISHED)
         while n < tiles:
-            goal = cutlass.min(self.count(counters.ready, finished) + g.background.lead, tiles)
-            zeroed = self.count(counters.next, ZEROED)
-            while zeroed < goal:
-                zeroed = claim(counters.next, ZEROED)
-                if zeroed < tiles:
-                    self.zero(g, self.tile(g, zeroed))
-                zeroed = zeroed + 1
+            self.zero_ahead(g)
             at = self.tile(g, n)
             self.await_added(g, at)
             self.convert(g, at)
-            tell(counters.ready, finished)
+            tell(counters.ready, tiles)  # behind those of heads: how many are finished
             n = claim(counters.next, FINISHED)
+        self.zero_ahead(g)  # those who still wait for a tile of theirs will not
+
+    @cute.jit
+    def zero_ahead(self, g):
+        """As many tiles as there may be, ahead of what is finished."""
+        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        goal = cutlass.min(self.count(counters.ready, tiles) + g.background.lead, tiles)
+        zeroed = self.count(counters.next, ZEROED)
+        while zeroed < goal:
+            zeroed = claim(counters.next, ZEROED)
+            if zeroed < tiles:
+                self.zero(g, self.tile(g, zeroed))
+            zeroed = zeroed + 1
 
     def count(self, counts, i):
         """Of all lanes the same."""
