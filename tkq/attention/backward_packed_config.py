@@ -1,0 +1,23 @@
+"""How the kernels of packed sequences' backward are built, where they do more in the background: pure Python."""
+from dataclasses import dataclass
+
+from tkq.attention.backward_config import BackwardConfig
+
+
+@dataclass(frozen=True)
+class PackedConfig(BackwardConfig):
+    """known: the kernel before makes the statistics of so many tiles for each multiprocessor, those that are worked on
+    first; the background makes the others', when it zeroes their accumulators. apart: without masks, each block begins
+    with another tile. ahead: the next task's K and V are brought into L2 while the last tiles of this one are worked
+    on. sleep: nanoseconds between two looks of the background at what it waits for."""
+
+    known: int = 4
+    apart: bool = False
+    ahead: bool = False
+    sleep: int = 0
+
+    def check(self, width: int) -> "PackedConfig":
+        super().check(width)
+        if not self.background or self.split or self.known < 1 or width > 128:
+            raise ValueError(f"{self}: it is for background, without split, up to width 128, and known must be 1 or more")
+        return self
