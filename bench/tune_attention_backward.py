@@ -22,10 +22,9 @@ from typing import NamedTuple
 
 from bench.tuning import precompile
 from tkq.attention.backward_config import BackwardConfig
-from tkq.attention.backward_plan import SINGLE, packed_class, plan
+from tkq.attention.backward_plan import SINGLE, packed_class, plan, recipe
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.plan import length_class
-from tkq.runtime import Recipe
 
 CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
@@ -122,10 +121,6 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
     moved += 2 * c.tile * dim * 4 if c.dq_add == "bulk" else 0
     moved += 2 * c.block * c.tile * 2 if dim > 128 else 0  # P from one warpgroup to the other
     return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
-
-
-def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
-    return Recipe("tkq.attention.backward:build", (spec, config))
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
 from tkq.attention import backward
@@ -16,14 +18,12 @@ from tkq.attention.backward_packed_config import PackedConfig
 from tkq.attention.backward_pre import THREADS, VECTOR, BackwardPre, Rows, Workspace
 from tkq.attention.backward_sequences import Ragged, in_sequences, loads, piece, with_batch
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import load_acquire, tell
+from tkq.attention.backward_split import load_acquire
 from tkq.attention.backward_state import Globals, Numbers, Task
 from tkq.attention.backward_tasks import claim, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import dsl_user_op
 
 WARP = 32
 
@@ -177,6 +177,40 @@ class PackedBackward(AttentionBackward):
         grid = tk.blocks_for("dynamic", tasks, numbers.processors)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
+
+    # ---- dQ on its way out -----------------------------------------------------------------------
+
+    def dq_staging(self, al):
+        quads, rooms = self.config.dq_cols // 8, self.config.rooms
+        return al.allocate_tensor(Float32, cute.make_layout((4, WARP, quads, 4, rooms)), 128)
+
+    @cute.jit
+    def add_dq(self, g, s, dq, ring, number):
+        """The accumulator's tile ``number`` += dS K."""
+        rows, cols = self.config.dq_parts(self.spec.width)
+        part_bytes = 64 * self.config.dq_cols * 4
+        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
+        for i in cutlass.range_constexpr(rows * cols):
+            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
+            if const_expr(i == rows * cols - 1):
+                s.ds_pipe.release(ring)
+            self.add_from_room(s, dq, address + i * part_bytes, i % self.config.rooms)
+
+    @cute.jit
+    def add_from_room(self, s, dq, address, number: Constexpr[int]):
+        """By way of room ``number``, each warp by itself. The rooms are used one after the other."""
+        warp, lane, quads = tk.warp_id() % 4, tk.lane_id(), self.config.dq_cols // 8
+        tk.store_wait(self.config.rooms - 1)  # what was there has left
+        cute.arch.sync_warp()
+        room = s.dq[None, None, None, warp, number]
+        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+        for j in cutlass.range_constexpr(quads):
+            cute.autovec_copy(mine[None, j], room[None, lane, j])
+        tk.publish()
+        cute.arch.sync_warp()
+        if lane == 0:
+            tk.bulk_add(address + warp * (quads * 512), room.iterator.toint(), quads * 512)
+            tk.bulk_commit()
 
     # ---- producer ------------------------------------------------------------------------------
 

@@ -4,8 +4,10 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_packed_config import PackedConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
+from tkq.runtime.recipe import Recipe
 
 BRIEF = 512  # keys: packed sequences up to so many are brief
 PACKED_LENGTHS = ("brief", *LENGTHS)
@@ -14,6 +16,12 @@ PACKED_LENGTHS = ("brief", *LENGTHS)
 def packed_class(seqlen_k: int) -> str:
     """``length_class`` of packed sequences, the longest of which has so many keys."""
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
+
+
+def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
+    """Of the kernels of a configuration."""
+    module = "backward_packed" if isinstance(config, PackedConfig) else "backward"
+    return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
 def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
@@ -79,7 +87,7 @@ SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one 
 def shipped():
     """Every configuration that ``plan`` can choose, for the kinds of call that differ most, and what its machine code
     must show."""
-    from tkq.runtime.recipe import Recipe, Shipped
+    from tkq.runtime.recipe import Shipped
 
     mask, same = {"right": True}, {"deterministic": True}
     kinds = {"": {}, "causal": mask, "grouped": {}, "grouped_causal": mask, "window": {"left": True, **mask},
@@ -96,11 +104,11 @@ def shipped():
         if length == "brief" and not spec.varlen:
             continue
         config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
-        recipe = Recipe("tkq.attention.backward:build", (spec, config))
+        kernel = recipe(spec, config)
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
         usual = dtype == "bf16" and (width, length) != (128, "short")
         quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
-        out.setdefault(recipe, Shipped(name, recipe, _expectation(spec, config), quick=quick))
+        out.setdefault(kernel, Shipped(name, kernel, _expectation(spec, config), quick=quick))
     return list(out.values())
 
 
