@@ -185,8 +185,25 @@ class PackedBackward(AttentionBackward):
         return al.allocate_tensor(Float32, cute.make_layout((4, WARP, quads, 4, rooms)), 128)
 
     @cute.jit
-    def add_dq(self, g, s, dq, ring, number):
-        """The accumulator's tile ``number`` += dS K."""
+    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+        """As ``BackwardAdding``'s. K is free when the last product is done, before that has been added."""
+        tk.wait(s.kv_full[0], kv.phase)
+        self.background.await_ready(g, t)
+        last = g.heads_per_kv * (t.end - t.first) - 1
+
+        def add(i, h, m):
+            s.ds_pipe.wait(ring)
+            self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == last)
+            ring.advance()
+
+        self.each_tile(g, t, add)
+        self.done_if(s, last < 0)
+        self.next_keys(kv)
+        self.background.sign_off(g, again())
+
+    @cute.jit
+    def add_dq(self, g, s, dq, ring, number, last):
+        """The accumulator's tile ``number`` += dS K. last: of the task's."""
         rows, cols = self.config.dq_parts(self.spec.width)
         part_bytes = 64 * self.config.dq_cols * 4
         address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
@@ -194,7 +211,14 @@ class PackedBackward(AttentionBackward):
             self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(ring)
+                self.done_if(s, last)
             self.add_from_room(s, dq, address + i * part_bytes, i % self.config.rooms)
+
+    @cute.jit
+    def done_if(self, s, condition):
+        """With K."""
+        if condition:
+            self.done_with(s, 0)
 
     @cute.jit
     def add_from_room(self, s, dq, address, number: Constexpr[int]):
@@ -223,9 +247,9 @@ class PackedBackward(AttentionBackward):
         while number < g.tasks:
             t = self.find_task(g, number)
             if self.first_key(t) < t.rows_k:  # else the slot has no key
-                s.tasks.post(box, *values_of(t))
                 if const_expr(self.config.ahead):
                     self.bring_keys(g, s, t)
+                s.tasks.post(box, *values_of(t))
                 tk.wait(s.kv_empty[1], kv.phase ^ 1)
                 self.load_keys(g, s, t, 1)
                 self.background.await_ready(g, t)
@@ -244,15 +268,15 @@ class PackedBackward(AttentionBackward):
 
     @cute.jit
     def each_tile(self, g, t, work: Constexpr):
-        """As ``BackwardBase``'s, and blocks side by side ``apart``: they do not ask for the same rows, or add to
-        them, at once."""
+        """As ``BackwardBase``'s, i counts. Blocks side by side ``apart`` do not ask for the same rows, or add to them,
+        at once."""
         tiles, begin = t.end - t.first, Int32(0)
         if const_expr(self.config.apart and not (self.spec.right or self.spec.left)):
             begin = t.block * (self.config.block // self.config.tile) % cutlass.max(tiles, 1)
         for h in cutlass.range(g.heads_per_kv, unroll=1):
             for i in cutlass.range(tiles, unroll=1):
                 m = begin + i
-                work(h + i, h, t.first + cutlass.select_(m < tiles, m, m - tiles))
+                work(h * tiles + i, h, t.first + cutlass.select_(m < tiles, m, m - tiles))
 
 
 def build(spec: BackwardSpec, config: PackedConfig):
