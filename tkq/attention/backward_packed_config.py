@@ -10,16 +10,19 @@ class PackedConfig(BackwardConfig):
     first; the background makes the others', when it zeroes their accumulators. apart: without masks, each block begins
     with another tile. ahead: the next task's K and V are brought into L2 while the last tiles of this one are worked
     on. sleep: nanoseconds between two looks of the background at what it waits for. rooms: parts of dQ that are on
-    their way to the accumulator at once; they must divide a tile's."""
+    their way to the accumulator at once; they must divide a tile's. two_keys: the next task's K
+    has memory beside this one's."""
 
     known: int = 4
     apart: bool = False
     ahead: bool = False
     sleep: int = 0
     rooms: int = 1
+    two_keys: bool = False
 
     def shared_bytes(self, width: int) -> int:
-        return super().shared_bytes(width) + (self.rooms - 1) * 64 * self.dq_cols * 4
+        keys = 2 * self.block * width if self.two_keys else 0
+        return super().shared_bytes(width) + (self.rooms - 1) * 64 * self.dq_cols * 4 + keys
 
     def check(self, width: int) -> "PackedConfig":
         super().check(width)

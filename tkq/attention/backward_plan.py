@@ -20,7 +20,9 @@ def packed_class(seqlen_k: int) -> str:
 
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
-    module = "backward_packed" if isinstance(config, PackedConfig) else "backward"
+    module = "backward"
+    if isinstance(config, PackedConfig):
+        module = "backward_two_keys" if config.two_keys else "backward_packed"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
