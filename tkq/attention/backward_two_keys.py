@@ -98,11 +98,11 @@ class TwoKeys(PackedBackward):
             tk.zero(c.kept)
             c.before.count[0] = c.ring.count[0]
         self.visit(g, here, t, c, self.step)
-        if const_expr(self.config.late):
-            self.last_keys(here, c)
         self.done_with(self.of_task(s, kv), 0)
         tk.arrive(s.kv_empty[V])
         kv.advance()
+        if const_expr(self.config.late):
+            self.last_keys(s, c)
         self.finish(g, s, again(), c)
 
     # ---- for the dQ warpgroup ----------------------------------------------------------------------
