@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_packed_config import PackedConfig
+from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
 from tkq.runtime.recipe import Recipe
@@ -23,6 +24,8 @@ def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     module = "backward"
     if isinstance(config, PackedConfig):
         module = "backward_two_keys" if config.two_keys else "backward_packed"
+    elif isinstance(config, SeamlessConfig):
+        module = "backward_seamless"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
