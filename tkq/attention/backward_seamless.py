@@ -1,6 +1,6 @@
-"""Flash attention backward without seams: no task waits for all rows' statistics, or for K behind the one before."""
-from dataclasses import dataclass, fields, replace
-from typing import Any, Optional
+"""Flash attention backward without seams: nothing waits for all rows' statistics."""
+from dataclasses import fields
+from typing import Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -9,7 +9,7 @@ from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention import backward
-from tkq.attention.backward import TURNS_BARRIER, AttentionBackward
+from tkq.attention.backward import AttentionBackward
 from tkq.attention.backward_background import Counters
 from tkq.attention.backward_math import Scores
 from tkq.attention.backward_pre import Rows
@@ -17,46 +17,18 @@ from tkq.attention.backward_seamless_background import FIRST_TILES, FirstTiles, 
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_sequences import Equal, Ragged, loads, piece, with_batch
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_state import Globals, Numbers, Shared, State, Task
+from tkq.attention.backward_state import Globals, Numbers, Task
 from tkq.attention.backward_tasks import claim, values_of
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 from tkq.attention.query_ranges import lead_of, section_of
 from tkq.attention.ranges import ceil_div
 from tkq.tile import WARPGROUP
 
-V = 2  # of Shared.kv_empty
-
-
-@dataclass(frozen=True)
-class Keys:
-    """One task's tiles of K: those from tile ``first`` on."""
-
-    tiles: tk.SharedTile
-    first: Any
-
-    def __getitem__(self, i):
-        return self.tiles[self.first + i]
-
-
-@dataclass(frozen=True)
-class SeamlessState(State):
-    """kv: of K's memories; its count is that of the tasks."""
-
-    kv: tk.Ring
-
 
 class Seamless(AttentionBackward):
-    """``AttentionBackward`` with background.
-
-    A task ends when its last dQ has been made, and only then is K's memory free; until the next K was there nobody had
-    anything to do. So the next K has memory of its own, for which dS has one stage only, and V, which is not needed
-    before P is made, comes with the first dO: as bytes of that stage.
-
-      semaphores  full (arrivals)           empty (arrivals)
-      K, 2        producer's bytes (1)      every warp with keys, the dQ warpgroup's warps (12)
-      V           (the first dO's)          every warp with keys (8)
-
-    The background makes statistics (``PreparesTiles``): the producer waits for them as the dQ warps do for zeroes."""
+    """``AttentionBackward`` with background, which makes statistics too (``PreparesTiles``): the producer waits for
+    them as the dQ warps do for zeroes. K is free for the next task when the last product with it is done, before that
+    has been added to dQ."""
 
     def __init__(self, spec: BackwardSpec, config: SeamlessConfig):
         super().__init__(spec, config)
@@ -97,125 +69,89 @@ class Seamless(AttentionBackward):
         self.kernel(g).launch(grid=[grid, 1, 1], block=[self.warpgroups * WARPGROUP, 1, 1], stream=stream,
                               min_blocks_per_mp=1, use_pdl=True)
 
-    @cute.kernel
-    def kernel(self, g: Globals):
-        c = self.config
-        al = tk.SharedAllocator()
-        s = Shared(
-            k=al.tile(self.kv_tile, 2 * self.halves), v=al.tile(self.kv_tile, self.halves),
-            q=al.tile(self.q_tile, c.stages), do=al.tile(self.q_tile, c.stages),
-            ds=al.tile(self.ds_tile, self.halves * c.ds_stages), stats=al.vector(2 * c.tile, c.stages),
-            p=None, dq=self.dq_staging(al), dq_full=None, task=None, tasks=al.mailbox(len(fields(Task)), 2, 12),
-            kv_full=al.semaphores(2), kv_empty=al.semaphores(3),
-            q_pipe=al.pipe(c.stages, self.q_tile.bytes + self.stats_bytes, 8),
-            do_pipe=al.pipe(c.stages, self.q_tile.bytes, 8),
-            ds_pipe=al.pipe(c.ds_stages, 0, 4, producers=8), p_pipe=None)
-
-        def initialise():
-            for pipe in (s.q_pipe, s.do_pipe, s.ds_pipe, s.tasks):
-                pipe.init()
-            for i in range(2):
-                tk.init(s.kv_full[i], 1)
-                tk.init(s.kv_empty[i], 12)
-            tk.init(s.kv_empty[V], 8)
-
-        tk.init_block(initialise)
-        tk.assign(self.roles(g, s))
-
-    def of_task(self, s, kv):
-        """s, as one task's K has it."""
-        return replace(s, k=Keys(s.k, kv.stage * self.halves), kv_full=s.kv_full[kv.stage],
-                       kv_empty=s.kv_empty[kv.stage])
-
-    # ---- for the warpgroups with keys --------------------------------------------------------------
-
-    @cute.jit
-    def keys(self, g, s, wg):
-        tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
-        scores = tk.rt_fl(tile)
-        c = SeamlessState(
-            s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), kept=tk.rt(tile, dtype),
-            dk=tk.rt_fl(dim), dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), before=s.q_pipe.ring(),
-            ds_ring=s.ds_pipe.ring(), turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg, kv=tk.ring(2))
-        c.turns.start()
-        self.each_task(g, s, lambda t, again: self.keys_task(g, s, t, again, c, c.kv))
-
-    @cute.jit
-    def keys_task(self, g, s, t, again: Constexpr, c, kv):
-        tk.zero(c.dk)
-        tk.zero(c.dv)
-        if const_expr(self.config.late):
-            tk.zero(c.kept)
-            c.before.count[0] = c.ring.count[0]
-        here = self.of_task(s, kv)
-        tk.wait(here.kv_full[0], kv.phase)
-        self.visit(g, here, t, c, self.step)
-        self.done_with(self.of_task(s, kv), 0)
-        tk.arrive(s.kv_empty[V])
-        kv.advance()
-        if const_expr(self.config.late):
-            self.last_keys(s, c)
-        self.finish(g, s, again(), c)
-
     # ---- for the dQ warpgroup ----------------------------------------------------------------------
 
     @cute.jit
-    def queries(self, g, s):
-        dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(2)
-        cute.arch.griddepcontrol_wait()  # the counters are zero
-        self.each_task(g, s, lambda t, again: self.add_task(g, self.of_task(s, kv), t, again, dq, ring, kv))
-        tk.store_wait()
+    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+        tk.wait(s.kv_full[0], kv.phase)
+        self.background.await_ready(g, t)
+        last = g.heads_per_kv * (t.end - t.first) - 1
+
+        def add(i, h, m):
+            s.ds_pipe.wait(ring)
+            self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == last)
+            ring.advance()
+
+        self.each_tile(g, t, add)
+        self.done_if(s, last < 0)
+        self.next_keys(kv)
+        self.background.sign_off(g, again())
+
+    @cute.jit
+    def add_dq(self, g, s, dq, ring, number, last):
+        """The accumulator's tile ``number`` += dS K. last: of the task's."""
+        rows, cols = self.config.dq_parts(self.spec.width)
+        part_bytes = 64 * self.config.dq_cols * 4
+        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
+        for i in cutlass.range_constexpr(rows * cols):
+            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
+            if const_expr(i == rows * cols - 1):
+                s.ds_pipe.release(ring)
+                self.done_if(s, last)
+            if const_expr(self.config.dq_add == "bulk"):
+                self.bulk_add_part(s, dq, address + i * part_bytes)
+            else:
+                self.add_part(dq, address + i * part_bytes)
+
+    @cute.jit
+    def done_if(self, s, condition):
+        """With K."""
+        if condition:
+            self.done_with(s, 0)
+
+    @cute.jit
+    def each_tile(self, g, t, work: Constexpr):
+        """As ``BackwardBase``'s; i counts."""
+        tiles = t.end - t.first
+        for h in cutlass.range(g.heads_per_kv, unroll=1):
+            for i in cutlass.range(tiles, unroll=1):
+                work(h * tiles + i, h, t.first + i)
 
     # ---- producer ------------------------------------------------------------------------------
 
     @cute.jit
     def one_after_the_other(self, g, s, ring):
-        """K, then queries, V with the first."""
-        kv, box = tk.ring(2), s.tasks.ring()
+        kv, box = self.ring_of_keys(), s.tasks.ring()
         cute.arch.griddepcontrol_wait()  # the counters are zero
         number = claim(g.next, 0)
         while number < g.tasks:
             t = self.find_task(g, number)
             if self.first_key(t) < t.rows_k:  # else the slot has no key
+                if const_expr(self.config.ahead):
+                    self.bring_keys(g, s, t)
                 s.tasks.post(box, *values_of(t))
-                tk.wait(s.kv_empty[kv.stage], kv.phase ^ 1)
-                tk.expect_bytes(s.kv_full[kv.stage], self.halves * self.kv_tile.bytes)
-                self.load_halves(g, t, s.k, kv.stage * self.halves, g.k, s.kv_full[kv.stage])
+                self.load_first_keys(g, s, t, kv)
                 self.background.await_ready(g, t)
                 self.load_queries(g, s, t, ring, kv)
                 kv.advance()
             number = claim(g.next, 0)
         s.tasks.post(box, *[Int32(0) for _ in fields(Task)])
 
-    def load_halves(self, g, t, tiles, first, src, sem):
-        for i in range(self.halves):
-            tk.load_async(tiles[first + i], piece(g.places, src, t.rows_k),
-                          (t.batch_k, t.head, self.halves * t.block + i, 0), sem)
+    def ring_of_keys(self):
+        return tk.ring(1)
 
-    @cute.jit
-    def load_queries(self, g, s, t, ring, kv=None):
-        """All tiles of Q and dO, and V with the first dO."""
-        q, do = piece(g.places, g.q, t.rows_q), piece(g.places, g.do, t.rows_q)
+    def load_first_keys(self, g, s, t, kv):
+        """V: it is free first."""
+        tk.wait(s.kv_empty[1], kv.phase ^ 1)
+        self.load_keys(g, s, t, 1)
 
-        def load(i, h, m):
-            head, sem = self.query_head(g, t, h), s.q_pipe.acquire(ring)
-            tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
-            self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
-            sem = s.do_pipe.acquire(ring)
-            self.load_values_if(g, s, t, kv, sem, i == 0)
-            tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), sem)
-            ring.advance()
-
-        self.each_tile(g, t, load)
-
-    @cute.jit
-    def load_values_if(self, g, s, t, kv, sem, condition):
-        """Before anything comes into the stage, which is not full before its own bytes are there."""
-        if condition:
-            tk.wait(s.kv_empty[V], Int32(kv.count[0] & 1) ^ 1)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_expect_tx(sem.ptr, self.halves * self.kv_tile.bytes)
-            self.load_halves(g, t, s.v, 0, g.v, sem)
+    def bring_keys(self, g, s, t):
+        """K and V, into L2."""
+        for tile, src in ((s.v, g.v), (s.k, g.k)):
+            src = piece(g.places, src, t.rows_k)
+            for i in range(self.halves):
+                coord = t.batch_k, t.head, self.halves * t.block + i, 0
+                cute.prefetch(src.atom, src._partition("load_async", tile[i], coord)[1])
 
 
 def build(spec: BackwardSpec, config: SeamlessConfig):

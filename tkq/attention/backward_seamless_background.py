@@ -1,7 +1,7 @@
 """The statistics of query rows: of the first tiles by the kernel before, of all others under the products.
 
-Before the kernel that adds up could begin, all of O and dO had to be read, at 2.2 TB/s; so it begins with what its
-first tasks need."""
+Before the kernel that adds up could begin, all of O and dO had to be read, 60 us for 134 MB on an H100; so it begins
+with what its first tasks need. For short sequences this does not pay: the background is late then."""
 from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
@@ -12,13 +12,14 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 
 import tkq.tile as tk
-from tkq.attention.backward_background import FINISHED, ZEROED, BackwardBackground, Counters
+from tkq.attention.backward_background import FINISHED, ZEROED, BackwardBackground, Counters, columns
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_pre import THREADS, VECTOR, BackwardPre, Rows, Workspace
 from tkq.attention.backward_sequences import in_sequences
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import load_acquire
 from tkq.attention.backward_tasks import claim
+from tkq.attention.ranges import ceil_div
 
 WARP = 32
 FIRST_TILES = 4  # for each multiprocessor: two of its first task, and those of its neighbours' heads
@@ -33,6 +34,11 @@ class StatisticsToo(NamedTuple):
     lead: Int32
     rows: Rows
     known: Int32
+
+
+def tile_in_order(places, size, n, heads, longest_first):
+    """Where tile n is, as ``BackwardBackground.tile``."""
+    return places.at(False, size, n, heads, lambda index, slots, *_: (index // slots, index % slots), longest_first)
 
 
 class FirstTiles(BackwardPre):
@@ -53,8 +59,7 @@ class FirstTiles(BackwardPre):
         counters, heads = workspace.counters, rows.lse.shape[1]
         for i in cutlass.range(n * THREADS + t, cute.size(counters), Int32(cute.arch.grid_dim()[0]) * THREADS):
             counters[i] = Int32(0)
-        at = places.at(False, self.tile, n, heads, lambda index, slots, *_: (index // slots, index % slots),
-                       self.longest_first)
+        at = tile_in_order(places, self.tile, n, heads, self.longest_first)
         tiles = places.slots(False, self.tile)
         number = Int64(places.first_tile(at, self.tile, heads, tiles)) + Int64(at.head) * tiles + at.number
         place = at.batch, at.head, at.start_q + at.number * self.tile, at.start_q + in_sequences(places, at)
@@ -85,7 +90,7 @@ class PreparesTiles(BackwardBackground):
                 if zeroed < tiles:
                     self.prepare(g, zeroed)
                 zeroed = zeroed + 1
-            at = self.found_again(g, n)
+            at = self.tile(g, n)  # found again: kept, it would take registers
             head = self.head(g, at)
             await_patiently(counters.ready, head, self.tiles_of(g, at.rows_q))
             await_patiently(counters.added, head, 4 * self.blocks(at.rows_k))
@@ -96,11 +101,7 @@ class PreparesTiles(BackwardBackground):
     def prepare(self, g, n):
         if n >= g.background.known:
             self.statistics(g, self.tile(g, n))
-        self.zero(g, self.found_again(g, n))
-
-    def found_again(self, g, n):
-        """``tile``, worked out anew, as a 0 that the compiler does not know enters: kept, it would take registers."""
-        return self.tile(g, n + (g.heads >> 31))
+        self.zero(g, self.tile(g, n))
 
     @cute.jit
     def statistics(self, g, at):
@@ -118,6 +119,26 @@ class PreparesTiles(BackwardBackground):
                         for z in (rows.o, rows.do)]
                 total = cutlass.select_(i == lane, self.pre.row_sum(x, y, lane < shares), total)
             self.pre.write(rows, stats, (at.batch, at.head, first, end), k * WARP + lane * together + mine, total)
+
+
+    @cute.jit
+    def convert(self, g, at):
+        """As ``BackwardBackground``'s, without rows behind the last: with the shortest sequences the kernel ends."""
+        c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
+        quads, parts, wide = c.dq_cols // 8, c.dq_cols // 32, cols * c.dq_cols // 32
+        acc = cute.make_tensor(g.acc[self.number(g, at), None].iterator,
+                               cute.make_layout((4, WARP, quads, 4 * rows * cols)))
+        out = g.background.dq[at.batch, None, at.head, None]
+        first = at.start_q + at.number * c.tile
+        groups = ceil_div(cutlass.min(at.rows_q - at.number * c.tile, c.tile), 16)
+        for i in cutlass.range(groups * wide, unroll=1):
+            group, part = i // wide, i % wide  # of 16 rows, of 32 columns
+            x = tk.rt_fl(32)
+            self.load(x, acc[None, tk.lane_id(), None, (group // 4 * cols + part // parts) * 4 + group % 4],
+                      4 * (part % parts))
+            tk.mul(x, x, g.scale)
+            row = first + 16 * (group - tk.warp_id() % 4)  # of a warpgroup's first
+            tk.store_narrow(columns(out, 32 * part), x, row, at.start_q + at.rows_q)
 
 
 def share(row, i):

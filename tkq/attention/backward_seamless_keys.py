@@ -1,27 +1,25 @@
-"""The backward of packed sequences with room for the next task's K beside this one's."""
+"""Attention's backward without seams, with room for the next task's K beside this one's."""
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention import backward
 from tkq.attention.backward import TURNS_BARRIER
-from tkq.attention.backward_packed import PackedBackward
-from tkq.attention.backward_packed_config import PackedConfig
+from tkq.attention.backward_seamless import Seamless
+from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Shared, State, Task
-from tkq.attention.backward_tasks import claim, values_of
 
-V = 2  # of kv_empty
+V = 2  # of Shared.kv_empty
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Two tiles of K, from tile ``first`` on."""
+    """One task's tiles of K: those from tile ``first`` on."""
 
     tiles: tk.SharedTile
     first: Any
@@ -31,18 +29,20 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class StateWithKeys(State):
+class TwoKeysState(State):
+    """kv: of K's memories; its count is that of the tasks."""
+
     kv: tk.Ring
 
 
-class TwoKeys(PackedBackward):
-    """A task ends when its last dQ has been made, and only then K's memory is free; until the next K is there nobody
-    has anything to do. So the next K has memory of its own, and V, which is not needed before P is made, comes with the
-    first dO: as bytes of that stage.
+class TwoKeys(Seamless):
+    """A task ends when its last dQ has been made, and only then is K's memory free. Here the next K has memory of its
+    own, for which dS has one stage only, and V, which is not needed before P is made, comes with the first dO: as bytes
+    of that stage.
 
       semaphores  full (arrivals)           empty (arrivals)
       K, 2        producer's bytes (1)      every warp with keys, the dQ warpgroup's warps (12)
-      V           (first dO's)              every warp with keys (8)
+      V           (the first dO's)          every warp with keys (8)
     """
 
     @cute.kernel
@@ -71,7 +71,7 @@ class TwoKeys(PackedBackward):
         tk.assign(self.roles(g, s))
 
     def of_task(self, s, kv):
-        """s as one task's K has it."""
+        """s, as one task's K has it."""
         return replace(s, k=Keys(s.k, kv.stage * self.halves), kv_full=s.kv_full[kv.stage],
                        kv_empty=s.kv_empty[kv.stage])
 
@@ -81,10 +81,11 @@ class TwoKeys(PackedBackward):
     def keys(self, g, s, wg):
         tile, dim, dtype = self.config.tile, self.spec.width, self.q_tile.dtype
         scores = tk.rt_fl(tile)
-        c = StateWithKeys(
+        c = TwoKeysState(
             s=scores, dp=scores, p=tk.rt(tile, dtype), ds=tk.rt(tile, dtype), kept=tk.rt(tile, dtype),
             dk=tk.rt_fl(dim), dv=tk.rt_fl(dim), ring=s.q_pipe.ring(), before=s.q_pipe.ring(),
-            ds_ring=s.ds_pipe.ring(), turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg, kv=tk.ring(2))
+            ds_ring=s.ds_pipe.ring(), turns=tk.Turns(2, wg, self.config.turns, TURNS_BARRIER), wg=wg,
+            kv=self.ring_of_keys())
         c.turns.start()
         self.each_task(g, s, lambda t, again: self.keys_task(g, s, t, again, c, c.kv))
 
@@ -92,11 +93,11 @@ class TwoKeys(PackedBackward):
     def keys_task(self, g, s, t, again: Constexpr, c, kv):
         tk.zero(c.dk)
         tk.zero(c.dv)
-        here = self.of_task(s, kv)
-        tk.wait(here.kv_full[0], kv.phase)
         if const_expr(self.config.late):
             tk.zero(c.kept)
             c.before.count[0] = c.ring.count[0]
+        here = self.of_task(s, kv)
+        tk.wait(here.kv_full[0], kv.phase)
         self.visit(g, here, t, c, self.step)
         self.done_with(self.of_task(s, kv), 0)
         tk.arrive(s.kv_empty[V])
@@ -109,35 +110,26 @@ class TwoKeys(PackedBackward):
 
     @cute.jit
     def queries(self, g, s):
-        dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(2)
+        dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), self.ring_of_keys()
         cute.arch.griddepcontrol_wait()  # the counters are zero
         self.each_task(g, s, lambda t, again: self.add_task(g, self.of_task(s, kv), t, again, dq, ring, kv))
         tk.store_wait()
 
     # ---- producer ------------------------------------------------------------------------------
 
-    @cute.jit
-    def one_after_the_other(self, g, s, ring):
-        """K, then queries, V with the first."""
-        kv, box = tk.ring(2), s.tasks.ring()
-        cute.arch.griddepcontrol_wait()  # the counters are zero
-        number = claim(g.next, 0)
-        while number < g.tasks:
-            t = self.find_task(g, number)
-            if self.first_key(t) < t.rows_k:  # else the slot has no key
-                s.tasks.post(box, *values_of(t))
-                tk.wait(s.kv_empty[kv.stage], kv.phase ^ 1)
-                tk.expect_bytes(s.kv_full[kv.stage], self.halves * self.kv_tile.bytes)
-                for i in range(self.halves):
-                    self.load_half(g, t, s.k[kv.stage * self.halves + i], g.k, i, s.kv_full[kv.stage])
-                self.background.await_ready(g, t)
-                self.load_queries(g, s, t, ring, kv)
-                kv.advance()
-            number = claim(g.next, 0)
-        s.tasks.post(box, *[Int32(0) for _ in fields(Task)])
+    def ring_of_keys(self):
+        return tk.ring(2)
 
-    def load_half(self, g, t, tile, src, half, sem):
-        tk.load_async(tile, piece(g.places, src, t.rows_k), (t.batch_k, t.head, self.halves * t.block + half, 0), sem)
+    def load_first_keys(self, g, s, t, kv):
+        """K: its memory was free before this task began."""
+        tk.wait(s.kv_empty[kv.stage], kv.phase ^ 1)
+        tk.expect_bytes(s.kv_full[kv.stage], self.halves * self.kv_tile.bytes)
+        self.load_halves(g, t, s.k, kv.stage * self.halves, g.k, s.kv_full[kv.stage])
+
+    def load_halves(self, g, t, tiles, first, src, sem):
+        for i in range(self.halves):
+            tk.load_async(tiles[first + i], piece(g.places, src, t.rows_k),
+                          (t.batch_k, t.head, self.halves * t.block + i, 0), sem)
 
     @cute.jit
     def load_queries(self, g, s, t, ring, kv=None):
@@ -157,15 +149,14 @@ class TwoKeys(PackedBackward):
 
     @cute.jit
     def load_values_if(self, g, s, t, kv, sem, condition):
-        """Before anything has been loaded into the stage: it is not complete before its own bytes are there."""
+        """Before anything comes into the stage, which is not full before its own bytes are there."""
         if condition:
             tk.wait(s.kv_empty[V], Int32(kv.count[0] & 1) ^ 1)
             with cute.arch.elect_one():
                 cute.arch.mbarrier_expect_tx(sem.ptr, self.halves * self.kv_tile.bytes)
-            for i in cutlass.range_constexpr(self.halves):
-                self.load_half(g, t, s.v[i], g.v, i, sem)
+            self.load_halves(g, t, s.v, 0, g.v, sem)
 
 
-def build(spec: BackwardSpec, config: PackedConfig):
+def build(spec: BackwardSpec, config: SeamlessConfig):
     """As ``backward.build``."""
     return TwoKeys(spec, config), backward.build(spec, config)[1]
