@@ -24,6 +24,7 @@ from bench.tuning import precompile
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_plan import SINGLE, packed_class, plan, recipe
+from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.plan import length_class
 
@@ -34,6 +35,7 @@ _STAYS = {"direct": True, "persistent": True}
 _LATE = {"late": True}
 _BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
 _BY_HEADS = {**_BEHIND, **_LATE, "turns": True, "rounds": 1}  # a GroupedConfig
+_SEAMLESS = {**_BEHIND, "turns": True, "two_keys": False}  # a SeamlessConfig
 _CHAIN = {**_STAYS, **_LATE, "turns": True, "chain": True, "section_mb": 4}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 _WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
@@ -53,6 +55,13 @@ VARIANTS = {
     "late background no turns": {**_BEHIND, **_LATE, "turns": False},
     "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
+    "seamless": _SEAMLESS,
+    "seamless sections of 24 MB": {**_SEAMLESS, "section_mb": 24},
+    "seamless ahead": {**_SEAMLESS, "ahead": True},
+    "seamless red": {**_SEAMLESS, "dq_add": "red", "ds_stages": 3},
+    "seamless red 4 stages of dS": {**_SEAMLESS, "dq_add": "red", "ds_stages": 4},
+    "seamless two keys": {**_SEAMLESS, "two_keys": True, "ds_stages": 1},
+    "seamless two keys ahead": {**_SEAMLESS, "two_keys": True, "ds_stages": 1, "ahead": True},
     "chain": _CHAIN,
     "chain, sections of 1 MB": {**_CHAIN, "section_mb": 1},
     "chain, not late": {**_CHAIN, "late": False},
@@ -107,7 +116,8 @@ def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, Back
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue
-        make = GroupedConfig.of if "rounds" in change else dataclasses.replace
+        make = (GroupedConfig.of if "rounds" in change else SeamlessConfig.of if "two_keys" in change else
+                dataclasses.replace)
         config = make(SINGLE[dim], **change)
         try:
             if isinstance(config, GroupedConfig) and spec.varlen:

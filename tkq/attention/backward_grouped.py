@@ -14,7 +14,7 @@ from tkq.attention.backward import AttentionBackward
 from tkq.attention.backward import build as build_alike
 from tkq.attention.backward_background import FINISHED, ZEROED, BackwardBackground
 from tkq.attention.backward_grouped_config import GroupedConfig, part_of_turn
-from tkq.attention.backward_rest import rest
+from tkq.attention.backward_seamless_background import await_patiently
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import Handed, _add, _store, await_count, load_acquire
 from tkq.attention.backward_state import Task
@@ -58,7 +58,7 @@ class GroupedBackground(BackwardBackground):
         while n < tiles:
             self.zero_ahead(g)
             at = self.tile(g, n)
-            self.await_added(g, at)
+            await_patiently(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
             self.convert(g, at)
             tell(counters.ready, tiles)  # behind those of heads: how many are finished
             n = claim(counters.next, FINISHED)
@@ -79,13 +79,6 @@ class GroupedBackground(BackwardBackground):
     def count(self, counts, i):
         """Of all lanes the same."""
         return cute.arch.make_warp_uniform(load_acquire(counts, i))
-
-    @cute.jit
-    def await_added(self, g, at):
-        """Until all of the head's dQ has been added."""
-        head, wanted = self.head(g, at), 4 * self.blocks(at.rows_k)
-        while load_acquire(g.background.counters.added, head) < wanted:
-            rest()
 
     @cute.jit
     def await_head(self, g, t, head):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
+from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
 from tkq.runtime.recipe import Recipe
@@ -20,7 +21,11 @@ def packed_class(seqlen_k: int) -> str:
 
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
-    module = "backward_grouped" if isinstance(config, GroupedConfig) else "backward"
+    module = "backward"
+    if isinstance(config, GroupedConfig):
+        module = "backward_grouped"
+    elif isinstance(config, SeamlessConfig):
+        module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
@@ -44,7 +49,8 @@ def _planned(spec, length, group):
         return _of_groups(spec, length, group)
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
-    return replace(_BEHIND[spec.width], section_mb=_section(spec, length))
+    behind = replace(_BEHIND[spec.width], section_mb=_section(spec, length))
+    return SeamlessConfig.of(behind) if spec.varlen and spec.width == 128 and length == "long" else behind
 
 
 def _section(spec, length):
@@ -121,5 +127,5 @@ def _expectation(spec, config):
                                  *["STSM"] * (spec.adds_dq or not config.direct), *dq),
         roles=config.roles,
         others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
-                ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+                *((name, Expectation(instructions=("LDG.E.128",))) for name in ("BackwardPre", "FirstTiles")),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))
