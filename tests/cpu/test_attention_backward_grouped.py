@@ -4,7 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tkq.attention.backward_grouped_config import GroupedConfig, part_of_turn
-from tkq.attention.backward_plan import _BEHIND
+from tkq.attention.backward_plan import _BEHIND, plan
+from tkq.attention.backward_spec import WIDTHS, BackwardSpec
+from tkq.attention.plan import LENGTHS
 from tkq.attention.query_ranges import lead_of, place
 
 
@@ -124,6 +126,17 @@ def test_a_model_that_hangs_is_found():
     machine = Machine(order, 2, 1, 1, 1)
     with pytest.raises(AssertionError, match="all wait"):
         machine.run(1, list(range(7, -1, -1)), [0])
+
+
+@given(length=st.sampled_from(LENGTHS), group=st.integers(1, 9), varlen=st.booleans(), width=st.sampled_from(WIDTHS),
+       right=st.booleans(), left=st.booleans(), softcap=st.booleans(), deterministic=st.booleans())
+def test_planned_for_shared_heads_alone(length, group, **options):
+    """Of sequences that are not packed, and with what ``GroupedBackward`` takes."""
+    spec = BackwardSpec(**options)
+    config = plan(spec, length, group)
+    if isinstance(config, GroupedConfig):
+        assert group > 1 and not (spec.varlen or spec.left or spec.softcap or spec.deterministic)
+        assert not config.split or (group % config.split == 0 and group > config.split and spec.right)
 
 
 def test_what_cannot_run_is_refused():

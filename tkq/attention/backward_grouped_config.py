@@ -13,7 +13,7 @@ class GroupedConfig(BackwardConfig):
 
     background: bool = True
     rounds: int = 1
-    paced: bool = True
+    paced: bool = False
 
     @classmethod
     def of(cls, config: BackwardConfig, **changes) -> "GroupedConfig":
