@@ -139,6 +139,17 @@ def test_planned_for_shared_heads_alone(length, group, **options):
         assert not config.split or (group % config.split == 0 and group > config.split and spec.right)
 
 
+@given(st.integers(1, 100_000), st.integers(1, 9))
+def test_the_workspace_has_room_for_the_counters(rows, heads):
+    """Behind the accumulator, which begins at a multiple of 16 bytes: two of as many query heads as there are tiles,
+    and one more; and the kernel before, which clears 8 for each tile, clears them all."""
+    config, spec = GroupedConfig.of(_BEHIND[128]), BackwardSpec(right=True)
+    tiles = heads * -(-rows // config.tile)
+    end = -(-(tiles * 2 * config.tile) // 4) * 4 + tiles * config.tile * spec.width
+    assert end + 3 + 2 * (tiles + 1) <= heads * config.workspace_floats(spec, rows)
+    assert 3 + 2 * (tiles + 1) <= 8 * tiles
+
+
 def test_what_cannot_run_is_refused():
     GroupedConfig.of(_BEHIND[128], split=2).check(128)
     for wrong in ({"background": False}, {"rounds": 0}, {"dq_add": "red"}):
