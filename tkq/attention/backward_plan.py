@@ -48,13 +48,15 @@ def _section(spec, length):
 
 def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
-    together: background would only add to it, and short sequences have them in parts of two, if there are two or
-    more."""
+    together: background would only add to it, and they have them in parts of two, if there are two or more. Not so of
+    four at medium lengths, where handing on costs what it saves."""
     if spec.varlen and (spec.width == 64 or length == "short"):
         return SINGLE[64] if spec.width == 64 else _D128_SHORT
+    if spec.width == 128 and not spec.varlen and spec.right:
+        in_parts = group % 2 == 0 and group > (4 if length == "medium" else 2)
+        return _SPLIT if in_parts else _STAYS[128]
     if spec.width == 128 and not spec.varlen and length == "short":
-        in_parts = group > 2 and group % 2 == 0
-        return _BEHIND[128] if not spec.right else _SPLIT if in_parts else _STAYS[128]
+        return _BEHIND[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
@@ -72,7 +74,7 @@ _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), sect
 _CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
           128: replace(_STAYS[128], chain=True, section_mb=4)}
 _CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too few without masks
-_SPLIT = replace(_STAYS[128], split=2)
+_SPLIT = replace(_STAYS[128], split=2, section_mb=8)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
