@@ -1,9 +1,9 @@
 """What a new process waits for: imports, and the first call of each op, from a warm cache and from a bundle.
 
-    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--processes 3] [--at-once 1] [--bundle DIR]
+    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--processes 3] [--at-once 1] [--bundle DIR] [--warm]
 
 Each measurement is a process of its own. Those that take the cache find it warm: a process before them has made the
-same call. Those that take the bundle have neither the DSL, nor a compiler, nor a cache.
+same call (with --warm, somebody has). Those that take the bundle have neither the DSL, nor a compiler, nor a cache.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from bench import harness
@@ -76,6 +77,32 @@ def cost(name: str, seconds: list, at_most: float | None = None, note: str = "")
     return Cost(name, us[len(us) // 2], us[0], us[-1], len(us), at_most, note)
 
 
+def gather(wanted: dict, report, out: Path) -> list:
+    """What the processes saw. wanted: {(op, source): futures}. Results are saved after each."""
+    everything = []
+    for (op, source), futures in wanted.items():
+        try:
+            seen = [future.result() for future in futures]
+        except (RuntimeError, subprocess.TimeoutExpired, concurrent.futures.CancelledError) as problem:
+            report.problems.append(f"{op}, {source}: {type(problem).__name__} {problem}")
+            print(f"PROBLEM {report.problems[-1]}", flush=True)
+            continue
+        everything += seen
+        for c in costs_of(op, source, seen):
+            report.costs.append(c)
+            print(f"{c.name:<50} {c.median_us / 1e3:8.2f} ms ({c.least_us / 1e3:.2f} to {c.most_us / 1e3:.2f}) "
+                  f"{c.note}{'' if c.holds() is not False else ' MISSED'}", flush=True)
+        report.save(out)
+    return everything
+
+
+def warm(pool, ops, report) -> None:
+    for op, future in {op: pool.submit(measured, op, "cache", None) for op in ops}.items():
+        if problem := future.exception():
+            report.problems.append(f"warming: {problem}")
+            print(f"PROBLEM warming: {op}: {problem}", flush=True)
+
+
 def main(words=None) -> int:
     """0 where all bounds hold, 1 where one does not or something did not run."""
     parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__.partition("\n")[0])
@@ -83,41 +110,32 @@ def main(words=None) -> int:
     parser.add_argument("--processes", type=int, default=3, help="for each case")
     parser.add_argument("--at-once", type=int, default=1, help="processes that are measured side by side")
     parser.add_argument("--bundle", type=Path, help="one that has the cases' kernels; otherwise it is made")
+    parser.add_argument("--warm", action="store_true", help="the cache has the cases' kernels already")
+    parser.add_argument("--seconds", type=float, help="what has not begun by then is not measured")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     chosen = parser.parse_args(words)
     report = Report(Environment.here(harness.Monitor().driver))
-    ops = tuple(chosen.ops.split(";")) if chosen.ops else OPS
+    ops, out = tuple(chosen.ops.split(";")) if chosen.ops else OPS, chosen.out / "cold_start.json"
     with tempfile.TemporaryDirectory() as made, concurrent.futures.ThreadPoolExecutor(chosen.at_once) as pool:
         bundle = chosen.bundle or Path(made)
         if not chosen.bundle:
             subprocess.run([sys.executable, "-m", "tests.smoke", "bundle", made, "-j", str(os.cpu_count())], cwd=ROOT,
                            check=True)
-        warmed = {op: pool.submit(measured, op, "cache", None) for op in ops}
-        for op, future in warmed.items():
-            if problem := future.exception():
-                report.problems.append(f"warming: {problem}")
-                print(f"PROBLEM warming: {op}: {problem}", flush=True)
-        running = {(op, source): [pool.submit(measured, op, source, bundle) for _ in range(chosen.processes)]
-                   for op in ops for source in ("cache", "bundle")}
-        everything = []
-        for (op, source), futures in running.items():
-            try:
-                seen = [future.result() for future in futures]
-            except (RuntimeError, subprocess.TimeoutExpired) as problem:
-                report.problems.append(str(problem))
-                print(f"PROBLEM {problem}", flush=True)
-                continue
-            everything += seen
-            for c in costs_of(op, source, seen):
-                report.costs.append(c)
-                print(f"{c.name:<50} {c.median_us / 1e3:8.2f} ms ({c.least_us / 1e3:.2f} to {c.most_us / 1e3:.2f}) "
-                      f"{c.note}{'' if c.holds() is not False else ' MISSED'}", flush=True)
+        if not chosen.warm:
+            warm(pool, ops, report)
+        wanted = {(op, source): [pool.submit(measured, op, source, bundle) for _ in range(chosen.processes)]
+                  for op in ops for source in ("cache", "bundle")}
+        if chosen.seconds:
+            stop = threading.Timer(chosen.seconds, lambda: [f.cancel() for each in wanted.values() for f in each])
+            stop.daemon = True
+            stop.start()
+        everything = gather(wanted, report, out)
     if everything:
         report.costs += [cost("import torch", [s["torch"] for s in everything]),
                          cost("import tkq and its functions, after torch", [s["tkq"] for s in everything], 300_000)]
     for c in report.costs[-2:]:
         print(f"{c.name:<50} {c.median_us / 1e3:8.2f} ms")
-    report.save(chosen.out / "cold_start.json")
+    report.save(out)
     return 1 if report.problems or any(c.holds() is False for c in report.costs) else 0
 
 

@@ -2,9 +2,10 @@
 
     python -m bench.fp8_gemm [--sections tensor,row,block,line,few,epilogue,calls] [--shapes 8192x8192x8192] [--quick]
 
-Operands are randn, quantised before the clock runs; results bf16. Results go to OUT/fp8_gemm.json after every case; a
-table of all of them is printed last. Exit status 0 if every bound that could be decided holds and every result is
-accurate, 1 if not or if something did not run, 2 without a GPU.
+Operands are randn, quantised before the clock runs; results bf16. "QuACK tuned" compiles 44 kernels, once for all
+shapes: --without leaves it out. Results go to OUT/fp8_gemm.json after every case; a table of all of them is printed
+last. Exit status 0 if every bound that could be decided holds and every result is accurate, 1 if not or if something
+did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=Non
     work = 2 * m * n * k if unit == "TFLOP/s" else n * k + m * k + 2 * m * n
     name = f"fp8_gemm {kind}" + "".join(f" {v}" for v in (options.get("activation"),) if v)
     question = harness.Question(section, name, f"{m}x{n}x{k}", unit, work, bound, roof=roof)
-    op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", tuple(fp8_peers.PEERS["fp8_gemm"]))
+    op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", fp8_peers.names(kind))
     return Job(question, ours, op, names, inputs, error, {"kind": kind})
 
 
 def large_jobs(kind: str, shapes) -> Iterator[Job]:
-    bound = Bound(("torch", "QuACK"), AT_LEAST[kind][0]) if kind in AT_LEAST else None
+    bound = Bound(fp8_peers.names(kind), AT_LEAST[kind][0]) if kind in AT_LEAST else None
     for shape in shapes:
         yield product_job(kind, kind, shape, bound=bound)
 

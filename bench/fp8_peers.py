@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
+from bench import gemm_peers
+
 FP8 = torch.float8_e4m3fn
 
 
@@ -57,13 +59,13 @@ def _torch(kind: str) -> Callable:
     return lambda a, b, sa, sb, torch_a, torch_b: f(a, b, torch_a, torch_b)
 
 
-def _quack(kind: str) -> Callable:
+def _quack(tuned: bool) -> Callable:
     """It knows one factor for all, on the host: the scales are left out, which costs it nothing."""
-    from quack.gemm_interface import gemm
+    def make(kind: str) -> Callable:
+        run = gemm_peers.quack(tuned)
+        return lambda a, b, *_: run(a, b)
 
-    if kind != "tensor":
-        raise NotImplementedError(f"QuACK has no scales of kind {kind}")
-    return lambda a, b, *_: gemm(a, b, out_dtype=torch.bfloat16, tuned=False)
+    return make
 
 
 def _plain(kind: str) -> Callable:
@@ -73,7 +75,14 @@ def _plain(kind: str) -> Callable:
     return lambda a, b, sa, sb, *_: tkq.fp8_gemm(a, b, sa, sb)
 
 
-PEERS = {"fp8_gemm": {"torch": _torch, "QuACK": _quack}, "fp8_plain": {"plain": _plain}}
+PEERS = {"fp8_gemm": {"torch": _torch, "QuACK": _quack(False), "QuACK tuned": _quack(True)},
+         "fp8_plain": {"plain": _plain}}
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Who has products with such scales."""
+    return tuple(PEERS["fp8_gemm"]) if kind == "tensor" else ("torch",)
+
 
 
 def operands(m: int, n: int, k: int, kind: str, seed: int) -> tuple:

@@ -1,21 +1,25 @@
 """A training step of a Llama of 1.2 billion parameters, patched with tkq and as transformers has it; and decoding.
 
-    python -m bench.llama [--sections eager,compiled,learning,generate] [--linear none,fp8_block] [--batch 2]
+    python -m bench.llama [--sections eager,compiled,whole,learning,generate] [--linear none,fp8_block] [--batch 2]
 
-bf16, S 4096, AdamW, the model of examples/llama_train.py. Steps are timed by the host's clock, in turns of two after
-one that does not count, with the same parameters, gradients and optimizer for all. The unpatched model has the fastest
-of torch's attention backends, found before, in eager mode. Work: 6 operations a parameter and token, and attention's.
-Learning: 200 steps of both from the same weights. Results go to OUT/llama.json and OUT/llama_learning.json after every
-section. Exit status 0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
+bf16, S 4096, AdamW (torch's fused one, for all: part of every step), the model of examples/llama_train.py. Steps are
+timed by the host's clock, in turns of two after one that does not count, with the same parameters, gradients and
+optimizer for all. The unpatched model has the fastest of torch's attention backends, found before, in eager mode.
+Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
+each. Work: 6 operations a parameter and token, and attention's. Learning: 200 steps of both from the same weights.
+Results go to OUT/llama.json and OUT/llama_learning.json after every section. Exit status 0 if every bound holds, 1 if
+not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import pathlib
 import statistics
 import sys
+import time
 from collections.abc import Iterator
 
 import torch
@@ -28,8 +32,8 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 import llama_generate
 import llama_train
 
-SECTIONS = ("eager", "compiled", "learning", "generate")
-AT_LEAST = {"eager": 1.15, "compiled": 1.03}
+SECTIONS = ("eager", "compiled", "whole", "learning", "generate")
+AT_LEAST = {"eager": 1.15, "compiled": 1.03, "whole": 1.03}
 APART = 0.005  # curves of losses, relatively
 SEQLEN, STEPS = 4096, 200
 DECODE = ((1, 1024), (8, 1024))  # sequences, tokens of the prompt
@@ -43,35 +47,55 @@ def operations(model, sizes, batch: int, seqlen: int) -> int:
     return 6 * parameters * batch * seqlen + 3 * 2 * batch * heads * seqlen**2  # causal: half of 4 S^2 D
 
 
-class Steps:
-    """The models and ways to make a step, which share all parameters."""
+def by_regions(run):
+    """The run, with each decoder layer and the loss compiled: of a model that is not compiled yet."""
+    for layer in run.call.model.layers:
+        layer.compile()
+    run.call.loss_function = torch.compile(run.call.loss_function)
 
-    def __init__(self, sizes, batch, seqlen, linears):
-        self.sizes, self.shape = sizes, (batch, seqlen)
+
+class Steps:
+    """The models and ways to make a step, which share all parameters. attention: of torch, None for the fastest."""
+
+    def __init__(self, sizes, batch, seqlen, linears, attention=None):
+        self.sizes, self.shape, self.begin = sizes, (batch, seqlen), time.perf_counter()
         self.model = llama_train.make_model(sizes)
         self.batches = llama_train.language(batch, seqlen, STEPS, sizes["vocab_size"])
         self.optimizer = llama_train.make_optimizer(self.model, 0.0)  # the weights stay
-        self.plain, self.backends = llama_train.with_best_attention("torch", self.model, self.batches, self.optimizer)
+        self.plain, self.backends = self.attention(attention)
         self.best = self.plain.name.partition("(")[2].rstrip(")")
-        ours = {"tkq": "tkq", **{f"tkq, {linear}": None if linear == "none" else linear for linear in linears}}
-        self.ours = {name: llama_train.patched(self.model, linear)[0] for name, linear in ours.items()}
+        self.linears = {"tkq": "tkq", **{f"tkq, {each}": None if each == "none" else each for each in linears}}
 
-    def runs(self, compiled: bool) -> list:
-        made = [llama_train.Run(name, model) for name, model in self.ours.items()]
-        made.append(llama_train.Run("torch", self.model, self.plain.backend))
-        if compiled:
-            for run in made:
+    def attention(self, name):
+        if name is None:
+            return llama_train.with_best_attention("torch", self.model, self.batches, self.optimizer)
+        return llama_train.Run(f"torch ({name})", self.model, llama_train.BACKENDS[name]), {}
+
+    def ours(self, name: str):
+        """A model of its own, with the same parameters."""
+        return llama_train.patched(self.model, self.linears[name])[0]
+
+    def runs(self, section: str) -> list:
+        made = [llama_train.Run(name, self.ours(name)) for name in self.linears]
+        theirs = copy.deepcopy(self.model, {id(x): x for x in (*self.model.parameters(), *self.model.buffers())})
+        made.append(llama_train.Run("torch", theirs, self.plain.backend))
+        for run in made:
+            if section == "whole":
                 run.call = torch.compile(run.call)
+            elif section == "compiled":
+                by_regions(run)
         return made
 
     def case(self, section: str, rounds: int) -> Case:
-        runs, notes, failed = self.runs(section == "compiled"), {}, []
+        runs, notes, failed = self.runs(section), {}, []
         for run in list(runs):
             try:
                 for _ in range(2):
                     run.step(self.batches[0], self.optimizer)
                 most = llama_train.memory(run, self.batches[0], self.optimizer)
                 notes[run.name] = f"{most / 2**30:.2f} GiB at most"
+                print(f"{section}: {run.name}: {notes[run.name]}; {time.perf_counter() - self.begin:.0f} s since the "
+                      "beginning", flush=True)
             except Exception as problem:
                 runs.remove(run)
                 self.optimizer.zero_grad()
@@ -91,7 +115,7 @@ class Steps:
         """The losses of both, and how far they are apart."""
         weights = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = None
-        runs = (self.plain, llama_train.Run("tkq", self.ours["tkq"]))
+        runs = (self.plain, llama_train.Run("tkq", self.ours("tkq")))
         curves = [llama_train.learn(run, self.model, self.batches, weights) for run in runs]
         return dict(torch=curves[0], tkq=curves[1], apart=llama_train.apart(curves[1], curves[0]), at_most=APART)
 
@@ -116,7 +140,7 @@ def decoding(model) -> Iterator[Cost]:
 def run(options) -> int:
     report = Report(Environment.here(harness.Monitor().driver))
     sizes, seqlen = (llama_train.SMALL, 512) if options.small else (llama_train.SIZES, SEQLEN)
-    steps = Steps(sizes, options.batch, seqlen, options.linear)
+    steps = Steps(sizes, options.batch, seqlen, options.linear, options.attention)
     for section in options.sections:
         try:
             if section == "learning":
@@ -146,6 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     words = lambda text: tuple(filter(None, text.split(",")))
     parser.add_argument("--sections", type=words, default=SECTIONS, help=f"of {', '.join(SECTIONS)}, in this order")
     parser.add_argument("--linear", type=words, default=(), help="layers to time beside tkq's: none, fp8, fp8_block")
+    parser.add_argument("--attention", choices=llama_train.BACKENDS, help="torch's; without it the fastest is found")
     parser.add_argument("--batch", type=int, default=2, help="sequences")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="a small model: to try it")
