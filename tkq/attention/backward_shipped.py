@@ -3,19 +3,19 @@ ask for together. Not in that file, on which every kernel depends."""
 import itertools
 
 from tkq.attention import backward_plan
-from tkq.attention.backward_plan import PACKED_LENGTHS, plan
+from tkq.attention.backward_plan import PACKED_LENGTHS, plan, recipe
 from tkq.attention.backward_spec import BackwardSpec, width
 from tkq.attention.plan import LENGTHS
 from tkq.attention.shipped import MODELS
-from tkq.runtime.recipe import Recipe, Shipped
+from tkq.runtime.recipe import Shipped
 
 
 def shipped():
     """Names are unique: flash_attn_backward, dtype, width, choices, length."""
     out = {kernel.recipe: kernel for kernel in backward_plan.shipped()}
     for spec, length, group in (*of_models(), *_choices()):
-        recipe = Recipe("tkq.attention.backward:build", (spec, plan(spec, length, group)))
-        out.setdefault(recipe, Shipped(_name(spec, length, group), recipe, backward_plan._expectation(*recipe.args)))
+        kernel = recipe(spec, plan(spec, length, group))
+        out.setdefault(kernel, Shipped(_name(spec, length, group), kernel, backward_plan._expectation(*kernel.args)))
     return list(out.values())
 
 
