@@ -33,8 +33,9 @@ def test_packed(dim, causal, change, monkeypatch):
     Problem(MIXED[::-1], 3, 3, dim, spare=300, options=options).judge(f"spare rows {change}", config=config)
     Problem(MANY, 2, 1, dim, options=options).judge(f"many short ones {change}", config=config)
     Problem(((500, 420),) * 9, 24, 12, dim, options=options).judge(f"many heads {change}", config=config)
-    if not change:
+    if not change and causal:
         Problem(MIXED, 4, 2, dim, spare=50, in_use=True, options=options).judge("in use", config=config)
+    if not change and not causal:
         Problem(((700, 641), (641, 1100), (1, 1)), 8, 2, dim, dlse=True, options=options).judge("dlse", config=config)
     if causal:
         limit = Options(False, None, -1, 50)
