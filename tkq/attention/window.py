@@ -1,0 +1,87 @@
+"""Flash attention forward with a window on both sides: blocks that go through the keys of a head once."""
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.attention import forward
+from tkq.attention.ranges import Extent
+from tkq.attention.spec import AttentionSpec
+from tkq.attention.state import Shared
+from tkq.attention.window_consumer import WindowConsumer
+from tkq.attention.window_plan import WindowConfig
+from tkq.attention.window_producer import WindowProducer, window_fields
+from tkq.attention.window_ranges import ROWS, TILE, Strip, bands_of, place, segments_of, span_of
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Sequences of one length, in strips: see ``window_ranges``."""
+
+    rows_q: Int32
+    rows_k: Int32
+    heads: Int32  # of a batch element
+    heads_per_kv: Int32
+    all_heads: Int32  # of all batch elements
+    span: Int32
+    segments: Int32
+    shift: Constexpr[int]
+
+    def begin(self, schedule):
+        """As ``Dense``."""
+        return self, schedule
+
+    def find(self, number) -> Strip:
+        return place(number, self.span, self.segments, self.all_heads, self.shift, self.rows_q)
+
+    def lengths(self, task):
+        return self.rows_q, self.rows_k
+
+
+class WindowForward(forward.AttentionForward):
+    """``AttentionForward`` of rows that see a number of keys on either side: o, and lse where it is asked for.
+
+    There, both warpgroups begin and end a task at once, and tensor cores wait while they do; and both see 128 rows'
+    keys. Here a block goes through a strip of key tiles, each warpgroup with 64 rows at a time that see some of them;
+    where its rows see no more, the next 64 begin, while the other warpgroup is in the middle of its own.
+
+      key tiles          t t-1 t-2 t-3 .. (each is waited for and released by both warpgroups, seen or not)
+      warpgroup 1        [rows r            ] [rows r - 128 span     ] [..     span tiles each
+      warpgroup 0            [rows r'             ] [rows r' - 128 span    ]    ``shift`` tiles behind, or ahead
+
+      producer (warp 0)  K(t) | rows' tasks and Q, both | K(t-1) V(t) | K(t-2) V(t-1) .. | in the middle of a segment the
+                         next one's tasks and Q | .. | next strip | V(last)
+      consumer           first S | S and P V of the tile before .. | the last P V, with the next rows' first S over it
+                         (``bridge``) | write O
+
+    Pipes are those of ``AttentionForward``. Without ``turns``: the two are not in step.
+    """
+
+    def __init__(self, spec: AttentionSpec, config: WindowConfig):
+        if spec.varlen or spec.pack > 1 or not spec.far or not (spec.causal or spec.right):
+            raise ValueError(f"WindowForward: {spec}, needed are a far left and a right limit, of one length, not packed")
+        super().__init__(spec, config.check(spec.head_dim, spec.head_dim_v))
+        self.producer, self.consumer = WindowProducer(spec, config), WindowConsumer(spec, config)
+
+    def tasks(self, q, k, sequences, numbers):
+        """(what knows the strips, how many there are)"""
+        heads, all_heads = q.shape[2], q.shape[2] * q.shape[3]
+        right = numbers.right if const_expr(self.spec.right) else Int32(0)
+        e = Extent(q.shape[0], k.shape[0], ROWS, TILE, numbers.left, right)
+        span = span_of(e)
+        segments = segments_of(q.shape[0], span)
+        strips = Strips(q.shape[0], k.shape[0], heads, heads // k.shape[2], all_heads, span, segments,
+                        self.config.shift)
+        return strips, bands_of(segments) * span * all_heads
+
+    def shared(self, al: tk.SharedAllocator) -> Shared:
+        s = super().shared(al)
+        n = self.config.consumers * self.config.q_stages
+        return replace(s, task=al.vector(len(window_fields(self.spec)), n, Int32))
+
+
+def build(spec: AttentionSpec, config: WindowConfig):
+    """As ``forward.build``."""
+    return WindowForward(spec, config), forward.build(spec, config)[1]

@@ -1,0 +1,25 @@
+"""Which windows have a kernel of their own (``window.WindowForward``), and how it is built."""
+from dataclasses import dataclass
+
+from tkq.attention.plan import AttentionConfig
+
+
+@dataclass(frozen=True)
+class WindowConfig(AttentionConfig):
+    """kv is 128, consumers are 2; schedule is "dynamic" or "static". shift: how many key tiles the two consumers'
+    rows are apart, a power of 2. halves: a consumer leaves out the half of its first or last key tile that none of
+    its rows sees."""
+
+    bridge: bool = False
+    turns: bool = False
+    registers: tuple = (40, 232)
+    shift: int = 2
+    halves: bool = True
+
+    def check(self, head_dim: int, head_dim_v: int) -> "WindowConfig":
+        """As ``AttentionConfig.check``."""
+        if (self.kv, self.consumers, self.cluster) != (128, 2, 1) or self.schedule == "single" or self.q_stages != 2:
+            raise ValueError(f"{self}: allowed are kv 128, 2 consumers, cluster 1, two tiles of Q, persistent blocks")
+        if self.shift not in (1, 2, 4):
+            raise ValueError(f"{self}: shift is {self.shift}, allowed are 1, 2 and 4")
+        return super().check(head_dim, head_dim_v)

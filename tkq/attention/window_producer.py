@@ -1,0 +1,88 @@
+"""The producer warp of the window kernel: which strip next, its key tiles, and the rows that go through them."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+import tkq.tile as tk
+from tkq.attention.producer import Producer
+from tkq.attention.state import extent, field_names
+from tkq.attention.window_ranges import ROWS, TILE, ends_of, first_row, told
+
+
+def window_fields(spec) -> tuple:
+    """What a warpgroup is told: of its rows as in ``field_names``, of its way as in ``told``."""
+    return (*field_names(spec), "before", "after", "chained", "cut")
+
+
+class WindowProducer(Producer):
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.fields = window_fields(spec)
+
+    @cute.jit
+    def run(self, g, s):
+        tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
+        rings = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
+        tasks, schedule = g.tasks.begin(g.schedule)
+        number = schedule.first()
+        while number < schedule.tasks:
+            strip, fetched = tasks.find(number), Int32(0)
+            if strip.low < strip.high:
+                fetched = self.strip(g, s, rings, strip)
+            else:
+                fetched = schedule.fetch()
+            number = schedule.following(number, fetched)
+        self.close(s, rings[2])
+
+    @cute.jit
+    def strip(self, g, s, rings, strip):
+        """Loads a strip. What ``Schedule.fetch`` gave."""
+        k_ring, v_ring, q_ring = rings
+        e = extent(self.spec, self.config, g, g.tasks.rows_q, g.tasks.rows_k)
+        ends, span = ends_of(e, strip, g.tasks.span), g.tasks.span
+        bottom, top = ends
+        batch = strip.head // g.tasks.heads
+        of = batch, strip.head % g.tasks.heads // g.tasks.heads_per_kv
+        self.load(s.k, g.k, s.k_pipe, k_ring, of, top - 1)
+        segment = strip.high - 1
+        self.load_segment(g, s, q_ring, (e, strip, span, ends), segment)
+        # The next segment's tasks go out in the middle of each: by then, its places of Q are free.
+        foremost = cutlass.max(first_row(strip.tiles[0], 0), first_row(strip.tiles[1], 1)) + segment * span * TILE
+        middle = (foremost + e.rows_k - e.rows_q + ROWS - 1 + e.right) // TILE - span // 2
+        for j in cutlass.range(1, top - bottom, unroll=1):
+            self.load(s.k, g.k, s.k_pipe, k_ring, of, top - 1 - j)
+            self.load(s.v, g.v, s.v_pipe, v_ring, of, top - j)
+            if top - 1 - j <= middle:
+                if segment > strip.low:
+                    segment = segment - 1
+                    middle = middle - span
+                    self.load_segment(g, s, q_ring, (e, strip, span, ends), segment)
+        fetched = g.schedule.fetch()
+        self.load(s.v, g.v, s.v_pipe, v_ring, of, bottom)
+        return fetched
+
+    @cute.jit
+    def load_segment(self, g, s, ring, of, segment):
+        """Each consumer's task and Q tile. Rows that are not there come as zeros."""
+        e, strip, span, ends = of
+        at = {"batch": strip.head // g.tasks.heads, "head": strip.head % g.tasks.heads}
+        for w in cutlass.range_constexpr(self.config.consumers):
+            known = {**at, **told(e, strip, span, ends, segment, w)}
+            i = self.acquire_q(s, ring, w)
+            with cute.arch.elect_one():
+                for f in cutlass.range_constexpr(len(self.fields)):
+                    s.task[f, i] = Int32(known[self.fields[f]])
+                cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
+            tk.load_async(s.q[i], g.q, (at["batch"], at["head"], known["tile"] * self.config.consumers + w, 0),
+                          s.q_full[i])
+        ring.advance()
+
+    @cute.jit
+    def close(self, s, q_ring):
+        """No more strips."""
+        for w in cutlass.range_constexpr(self.config.consumers):
+            i = self.acquire_q(s, q_ring, w)
+            with cute.arch.elect_one():
+                for f in cutlass.range_constexpr(len(self.fields)):
+                    s.task[f, i] = Int32(-1 if self.fields[f] == "blocks" else 0)
+                cute.arch.mbarrier_arrive(s.q_full[i].ptr)
