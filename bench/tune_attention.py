@@ -28,6 +28,7 @@ from tkq.attention.arguments import Lengths, Options
 from tkq.attention.launch import Operands
 from tkq.attention.plan import AttentionConfig, length_class, plan
 from tkq.attention.spec import FAR, AttentionSpec
+from tkq.attention.window_plan import WindowConfig, builder_of
 from tkq.runtime import Recipe
 
 # What each name changes of the plan; a name of several words changes all of it.
@@ -46,9 +47,11 @@ CHANGES = {
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
     "late": dict(late=True), "early": dict(late=False),
+    "strips": {}, "whole": dict(halves=False), "shift2": dict(shift=2),  # of a WindowConfig
 }
 
-WINDOW = ("plan", "bridge", "free", "bridge free", "late", "pairs fetch", "pairs fetch free", "kv96")
+WINDOW = ("plan", "strips", "strips bridge", "strips whole", "strips whole bridge", "strips shift2", "strips bridge shift2",
+          "bridge", "free", "late")
 VARIANTS = {
     64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
@@ -66,9 +69,13 @@ VARIANTS = {
 
 
 def config_of(name: str, planned: AttentionConfig) -> AttentionConfig:
-    """The plan with the changes that the name's words say."""
-    changes = {}
-    for word in name.split():
+    """The plan with the changes that the name's words say; with "strips" among them, the window kernel's."""
+    changes, words = {}, name.split()
+    if "strips" in words:
+        planned = WindowConfig()
+    elif isinstance(planned, WindowConfig):
+        planned = AttentionConfig(bridge=False)
+    for word in words:
         changes.update(CHANGES[word])
     return replace(planned, **changes)
 
@@ -186,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def recipe(case: Case, config: AttentionConfig) -> Recipe:
-    return Recipe("tkq.attention.forward:build", (case.spec.kernel(), config))
+    return Recipe(builder_of(config), (case.spec.kernel(), config))
 
 
 def time_one(case: Case, chosen, args):

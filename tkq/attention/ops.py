@@ -22,6 +22,7 @@ from tkq.attention.arguments import (
 from tkq.attention.launch import Operands
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
 from tkq.attention.spec import FAR, AttentionSpec
+from tkq.attention.window_plan import builder_of
 from tkq.runtime import Recipe, arch, autocast, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
@@ -202,8 +203,8 @@ def _launch(operands, sizes, options, index, config=None):
 def launcher_of(device, spec, length, config=None):
     """(the compiled kernel, how many multiprocessors the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
-    recipe = Recipe("tkq.attention.forward:build", (spec.kernel(), config or plan(spec, length)))
-    return function(recipe), arch.processors(device), spec.head_dim**-0.5
+    config = config or plan(spec, length)
+    return function(Recipe(builder_of(config), (spec.kernel(), config))), arch.processors(device), spec.head_dim**-0.5
 
 
 def _cpu(q, k, v, sinks, options, return_lse):

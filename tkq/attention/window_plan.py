@@ -13,13 +13,18 @@ class WindowConfig(AttentionConfig):
     bridge: bool = False
     turns: bool = False
     registers: tuple = (40, 232)
-    shift: int = 2
+    shift: int = 1
     halves: bool = True
 
     def check(self, head_dim: int, head_dim_v: int) -> "WindowConfig":
         """As ``AttentionConfig.check``."""
         if (self.kv, self.consumers, self.cluster) != (128, 2, 1) or self.schedule == "single" or self.q_stages != 2:
             raise ValueError(f"{self}: allowed are kv 128, 2 consumers, cluster 1, two tiles of Q, persistent blocks")
-        if self.shift not in (1, 2, 4):
-            raise ValueError(f"{self}: shift is {self.shift}, allowed are 1, 2 and 4")
+        if self.shift not in (1, 2):
+            raise ValueError(f"{self}: shift is {self.shift}, allowed are 1 and 2")
         return super().check(head_dim, head_dim_v)
+
+
+def builder_of(config: AttentionConfig) -> str:
+    """Of the kernel that a configuration is for, as ``Recipe`` names it."""
+    return f"tkq.attention.{'window' if isinstance(config, WindowConfig) else 'forward'}:build"

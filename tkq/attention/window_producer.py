@@ -46,16 +46,16 @@ class WindowProducer(Producer):
         self.load(s.k, g.k, s.k_pipe, k_ring, of, top - 1)
         segment = strip.high - 1
         self.load_segment(g, s, q_ring, (e, strip, span, ends), segment)
-        # The next segment's tasks go out in the middle of each: by then, its places of Q are free.
-        foremost = cutlass.max(first_row(strip.tiles[0], 0), first_row(strip.tiles[1], 1)) + segment * span * TILE
-        middle = (foremost + e.rows_k - e.rows_q + ROWS - 1 + e.right) // TILE - span // 2
+        # The next segment's tasks follow when both warpgroups have begun with this one: their places of Q are free then.
+        hindmost = cutlass.min(first_row(strip.tiles[0], 0), first_row(strip.tiles[1], 1)) + segment * span * TILE
+        begun = (hindmost + e.rows_k - e.rows_q + ROWS - 1 + e.right) // TILE - 1
         for j in cutlass.range(1, top - bottom, unroll=1):
             self.load(s.k, g.k, s.k_pipe, k_ring, of, top - 1 - j)
             self.load(s.v, g.v, s.v_pipe, v_ring, of, top - j)
-            if top - 1 - j <= middle:
+            if top - 1 - j <= begun:
                 if segment > strip.low:
                     segment = segment - 1
-                    middle = middle - span
+                    begun = begun - span
                     self.load_segment(g, s, q_ring, (e, strip, span, ends), segment)
         fetched = g.schedule.fetch()
         self.load(s.v, g.v, s.v_pipe, v_ring, of, bottom)
