@@ -1,5 +1,5 @@
 """Flash attention forward with a window on both sides: blocks that go through the keys of a head once."""
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -77,9 +77,15 @@ class WindowForward(forward.AttentionForward):
         return strips, bands_of(segments) * span * all_heads
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
-        s = super().shared(al)
-        n = self.config.consumers * self.config.q_stages
-        return replace(s, task=al.vector(len(window_fields(self.spec)), n, Int32))
+        c, tiles = self.config, self.tiles
+        n, releases = c.consumers * c.q_stages, 4 * c.consumers
+        q = al.tile(tiles.q, n)
+        o = q if c.o_direct else al.tile(tiles.o, c.consumers)
+        k, v = al.tile(tiles.k, c.stages), al.tile(tiles.v, c.stages + c.more_v)
+        task = al.vector(len(window_fields(self.spec)), n, Int32)
+        q_full, q_empty = al.semaphores(n), al.semaphores(n)
+        k_pipe, v_pipe = [al.pipe(x.stages, x.type.bytes, releases) for x in (k, v)]
+        return Shared(q, o, k, v, task, q_full, q_empty, k_pipe, v_pipe, None)
 
 
 def build(spec: AttentionSpec, config: WindowConfig):

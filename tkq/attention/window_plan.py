@@ -8,13 +8,17 @@ from tkq.attention.plan import AttentionConfig
 class WindowConfig(AttentionConfig):
     """kv is 128, consumers are 2; schedule is "dynamic" or "static". shift: how many key tiles the two consumers'
     rows are apart, a power of 2. halves: a consumer leaves out the half of its first or last key tile that none of
-    its rows sees."""
+    its rows sees. more_v: V tiles in flight beyond ``stages``."""
 
     bridge: bool = False
     turns: bool = False
     registers: tuple = (40, 232)
     shift: int = 1
     halves: bool = True
+    more_v: int = 0
+
+    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
+        return super().shared_bytes(head_dim, head_dim_v) + 2 * self.more_v * self.kv * head_dim_v
 
     def check(self, head_dim: int, head_dim_v: int) -> "WindowConfig":
         """As ``AttentionConfig.check``."""
