@@ -28,7 +28,8 @@ from tkq.attention.arguments import Lengths, Options
 from tkq.attention.launch import Operands
 from tkq.attention.plan import AttentionConfig, length_class, plan
 from tkq.attention.spec import FAR, AttentionSpec
-from tkq.attention.window_plan import WindowConfig, builder_of
+from tkq.attention.window_config import WindowConfig
+from tkq.attention.window_plan import builder_of
 from tkq.runtime import Recipe
 
 # What each name changes of the plan; a name of several words changes all of it.
@@ -47,11 +48,12 @@ CHANGES = {
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
     "late": dict(late=True), "early": dict(late=False),
-    "strips": {}, "whole": dict(halves=False), "shift2": dict(shift=2),  # of a WindowConfig
+    # of a WindowConfig
+    "strips": {}, "whole": dict(halves=False), "shift2": dict(shift=2), "v3": dict(more_v=1, o_direct=True),
 }
 
-WINDOW = ("plan", "strips", "strips bridge", "strips whole", "strips whole bridge", "strips shift2", "strips bridge shift2",
-          "bridge", "free", "late")
+WINDOW = ("plan", "strips", "strips bridge", "strips bridge late", "strips whole", "strips whole bridge",
+          "strips bridge shift2", "strips bridge v3", "bridge", "free", "late")
 VARIANTS = {
     64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",

@@ -1,5 +1,5 @@
-"""Strips of windows: each row is in one task, which visits what it sees; and the kernel's three roles, that wait for each
-other by fixed numbers of tiles, come to an end."""
+"""Strips of windows: each row is in one task, which visits what it sees; and the kernel's roles, that wait for each
+other, come to an end."""
 from collections import deque
 
 from hypothesis import given, settings
@@ -34,7 +34,7 @@ def strips_of(e, heads, shift):
     span = span_of(e)
     segments = segments_of(e.rows_q, span)
     number = bands_of(segments) * span * heads
-    strips = [place(i, span, segments, heads, shift, e.rows_q) for i in range(number)]
+    strips = [place(i, span, segments, heads, max(heads // 2, 1), shift, e.rows_q) for i in range(number)]
     return span, [strip for strip in strips if strip.low < strip.high]
 
 
@@ -95,9 +95,8 @@ def producer(e, strips, span):
         ends = ends_of(e, strip, span)
         bottom, top = ends
         segment = strip.high - 1
-        tasks = lambda s: [("q", wg, told(e, strip, span, ends, s, wg)) for wg in (0, 1)]
         yield "k", top - 1
-        yield from tasks(segment)
+        yield from (("q", wg, told(e, strip, span, ends, segment, wg)) for wg in (0, 1))
         hindmost = min(first_row(tile, wg) for wg, tile in enumerate(strip.tiles)) + segment * span * TILE
         begun = (hindmost + e.rows_k - e.rows_q + ROWS - 1 + e.right) // TILE - 1
         for tile in range(top - 2, bottom - 1, -1):
@@ -105,7 +104,7 @@ def producer(e, strips, span):
             yield "v", tile + 1
             if tile <= begun and segment > strip.low:
                 segment, begun = segment - 1, begun - span
-                yield from tasks(segment)
+                yield from (("q", wg, told(e, strip, span, ends, segment, wg)) for wg in (0, 1))
         assert segment == strip.low, "rows are left out"
         yield "v", bottom
     for wg in (0, 1):

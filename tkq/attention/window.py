@@ -2,16 +2,15 @@
 from dataclasses import dataclass
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention import forward
-from tkq.attention.ranges import Extent
+from tkq.attention.ranges import Extent, ceil_div, even_section
 from tkq.attention.spec import AttentionSpec
 from tkq.attention.state import Shared
+from tkq.attention.window_config import WindowConfig
 from tkq.attention.window_consumer import WindowConsumer
-from tkq.attention.window_plan import WindowConfig
 from tkq.attention.window_producer import WindowProducer, window_fields
 from tkq.attention.window_ranges import ROWS, TILE, Strip, bands_of, place, segments_of, span_of
 
@@ -27,6 +26,7 @@ class Strips:
     all_heads: Int32  # of all batch elements
     span: Int32
     segments: Int32
+    section: Int32  # how many heads are worked on together
     shift: Constexpr[int]
 
     def begin(self, schedule):
@@ -34,7 +34,7 @@ class Strips:
         return self, schedule
 
     def find(self, number) -> Strip:
-        return place(number, self.span, self.segments, self.all_heads, self.shift, self.rows_q)
+        return place(number, self.span, self.segments, self.all_heads, self.section, self.shift, self.rows_q)
 
     def lengths(self, task):
         return self.rows_q, self.rows_k
@@ -51,9 +51,9 @@ class WindowForward(forward.AttentionForward):
       warpgroup 1        [rows r            ] [rows r - 128 span     ] [..     span tiles each
       warpgroup 0            [rows r'             ] [rows r' - 128 span    ]    ``shift`` tiles behind, or ahead
 
-      producer (warp 0)  K(t) | rows' tasks and Q, both | K(t-1) V(t) | K(t-2) V(t-1) .. | in the middle of a segment the
-                         next one's tasks and Q | .. | next strip | V(last)
-      consumer           first S | S and P V of the tile before .. | the last P V, with the next rows' first S over it
+      producer (warp 0)  K(t) | both rows' tasks and Q | K(t-1) V(t) | K(t-2) V(t-1) | .. when both have begun those,
+                         the next rows' tasks and Q .. | next strip | V(last)
+      consumer           first S | S, and P V of the tile before | .. | the last P V, and over it the next rows' first S
                          (``bridge``) | write O
 
     Pipes are those of ``AttentionForward``. Without ``turns``: the two are not in step.
@@ -61,7 +61,7 @@ class WindowForward(forward.AttentionForward):
 
     def __init__(self, spec: AttentionSpec, config: WindowConfig):
         if spec.varlen or spec.pack > 1 or not spec.far or not (spec.causal or spec.right):
-            raise ValueError(f"WindowForward: {spec}, needed are a far left and a right limit, of one length, not packed")
+            raise ValueError(f"WindowForward: {spec}, needed are limits far left and right, one length, no packing")
         super().__init__(spec, config.check(spec.head_dim, spec.head_dim_v))
         self.producer, self.consumer = WindowProducer(spec, config), WindowConsumer(spec, config)
 
@@ -72,7 +72,10 @@ class WindowForward(forward.AttentionForward):
         e = Extent(q.shape[0], k.shape[0], ROWS, TILE, numbers.left, right)
         span = span_of(e)
         segments = segments_of(q.shape[0], span)
-        strips = Strips(q.shape[0], k.shape[0], heads, heads // k.shape[2], all_heads, span, segments,
+        heads_per_kv = heads // k.shape[2]
+        section = ceil_div(ceil_div(numbers.processors, span) + 1, heads_per_kv) * heads_per_kv
+        section = even_section(cutlass.min(section, all_heads), heads_per_kv, all_heads)
+        strips = Strips(q.shape[0], k.shape[0], heads, heads_per_kv, all_heads, span, segments, section,
                         self.config.shift)
         return strips, bands_of(segments) * span * all_heads
 

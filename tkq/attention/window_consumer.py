@@ -3,7 +3,7 @@ from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.consumer import Consumer

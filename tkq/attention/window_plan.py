@@ -1,32 +1,19 @@
 """Which windows have a kernel of their own (``window.WindowForward``), and how it is built."""
-from dataclasses import dataclass
+from typing import Optional
 
 from tkq.attention.plan import AttentionConfig
+from tkq.attention.spec import AttentionSpec
+from tkq.attention.window_config import WindowConfig
+
+_D128 = WindowConfig(bridge=True)
 
 
-@dataclass(frozen=True)
-class WindowConfig(AttentionConfig):
-    """kv is 128, consumers are 2; schedule is "dynamic" or "static". shift: how many key tiles the two consumers'
-    rows are apart, a power of 2. halves: a consumer leaves out the half of its first or last key tile that none of
-    its rows sees. more_v: V tiles in flight beyond ``stages``."""
-
-    bridge: bool = False
-    turns: bool = False
-    registers: tuple = (40, 232)
-    shift: int = 1
-    halves: bool = True
-    more_v: int = 0
-
-    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
-        return super().shared_bytes(head_dim, head_dim_v) + 2 * self.more_v * self.kv * head_dim_v
-
-    def check(self, head_dim: int, head_dim_v: int) -> "WindowConfig":
-        """As ``AttentionConfig.check``."""
-        if (self.kv, self.consumers, self.cluster) != (128, 2, 1) or self.schedule == "single" or self.q_stages != 2:
-            raise ValueError(f"{self}: allowed are kv 128, 2 consumers, cluster 1, two tiles of Q, persistent blocks")
-        if self.shift not in (1, 2):
-            raise ValueError(f"{self}: shift is {self.shift}, allowed are 1 and 2")
-        return super().check(head_dim, head_dim_v)
+def window_plan(spec: AttentionSpec, length: str) -> Optional[WindowConfig]:
+    """The configuration for a problem of no more queries than keys, short, medium or long (``plan.length_class``).
+    None: it takes ``plan``'s."""
+    dims, one_length = (spec.head_dim, spec.head_dim_v), not spec.varlen and spec.pack == 1
+    both_sides = spec.far and (spec.causal or spec.right)
+    return _D128 if both_sides and one_length and dims == (128, 128) and length == "long" else None
 
 
 def builder_of(config: AttentionConfig) -> str:

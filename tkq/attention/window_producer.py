@@ -46,7 +46,7 @@ class WindowProducer(Producer):
         self.load(s.k, g.k, s.k_pipe, k_ring, of, top - 1)
         segment = strip.high - 1
         self.load_segment(g, s, q_ring, (e, strip, span, ends), segment)
-        # The next segment's tasks follow when both warpgroups have begun with this one: their places of Q are free then.
+        # The next segment's tasks follow when both warpgroups have begun with this one: then there is room for its Q.
         hindmost = cutlass.min(first_row(strip.tiles[0], 0), first_row(strip.tiles[1], 1)) + segment * span * TILE
         begun = (hindmost + e.rows_k - e.rows_q + ROWS - 1 + e.right) // TILE - 1
         for j in cutlass.range(1, top - bottom, unroll=1):

@@ -12,6 +12,7 @@ are no more than the keys, and limited on both sides, so that a row sees a key, 
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from tkq.attention import ranges
 from tkq.attention.ranges import Extent, KeyRange, ceil_div, key_range, least, most
 
 ROWS, TILE = 64, 128  # of a warpgroup; of the two warpgroups' tiles, and keys
@@ -50,10 +51,11 @@ def bands_of(segments):
     return sum(least(segments >> b, 1) for b in range(24))
 
 
-def place(index, span, segments, heads, shift, rows_q) -> Strip:
-    """Task ``index``. Of a step, the strips with the last rows come first: the first rows see few keys."""
+def place(index, span, segments, heads, section, shift, rows_q) -> Strip:
+    """Task ``index``. The strips of a head's keys run at once, so that these come out of L2: of a step, ``section``
+    heads are worked on together, the strips with the last rows first, as a head's first rows see few keys."""
     band, within = index // (span * heads), index % (span * heads)
-    tile = span - 1 - within // heads
+    head, tile = ranges.place(within, span, heads, section, True)
     moved = tile ^ shift
     over = moved // span  # 1 where there is no such tile: those two are not apart
     tiles = tile, moved + over * (tile - moved)
@@ -62,7 +64,7 @@ def place(index, span, segments, heads, shift, rows_q) -> Strip:
         rows_q, first_row(tiles[1] + last, 1) + 1), 1)
     low, high = segments >> (band + 1), segments >> band
     high = least(high, segments - 1 + there)
-    return Strip(within % heads, tiles, least(low, high), high)
+    return Strip(head, tiles, least(low, high), high)
 
 
 def first_row(tile, wg):
