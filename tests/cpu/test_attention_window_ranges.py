@@ -2,7 +2,7 @@
 other, come to an end."""
 from collections import deque
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tkq.attention.ranges import Extent, keys_of_row
@@ -24,7 +24,7 @@ from tkq.attention.window_ranges import (
 EXTENTS = st.builds(
     lambda rows, more, left, right: Extent(rows, rows + more, ROWS, TILE, left, right), st.integers(1, 6000),
     st.sampled_from((0, 0, 1, 63, 64, 128)) | st.integers(0, 4000),
-    st.sampled_from((512, 575, 576, 1023, 1024)) | st.integers(512, 3000),
+    st.sampled_from((512, 575, 576, 577, 1023, 1024)) | st.integers(512, 3000),
     st.sampled_from((0, 0, 1, 63, 64, 511)) | st.integers(0, 6000))
 SHIFTS = st.sampled_from((1, 2))
 
@@ -39,6 +39,8 @@ def strips_of(e, heads, shift):
 
 
 @settings(max_examples=60)
+@example(Extent(6000, 6000, ROWS, TILE, 576, 511), 1, 1)  # the last rows see as much as others, but not as many tiles
+@example(Extent(5888, 6016, ROWS, TILE, 1023, 64), 1, 1)
 @given(EXTENTS, st.integers(1, 3), SHIFTS)
 def test_each_row_has_one_task_which_visits_what_it_sees(e, heads, shift):
     span, strips = strips_of(e, heads, shift)
@@ -46,7 +48,7 @@ def test_each_row_has_one_task_which_visits_what_it_sees(e, heads, shift):
     for strip in strips:
         ends = ends_of(e, strip, span)
         for wg in (0, 1):
-            at = ends[1]
+            at, before = ends[1], None
             for s in range(strip.high - 1, strip.low - 1, -1):
                 t = told(e, strip, span, ends, s, wg)
                 assert t["before"] >= 0 and t["after"] >= 0
@@ -57,6 +59,9 @@ def test_each_row_has_one_task_which_visits_what_it_sees(e, heads, shift):
                     visits(e, t, first_row(t["tile"], wg))
                     at = t["first"]
                 assert not t["chained"] or (t["after"] == 0 and s > strip.low)
+                if before and before["chained"]:  # over the last product of these rows: one of the two is whole
+                    assert t["blocks"] and not (before["cut"] == UPPER and t["cut"] == LOWER)
+                before = t
                 at -= t["after"]
             assert at == ends[0]
     assert sorted(found) == [(head, row) for head in range(heads) for row in range(0, e.rows_q, ROWS)]

@@ -89,12 +89,15 @@ def ends_of(e: Extent, strip: Strip, span) -> tuple:
 
 def cut_of(e: Extent, r: KeyRange, row):
     """LOWER: of the first tile of the visit the 64 rows see only keys of the lower half. UPPER: of the last one only
-    keys of the upper half. 0: neither, or a tile beside it needs the same mask."""
+    keys of the upper half. 0: neither, or a tile beside it needs the same mask. Of rows that follow each other the ones
+    are never UPPER and the next LOWER: one of the two products that run at once is of a whole tile."""
     own = row + e.rows_k - e.rows_q
-    top = least(own + e.right + ROWS, e.rows_k) - (r.first + r.blocks - 1) * TILE
+    end = own + e.right + ROWS  # of what the last row would see, were there so many keys
+    top = least(end, e.rows_k) - (r.first + r.blocks - 1) * TILE
     lower = at_least(ROWS, top) * at_least(1, r.masked) * at_least(r.blocks - r.masked_left, 2)
+    next_may_be_lower = at_least(ROWS - 1, (end - 1) % TILE)
     upper = at_least(own - e.left - r.first * TILE, ROWS) * at_least(r.masked_left, 1) * at_least(r.blocks, 3)
-    return LOWER * lower + UPPER * upper * (1 - lower)
+    return LOWER * lower + UPPER * upper * (1 - lower) * (1 - next_may_be_lower)
 
 
 def told(e: Extent, strip: Strip, span, ends, s, wg) -> dict:
