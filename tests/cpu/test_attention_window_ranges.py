@@ -104,13 +104,15 @@ def producer(e, strips, span):
         yield from (("q", wg, told(e, strip, span, ends, segment, wg)) for wg in (0, 1))
         hindmost = min(first_row(tile, wg) for wg, tile in enumerate(strip.tiles)) + segment * span * TILE
         begun = (hindmost + e.rows_k - e.rows_q + ROWS - 1 + e.right) // TILE - 1
-        for tile in range(top - 2, bottom - 1, -1):
+        for tile in range(top - 2, bottom, -1):
             yield "k", tile
             yield "v", tile + 1
             if tile <= begun and segment > strip.low:
                 segment, begun = segment - 1, begun - span
                 yield from (("q", wg, told(e, strip, span, ends, segment, wg)) for wg in (0, 1))
         assert segment == strip.low, "rows are left out"
+        if top - bottom > 1:
+            yield from (("k", bottom), ("v", bottom + 1))
         yield "v", bottom
     for wg in (0, 1):
         yield "q", wg, None

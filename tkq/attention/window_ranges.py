@@ -106,7 +106,7 @@ def told(e: Extent, strip: Strip, span, ends, s, wg) -> dict:
     tile, and its ``KeyRange``: no blocks where there are no such rows. before, after: how many key tiles it lets pass
     before and after those that its rows see. chained: the next rows begin with the next tile. cut: see ``cut_of``."""
     bottom, top = ends
-    tile = strip.tiles[wg] + s * span
+    tile = strip.tiles[0] + wg * (strip.tiles[1] - strip.tiles[0]) + s * span
     first, end, r, there = seen(e, tile, wg)
     newest, oldest = at_least(s, strip.high - 1), at_least(strip.low, s)
     following = seen(e, tile - span, wg)[1]  # of the rows of the next segment
