@@ -69,7 +69,7 @@ class WindowForward(forward.AttentionForward):
         """(what knows the strips, how many there are)"""
         heads, all_heads = q.shape[2], q.shape[2] * q.shape[3]
         right = numbers.right if const_expr(self.spec.right) else Int32(0)
-        e = Extent(q.shape[0], k.shape[0], ROWS, TILE, numbers.left, right)
+        e = Extent(Int32(q.shape[0]), Int32(k.shape[0]), ROWS, TILE, numbers.left, right)
         span = span_of(e)
         segments = segments_of(q.shape[0], span)
         heads_per_kv = heads // k.shape[2]

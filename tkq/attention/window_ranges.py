@@ -35,10 +35,11 @@ def at_least(a, b):
 
 
 def span_of(e: Extent):
-    """How many key tiles 64 rows see at most."""
+    """How many key tiles 64 rows see at most. Nothing below 0 is divided: what the DSL takes from a tensor's shape is
+    rounded to 0 then, and not down."""
     own = e.rows_k - e.rows_q
-    seen = [(own + row + ROWS - 1 + e.right) // TILE - (own + row - e.left) // TILE + 1 for row in (0, ROWS)]
-    return most(*seen)
+    before = [(own + row + TILE - e.left % TILE) % TILE for row in (0, ROWS)]  # keys of the first tile, not seen
+    return most(*((keys + e.left + ROWS - 1 + e.right) // TILE + 1 for keys in before))
 
 
 def segments_of(rows_q, span):
