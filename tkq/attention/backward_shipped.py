@@ -9,6 +9,8 @@ from tkq.attention.plan import LENGTHS
 from tkq.attention.shipped import MODELS
 from tkq.runtime.recipe import Shipped
 
+GROUPS = {1: "", 2: "pairs", 4: "grouped"}  # query heads that share a K/V head, and what names say of them
+
 
 def shipped():
     """Names are unique: flash_attn_backward, dtype, width, choices, length."""
@@ -21,7 +23,7 @@ def shipped():
 
 def of_models():
     """(spec, length, group), as training asks for it."""
-    for model, varlen, group in itertools.product(MODELS.values(), (False, True), (1, 4)):
+    for model, varlen, group in itertools.product(MODELS.values(), (False, True), GROUPS):
         for length, left in itertools.product(PACKED_LENGTHS if varlen else LENGTHS, {False, model.left is not None}):
             yield BackwardSpec("bf16", width(*model.dims), left, True, model.softcap, varlen=varlen), length, group
 
@@ -39,5 +41,5 @@ def _choices():
 
 def _name(spec, length, group):
     flags = "left", "right", "softcap", "dlse", "deterministic", "varlen", "used_q", "used_k"
-    flags = [flag for flag in flags if getattr(spec, flag)] + ["grouped"] * (group > 1)
+    flags = [flag for flag in flags if getattr(spec, flag)] + [GROUPS[group]] * (group > 1)
     return "_".join(("flash_attn_backward", spec.dtype, f"d{spec.width}", "with", *flags, length))
