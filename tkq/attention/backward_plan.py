@@ -128,7 +128,7 @@ def shipped():
         config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
         kernel = recipe(spec, config)
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
-        usual = dtype == "bf16" and (width, length) != (128, "short")
+        usual = dtype == "bf16" and (width, length) not in ((64, "short"), (128, "short"))
         quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
         out.setdefault(kernel, Shipped(name, kernel, _expectation(spec, config), quick=quick))
     return list(out.values())
