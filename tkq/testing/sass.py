@@ -182,10 +182,14 @@ def text(name: str, kernels: list[KernelReport]) -> str:
     return "\n".join(lines)
 
 
-def by_address(what) -> dict[str, dict[int, str]]:
-    """{kernel: {address: instruction with its operands}} of what ``report`` takes: addresses as tools name them."""
+def by_address(what, names: tuple[str, ...] = ("",)) -> dict[str, dict[int, str]]:
+    """{kernel: {address: instruction with its operands}} of what ``report`` takes: addresses as tools name them.
+
+    names: nothing is looked at but code with a kernel whose name begins with one of them."""
     found = {}
     for cubin in elf.cubins(_code(what)[0]):
+        if not any(name.startswith(names) for name in elf.kernels(cubin)):
+            continue
         current = None
         for line in _disassembled(cubin).splitlines():
             section = re.match(r"^\.text\.(\S+):", line)
