@@ -103,6 +103,14 @@ def test_a_call_that_fails_is_reported_and_the_others_are_priced(tmp_path):
     assert [c.name for c in run.report.costs] == ["CPU per eager call: x + x"]
 
 
+def test_calls_of_peers_that_are_left_out_are_not_made(tmp_path):
+    """Some compile for half a minute before they can be called."""
+    run = command.Run(tmp_path / "f.json", 10.0, command.USUAL, without=("QuACK",))
+    names = "x + x", "rmsnorm tkq", "rmsnorm QuACK", "rmsnorm QuACK, recorded", "rmsnorm torch, recorded"
+    run.calls(lambda: {name: harness.Call(lambda: None) for name in names})
+    assert [c.name.partition(": ")[2] for c in run.report.costs] == ["x + x", "rmsnorm tkq", "rmsnorm torch, recorded"]
+
+
 def test_calls_that_cannot_be_made_are_reported(tmp_path):
     run = command.Run(tmp_path / "f.json", 10.0, command.USUAL)
     run.calls(lambda: {}["peer"])

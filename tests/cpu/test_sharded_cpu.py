@@ -3,8 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+import tkq
 from tests import every_op_checks as checks
 from tests import every_op_sharded as sharded
 from tests.every_op import CASES, WITH_GRADIENTS, of_each
@@ -75,6 +76,16 @@ def test_what_goes_with_rstd_stays_where_it_lies(placement, rows):
                         need_dbias=False, dresidual_dtype=None)
     assert [given["x"].dim for _, given in rules()["rmsnorm"](g)] == rows
     assert [given["x"].dim for _, given in rules()["norm_backward"](g)] == rows
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_scales_of_columns_need_all_rows(mesh, transpose):
+    """Each rank's largest of a column, of its own rows, is not the column's."""
+    x = distribute_tensor(torch.randn(32, 48), mesh, [Shard(0)])
+    found = tkq.quantize_fp8(x, transpose=transpose)
+    assert all(y.placements == ((Replicate(),) if transpose else (Shard(0),)) for y in found)
+    assert all(torch.equal(y.full_tensor().float(), z.float())
+               for y, z in zip(found, tkq.quantize_fp8(x.full_tensor(), transpose=transpose), strict=True))
 
 
 @pytest.mark.parametrize("kv_heads, allowed", [(3, False), (4, True)])
