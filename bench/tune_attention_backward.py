@@ -22,10 +22,11 @@ from typing import NamedTuple
 
 from bench.tuning import precompile
 from tkq.attention.backward_config import BackwardConfig
-from tkq.attention.backward_plan import SINGLE, packed_class, plan
+from tkq.attention.backward_grouped_config import GroupedConfig
+from tkq.attention.backward_plan import SINGLE, packed_class, plan, recipe
+from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.plan import length_class
-from tkq.runtime import Recipe
 
 CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,causal"
 
@@ -33,6 +34,8 @@ CASES = "128:1024,4096,16384:full,causal;64:1024,8192:full,causal;256:8192:full,
 _STAYS = {"direct": True, "persistent": True}
 _LATE = {"late": True}
 _BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
+_BY_HEADS = {**_BEHIND, **_LATE, "turns": True, "rounds": 1}  # a GroupedConfig
+_SEAMLESS = {**_BEHIND, "turns": True, "two_keys": False}  # a SeamlessConfig
 _CHAIN = {**_STAYS, **_LATE, "turns": True, "chain": True, "section_mb": 4}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 _WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
@@ -52,12 +55,30 @@ VARIANTS = {
     "late background no turns": {**_BEHIND, **_LATE, "turns": False},
     "late background sections of 4 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 4},
     "late background sections of 24 MB": {**_BEHIND, **_LATE, "turns": True, "section_mb": 24},
+    "seamless": _SEAMLESS,
+    "seamless sections of 24 MB": {**_SEAMLESS, "section_mb": 24},
+    "seamless ahead": {**_SEAMLESS, "ahead": True},
+    "seamless red": {**_SEAMLESS, "dq_add": "red", "ds_stages": 3},
+    "seamless red 4 stages of dS": {**_SEAMLESS, "dq_add": "red", "ds_stages": 4},
+    "seamless two keys": {**_SEAMLESS, "two_keys": True, "ds_stages": 1},
+    "seamless two keys ahead": {**_SEAMLESS, "two_keys": True, "ds_stages": 1, "ahead": True},
     "chain": _CHAIN,
     "chain, sections of 1 MB": {**_CHAIN, "section_mb": 1},
     "chain, not late": {**_CHAIN, "late": False},
     "chain of 2 stages": {**_CHAIN, "late": False, "stages": 2},
     "split": {**_STAYS, **_LATE, "turns": True, "split": 1},
     "split in 2s": {**_STAYS, **_LATE, "turns": True, "split": 2},
+    "by query heads": {**_BY_HEADS, "section_mb": 8},
+    "by query heads paced": {**_BY_HEADS, "paced": True},
+    "by query heads of 24 MB": {**_BY_HEADS, "section_mb": 24},
+    "by query heads split": {**_BY_HEADS, "split": 1},
+    "by query heads split in 2s": {**_BY_HEADS, "split": 2},
+    "by query heads split in 2s paced": {**_BY_HEADS, "split": 2, "paced": True},
+    "by query heads split in 2s with 2 rounds": {**_BY_HEADS, "split": 2, "rounds": 2},
+    "by query heads split in 2s with 2 rounds paced": {**_BY_HEADS, "split": 2, "rounds": 2, "paced": True},
+    "parts of 2 far apart": {**_STAYS, **_LATE, "turns": True, "split": 2, "section_mb": 8, "background": False,
+                             "rounds": 1},
+    "split in 2s 8 MB": {**_STAYS, **_LATE, "turns": True, "split": 2, "section_mb": 8},
     "wide background": _WIDE_BEHIND,
     "wide bulk background": {**_BULK, **_WIDE_BEHIND},
     "2 stages": {"stages": 2},
@@ -101,8 +122,12 @@ def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, Back
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue
-        config = dataclasses.replace(SINGLE[dim], **change)
+        make = (GroupedConfig.of if "rounds" in change else SeamlessConfig.of if "two_keys" in change else
+                dataclasses.replace)
+        config = make(SINGLE[dim], **change)
         try:
+            if isinstance(config, GroupedConfig) and spec.varlen:
+                continue
             config.check(dim)
         except ValueError:
             continue
@@ -122,10 +147,6 @@ def model(dim: int, c: BackwardConfig) -> tuple[float, float]:
     moved += 2 * c.tile * dim * 4 if c.dq_add == "bulk" else 0
     moved += 2 * c.block * c.tile * 2 if dim > 128 else 0  # P from one warpgroup to the other
     return (products + dq + moved) / 128 / clocks, c.tile * dim * 4 / clocks
-
-
-def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
-    return Recipe("tkq.attention.backward:build", (spec, config))
 
 
 def main() -> None:

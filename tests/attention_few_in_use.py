@@ -1,6 +1,6 @@
 """The backward of a sequence of which few queries are in use, by three blocks: a program of its own, as it may hang.
 
-    python -m tests.attention_few_in_use
+    python -m tests.attention_few_in_use [seamless | "two keys"]
 
 dQ's accumulator has room for all of a head's 2000 rows, 32 tiles, of which one is used. The 12 heads are worked on
 together, as 64 rows of each fit in L2: the three blocks' first tasks are heads 0, 1 and 2, and then 3, 4 and 5. No tile
@@ -9,6 +9,7 @@ make zeroes must get 12 heads ahead of it, 384 tiles; counted by the rows in use
 leaves head 2 without its zeroes for ever.
 """
 import dataclasses
+import sys
 
 import torch
 
@@ -16,15 +17,18 @@ from tests.attention_varlen_gradients import BF16, cumulated, one_sequence
 from tkq.attention import backward_varlen_ops
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward_plan import SINGLE
+from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.runtime import arch
 from tkq.testing import assert_2x
 
 ROWS, USED, HEADS, DIM = 2000, 64, 12, 128
 BEHIND = dataclasses.replace(SINGLE[DIM], direct=True, persistent=True, turns=True, late=True, background=True,
                              section_mb=8, registers=(32, 64, 208))
+FORMS = {"": BEHIND, "seamless": SeamlessConfig.of(BEHIND),
+         "two keys": SeamlessConfig.of(BEHIND, two_keys=True, ds_stages=1)}
 
 
-def main():
+def main(form=""):
     arch.processors = lambda device: 3
     options, cu = Options(True), cumulated([ROWS])
     q, k, v, do = (torch.randn(ROWS, HEADS, DIM, device="cuda", dtype=BF16) for _ in range(4))
@@ -35,11 +39,11 @@ def main():
     o[:USED], lse[:, :USED] = one_o.to(BF16), one_lse.float()
     lengths = Lengths(cu, cu, torch.tensor([USED], device="cuda", dtype=torch.int32), None, ROWS, ROWS)
     found = [torch.zeros_like(x) for x in (q, k, v)]
-    backward_varlen_ops.run((do, q, k, v, o, lse, None), found, lengths, options, config=BEHIND)
+    backward_varlen_ops.run((do, q, k, v, o, lse, None), found, lengths, options, config=FORMS[form])
     torch.cuda.synchronize()
     for name, a, b, c in zip(("dq", "dk", "dv"), (found[0][:USED], *found[1:]), true, low):
         assert_2x(torch.where((a.double() - b).abs() <= 1e-5, b.to(BF16), a), b, c, 1, name)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -13,6 +13,8 @@ import sys
 import torch
 from torch.autograd import grad
 
+from tkq.runtime import build
+
 BF16 = torch.bfloat16
 LIMIT = 0.02  # of the largest value of a result: bf16 on both sides
 LIMITS = {"quant": 0.08, "quantise": 0.08}  # one step of e4m3
@@ -268,7 +270,10 @@ def main(families) -> int:
     if options.list:
         print("\n".join(families))
         return 0
-    return 1 if run(options.families or families, families) else 0
+    bad = run(options.families or families, families)
+    for recipe in build._functions:  # for who looks a report's addresses up
+        print("kernels:", build.entry_of(recipe).path)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tkq import reference
 from tkq import reference_attention_backward as formula
 from tkq.attention import backward_ops
 from tkq.attention.arguments import Lengths, Options
+from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_plan import SINGLE
 from tkq.attention.backward_varlen_ops import attention_varlen_backward
@@ -41,7 +42,7 @@ def forward(device):
 
 
 def options(device):
-    """Limits on either side, softcap, sinks, heads that share a tile."""
+    """Limits on either side, also by strips, softcap, sinks, heads that share a tile."""
     import tkq
 
     sinks = randn(3, 4, dtype=torch.float32)
@@ -50,6 +51,8 @@ def options(device):
                              ("softcap", 100, dict(softcap=15.0)), ("packed heads", 3, dict(causal=True))):
         q, k, v, s = on(device, *qkv(rows, 900, 4, 1, 128), sinks)
         yield name, tkq.flash_attn(q, k, v, sinks=s, return_lse=True, **more)
+    q, k, v = on(device, *qkv(1300, 8200, 2, 1, 128))
+    yield "strips", tkq.flash_attn(q, k, v, window_size=(600, 0), return_lse=True)
 
 
 def varlen(device):
@@ -65,24 +68,32 @@ def varlen(device):
 
 
 def gradients(device):
-    """Blocks that have one task, that stay, also with dQ made behind, and dQ by a kernel of its own."""
+    """Blocks that have one task, that stay, also with dQ made behind, that by query heads, and dQ by a kernel of its
+    own."""
     stays = {"direct": True, "persistent": True}
-    forms = (("by itself", {}), ("stays", stays), ("dQ by itself", None),
-             ("behind", {**stays, "background": True, "registers": (32, 64, 208)}))
+    behind = {**stays, "background": True, "registers": (32, 64, 208)}
+    forms = (("by itself", {}), ("stays", stays), ("dQ by itself", None), ("behind", behind),
+             ("behind, by query heads", {**behind, "dq_add": "bulk", "split": 1}))
     for dim in (64, 128, 256):
         q, k, v = qkv(130, 200, 2, 1, dim)
         o, lse = reference.flash_attn(q, k, v, True)
         do, q, k, v, o, lse = on(device, randn(3, *q.shape), q, k, v, o, lse)
         for name, change in forms:
-            if dim == 256 and name == "behind":
+            if dim == 256 and name.startswith("behind"):
                 continue
             if device == "cpu":
                 found = formula.flash_attn_backward(do, q, k, v, o, lse, None, True)[:3]
             else:
                 found = [torch.empty_like(x) for x in (q, k, v)]
                 backward_ops.run((do, q, k, v, o, lse, None), found, Options(True), deterministic=change is None,
-                                 config=None if change is None else replace(SINGLE[dim], **change))
+                                 config=config_of(dim, change))
             yield f"D{dim} {name}", found
+
+
+def config_of(dim, change):
+    if change is None:
+        return None
+    return (GroupedConfig.of if "split" in change else replace)(SINGLE[dim], **change)
 
 
 def more_forward(device):
@@ -121,8 +132,8 @@ def more_gradients(device):
 
 
 def varlen_gradients(device):
-    """Of packed sequences: dQ from block to block, blocks that have one task, that stay, with dQ made behind; dQ by a
-    kernel of its own; windows, softcap, rows that are not in use."""
+    """Of packed sequences: dQ from block to block, blocks that have one task, that stay, with dQ made behind, also the
+    statistics; dQ by a kernel of its own; windows, softcap, rows that are not in use."""
     cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
     used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
     causal, window, capped = Options(True), Options(False, None, 70, 0), Options(True, None, -1, -1, 15.0)
@@ -131,6 +142,7 @@ def varlen_gradients(device):
             (64, 2, 1, 900, causal, False, False), (64, 2, 2, 900, causal, False, False),
             (128, 2, 1, 900, causal, False, False), (128, 2, 2, 4096, causal, False, False),
             (128, 2, 2, 4096, Options(), False, False), (128, 2, 1, 4096, causal, False, False),
+            (128, 2, 2, 8200, causal, False, False),
             (256, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, True),
             (128, 2, 1, 150, window, False, False), (128, 2, 1, 150, capped, False, False),
             (128, 2, 1, 150, causal, True, False)):

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from tkq import reference_attention_backward as reference_attention
 from tkq.attention.arguments import PLAIN, Options, check_operands, check_options, refuse_out_of_range
-from tkq.attention.backward_plan import plan
+from tkq.attention.backward_plan import plan, recipe
 from tkq.attention.backward_spec import BackwardSpec, width
 from tkq.attention.launch import BackwardOperands, Gradients
 from tkq.attention.plan import length_class
-from tkq.runtime import Recipe, arch, check, dtypes, function, ops
+from tkq.runtime import arch, check, dtypes, function, ops
 
 # what decides the kernels (see launcher_of) -> (function, spec, configuration, processors); as many as kinds of call
 _launchers: dict = {}
@@ -184,7 +184,7 @@ def launcher_of(device, key, **more):
     spec = BackwardSpec(dtypes.name_of(dtype), width(head_dim, head_dim_v), not no_left, not no_right, not no_softcap,
                         not no_dq, not no_dlse, bool(deterministic), **more)
     config = key[11] or plan(spec, length, key[12])
-    return function(Recipe("tkq.attention.backward:build", (spec, config))), spec, config, arch.processors(device)
+    return function(recipe(spec, config)), spec, config, arch.processors(device)
 
 
 # ---- CPU, tracing ----------------------------------------------------------------------------------

@@ -4,8 +4,11 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_grouped_config import GroupedConfig
+from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
+from tkq.runtime.recipe import Recipe
 
 BRIEF = 512  # keys: packed sequences up to so many are brief
 PACKED_LENGTHS = ("brief", *LENGTHS)
@@ -14,6 +17,16 @@ PACKED_LENGTHS = ("brief", *LENGTHS)
 def packed_class(seqlen_k: int) -> str:
     """``length_class`` of packed sequences, the longest of which has so many keys."""
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
+
+
+def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
+    """Of the kernels of a configuration."""
+    module = "backward"
+    if isinstance(config, GroupedConfig):
+        module = "backward_grouped"
+    elif isinstance(config, SeamlessConfig):
+        module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
+    return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
 def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
@@ -36,7 +49,8 @@ def _planned(spec, length, group):
         return _of_groups(spec, length, group)
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
-    return replace(_BEHIND[spec.width], section_mb=_section(spec, length))
+    behind = replace(_BEHIND[spec.width], section_mb=_section(spec, length))
+    return SeamlessConfig.of(behind) if spec.varlen and spec.width == 128 and length == "long" else behind
 
 
 def _section(spec, length):
@@ -48,11 +62,24 @@ def _section(spec, length):
 
 def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
-    together: background would only add to it, and short sequences have them in parts of two, if there are two or
-    more."""
+    together: so there are tasks for two of them at a time, if there are four or more, and with short sequences, where
+    zeroes and dQ come too late in the background, nothing else is kept there."""
+    if spec.varlen or length == "short":
+        return _of_short_groups(spec, length, group)
+    in_parts = spec.width == 128 and group > 2 and group % 2 == 0
+    if spec.right and in_parts:
+        return _IN_PARTS if length == "medium" else _LONG_IN_PARTS
+    if spec.right:
+        whole = (spec.width == 128 and group == 2) or (spec.width == 64 and group in (2, 4) and length == "medium")
+        return _BY_HEADS[spec.width] if whole else _STAYS[spec.width]
+    return _BY_HEADS[128] if spec.width == 128 and length == "medium" and group <= 4 else SINGLE[spec.width]
+
+
+def _of_short_groups(spec, length, group):
+    """Also packed ones."""
     if spec.varlen and (spec.width == 64 or length == "short"):
         return SINGLE[64] if spec.width == 64 else _D128_SHORT
-    if spec.width == 128 and not spec.varlen and length == "short":
+    if spec.width == 128 and not spec.varlen:
         in_parts = group > 2 and group % 2 == 0
         return _BEHIND[128] if not spec.right else _SPLIT if in_parts else _STAYS[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
@@ -72,14 +99,17 @@ _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), sect
 _CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
           128: replace(_STAYS[128], chain=True, section_mb=4)}
 _CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too few without masks
-_SPLIT = replace(_STAYS[128], split=2)
+_SPLIT = replace(_STAYS[128], split=2, section_mb=8)
+_BY_HEADS = {width: GroupedConfig.of(config) for width, config in _BEHIND.items()}
+_IN_PARTS = replace(_BY_HEADS[128], split=2)
+_LONG_IN_PARTS = replace(_IN_PARTS, rounds=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
 def shipped():
     """Every configuration that ``plan`` can choose, for the kinds of call that differ most, and what its machine code
     must show."""
-    from tkq.runtime.recipe import Recipe, Shipped
+    from tkq.runtime.recipe import Shipped
 
     mask, same = {"right": True}, {"deterministic": True}
     kinds = {"": {}, "causal": mask, "grouped": {}, "grouped_causal": mask, "window": {"left": True, **mask},
@@ -96,11 +126,11 @@ def shipped():
         if length == "brief" and not spec.varlen:
             continue
         config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
-        recipe = Recipe("tkq.attention.backward:build", (spec, config))
+        kernel = recipe(spec, config)
         name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
-        usual = dtype == "bf16" and (width, length) != (128, "short")
+        usual = dtype == "bf16" and (width, length) not in ((64, "short"), (128, "short"))
         quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
-        out.setdefault(recipe, Shipped(name, recipe, _expectation(spec, config), quick=quick))
+        out.setdefault(kernel, Shipped(name, kernel, _expectation(spec, config), quick=quick))
     return list(out.values())
 
 
@@ -113,5 +143,5 @@ def _expectation(spec, config):
                                  *["STSM"] * (spec.adds_dq or not config.direct), *dq),
         roles=config.roles,
         others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
-                ("BackwardPre", Expectation(instructions=("LDG.E.128",))),
+                *((name, Expectation(instructions=("LDG.E.128",))) for name in ("BackwardPre", "FirstTiles")),
                 ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

@@ -3,25 +3,27 @@ ask for together. Not in that file, on which every kernel depends."""
 import itertools
 
 from tkq.attention import backward_plan
-from tkq.attention.backward_plan import PACKED_LENGTHS, plan
+from tkq.attention.backward_plan import PACKED_LENGTHS, plan, recipe
 from tkq.attention.backward_spec import BackwardSpec, width
 from tkq.attention.plan import LENGTHS
 from tkq.attention.shipped import MODELS
-from tkq.runtime.recipe import Recipe, Shipped
+from tkq.runtime.recipe import Shipped
+
+GROUPS = {1: "", 2: "pairs", 4: "grouped"}  # query heads that share a K/V head, and what names say of them
 
 
 def shipped():
     """Names are unique: flash_attn_backward, dtype, width, choices, length."""
     out = {kernel.recipe: kernel for kernel in backward_plan.shipped()}
     for spec, length, group in (*of_models(), *_choices()):
-        recipe = Recipe("tkq.attention.backward:build", (spec, plan(spec, length, group)))
-        out.setdefault(recipe, Shipped(_name(spec, length, group), recipe, backward_plan._expectation(*recipe.args)))
+        kernel = recipe(spec, plan(spec, length, group))
+        out.setdefault(kernel, Shipped(_name(spec, length, group), kernel, backward_plan._expectation(*kernel.args)))
     return list(out.values())
 
 
 def of_models():
     """(spec, length, group), as training asks for it."""
-    for model, varlen, group in itertools.product(MODELS.values(), (False, True), (1, 4)):
+    for model, varlen, group in itertools.product(MODELS.values(), (False, True), GROUPS):
         for length, left in itertools.product(PACKED_LENGTHS if varlen else LENGTHS, {False, model.left is not None}):
             yield BackwardSpec("bf16", width(*model.dims), left, True, model.softcap, varlen=varlen), length, group
 
@@ -39,5 +41,5 @@ def _choices():
 
 def _name(spec, length, group):
     flags = "left", "right", "softcap", "dlse", "deterministic", "varlen", "used_q", "used_k"
-    flags = [flag for flag in flags if getattr(spec, flag)] + ["grouped"] * (group > 1)
+    flags = [flag for flag in flags if getattr(spec, flag)] + [GROUPS[group]] * (group > 1)
     return "_".join(("flash_attn_backward", spec.dtype, f"d{spec.width}", "with", *flags, length))

@@ -182,6 +182,25 @@ def text(name: str, kernels: list[KernelReport]) -> str:
     return "\n".join(lines)
 
 
+def by_address(what, names: tuple[str, ...] = ("",)) -> dict[str, dict[int, str]]:
+    """{kernel: {address: instruction with its operands}} of what ``report`` takes: addresses as tools name them.
+
+    names: nothing is looked at but code with a kernel whose name begins with one of them."""
+    found = {}
+    for cubin in elf.cubins(_code(what)[0]):
+        if not any(name.startswith(names) for name in elf.kernels(cubin)):
+            continue
+        current = None
+        for line in _disassembled(cubin).splitlines():
+            section = re.match(r"^\.text\.(\S+):", line)
+            if section:
+                current = found.setdefault(section.group(1), {})
+            instruction = re.match(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", line)
+            if instruction and current is not None:
+                current[int(instruction.group(1), 16)] = instruction.group(2).strip()
+    return found
+
+
 def _wrong_launch(kernel, roles):
     if kernel.threads is None:
         return ["setmaxnreg in a block of unknown size"] if kernel.setmaxreg else []

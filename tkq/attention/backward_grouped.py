@@ -1,0 +1,205 @@
+"""Attention's backward for query heads that share a K/V head.
+
+A task has several query heads, and blocks of keys of a causal problem, which take unequally long, are soon at different
+ones: more than L2 holds is at work at once. So parts of the query heads have tasks of their own, as in
+``backward_split``, those of a K/V head as far apart as there are blocks at once. In the background zeroes, additions
+and what is finished are counted by query head, not by K/V head: dQ of the first is finished while the next ones are
+added up. The dQ warps that have no task left help to finish."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Int32, Int64, const_expr
+
+import tkq.tile as tk
+from tkq.attention.backward import AttentionBackward
+from tkq.attention.backward import build as build_alike
+from tkq.attention.backward_background import FINISHED, ZEROED, BackwardBackground
+from tkq.attention.backward_grouped_config import GroupedConfig, part_of_turn
+from tkq.attention.backward_seamless_background import await_patiently
+from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_split import Handed, _add, _store, await_count, load_acquire
+from tkq.attention.backward_state import Task
+from tkq.attention.backward_tasks import claim
+from tkq.attention.query_ranges import place, query_range
+from tkq.attention.ranges import ceil_div
+
+
+class GroupedBackground(BackwardBackground):
+    """Counters are of query heads. Tiles come in the order of the tasks' heads."""
+
+    def __init__(self, spec: BackwardSpec, config: GroupedConfig, turn):
+        super().__init__(spec, config)
+        self.turn = turn
+
+    def tile(self, g, n):
+        def order(index, slots, *_):
+            head, of_task = index // slots, g.heads_per_kv
+            return self.turn(g, head // of_task) * of_task + head % of_task, index % slots
+
+        return g.places.at(False, self.config.tile, n, g.heads, order)
+
+    def head(self, g, at):
+        return at.sequence * g.heads + at.head
+
+    def tiles_of(self, g, rows):
+        return ceil_div(rows, self.config.tile)
+
+    @cute.jit
+    def run(self, g):
+        if const_expr(self.config.paced):
+            self.run_in_pace(g)
+        else:
+            BackwardBackground.run(self, g)
+
+    @cute.jit
+    def run_in_pace(self, g):
+        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        n = claim(counters.next, FINISHED)
+        while n < tiles:
+            self.zero_ahead(g)
+            at = self.tile(g, n)
+            await_patiently(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
+            self.convert(g, at)
+            tell(counters.ready, tiles)  # behind those of heads: how many are finished
+            n = claim(counters.next, FINISHED)
+        self.zero_ahead(g)  # those who still wait for a tile of theirs will not
+
+    @cute.jit
+    def zero_ahead(self, g):
+        """As many tiles as there may be, ahead of what is finished."""
+        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        goal = cutlass.min(self.count(counters.ready, tiles) + g.background.lead, tiles)
+        zeroed = self.count(counters.next, ZEROED)
+        while zeroed < goal:
+            zeroed = claim(counters.next, ZEROED)
+            if zeroed < tiles:
+                self.zero(g, self.tile(g, zeroed))
+            zeroed = zeroed + 1
+
+    def count(self, counts, i):
+        """Of all lanes the same."""
+        return cute.arch.make_warp_uniform(load_acquire(counts, i))
+
+    @cute.jit
+    def await_head(self, g, t, head):
+        """Until the tiles of a query head are zero. A warp, before its own additions."""
+        await_count(g.background.counters.ready, t.sequence * g.heads + head, self.tiles_of(g, t.rows_q))
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def sign_off_head(self, g, sequence, head, but: Constexpr[int] = 0):
+        """A warp has added all that it has to; the last ``but`` additions are another's."""
+        tk.store_wait(but, read=False)
+        tell(g.background.counters.added, sequence * g.heads + head)
+
+
+@cute.jit
+def tell(counts, i):
+    """One more, after all that the warp's lanes have done: the release of one lane is for what all did before they
+    met, so that there is one fence, not two as in ``backward_split``, of a microsecond each."""
+    cute.arch.sync_warp()
+    if tk.lane_id() == 0:
+        cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+
+
+@cute.jit
+def hand_on(handed: Handed, place, head, share, tiles: Constexpr):
+    """As ``backward_split.hand_on``."""
+    warp = tk.warp_id() % 4
+    at = place * 4 + warp
+    sums = handed.sums[None, None, None, None, None, Int64(place)]
+    if head > 0:
+        await_count(handed.counts, at, head)
+        for i in cutlass.range_constexpr(len(tiles)):
+            _add(tiles[i], sums, i, warp)
+    if head < share - 1:
+        for i in cutlass.range_constexpr(len(tiles)):
+            _store(tiles[i], sums, i, warp)
+        tell(handed.counts, at)
+    return head == share - 1
+
+
+class GroupedBackward(AttentionBackward):
+    """See ``AttentionBackward``; of equal sequences."""
+
+    def __init__(self, spec: BackwardSpec, config: GroupedConfig):
+        if spec.varlen or spec.left:
+            raise NotImplementedError("attention backward: background by query heads, of packed sequences or with a "
+                                      "limit on the left")
+        super().__init__(spec, config)
+        self.background = GroupedBackground(spec, config, self.turn) if config.background else None
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    def parts_of(self, workspace, tiles, heads, blocks):
+        """With counters for as many query heads as there are tiles, or fewer, and one more."""
+        return super().parts_of(workspace, tiles, tiles + 1, blocks)
+
+    def in_background(self, dq, counters, lead, processors):
+        return super().in_background(dq, counters, lead * self.config.rounds, processors)
+
+    # ---- device --------------------------------------------------------------------------------
+
+    def hand_on(self, g, t, c, number):
+        blocks = g.tasks // (g.places.batches * g.kv_heads)
+        place = (t.sequence * (g.kv_heads // g.share) + self.kv_head(g, t)) * (2 * blocks) + number
+        return hand_on(g.handed, place, t.head % g.share, g.share, (c.dk, c.dv))
+
+    @cute.jit
+    def find_task(self, g, i):
+        """Task i."""
+        c = self.config
+
+        def order(index, blocks, heads, rows_q):
+            head, block = place(index, blocks, heads, g.section, const_expr(self.spec.right and c.longest_first),
+                                g.tail * c.rounds)
+            return self.turn(g, head), block
+
+        at = g.places.at(True, c.block, i, g.kv_heads, order)
+        r = query_range(self.extent(g, at.rows_q, at.rows_k), at.number * c.block)
+        first = g.places.first_tile(at, c.tile, g.heads, g.tiles)
+        return Task(at.sequence, at.rows_q, at.rows_k, at.batch_q, at.batch_k, first, at.head, at.number, r.first,
+                    r.whole, r.whole_end, r.end)
+
+    def turn(self, g, head):
+        """The head whose turn it is when head ``head`` in order is worked on."""
+        if not self.config.split:
+            return head
+        return part_of_turn(head, g.kv_heads * g.places.batches, g.share, g.section, g.tail)
+
+    @cute.jit
+    def queries(self, g, s):
+        dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        if const_expr(self.background is None):
+            self.each_task(g, s, lambda t, again: AttentionBackward.add_task(self, g, s, t, again, dq, ring, kv))
+            tk.store_wait()
+        else:
+            self.each_task(g, s, lambda t, again: self.add_by_heads(g, s, t, again, dq, ring, kv))
+            self.background.run(g)
+
+    @cute.jit
+    def add_by_heads(self, g, s, t, again: Constexpr, dq, ring, kv):
+        rows, cols = self.config.dq_parts(self.spec.width)
+        tk.wait(s.kv_full[0], kv.phase)
+        for h in cutlass.range(g.heads_per_kv, unroll=1):
+            head = self.query_head(g, t, h)
+            self.background.await_head(g, t, head)
+            for m in cutlass.range(t.first, t.end, unroll=1):
+                s.ds_pipe.wait(ring)
+                self.add_dq(g, s, dq, ring, self.tile_number(g, t, head, m))
+                ring.advance()
+                if (h > 0) & (m == t.first):
+                    self.background.sign_off_head(g, t.sequence, head - 1, rows * cols)
+            if (h > 0) & (t.first == t.end):
+                self.background.sign_off_head(g, t.sequence, head - 1)
+        self.done_with(s, 0)
+        self.next_keys(kv)
+        last = again()
+        self.background.sign_off_head(g, last.sequence, self.query_head(g, last, g.heads_per_kv - 1))
+
+
+def build(spec: BackwardSpec, config: GroupedConfig):
+    """The kernels and their fake arguments, as ``tkq.attention.backward.build``."""
+    _, arguments = build_alike(spec, config)
+    return GroupedBackward(spec, config), arguments

@@ -1,0 +1,40 @@
+"""How the backward's kernels for query heads that share a K/V head are built: pure Python."""
+from dataclasses import dataclass, fields, replace
+
+from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.ranges import least, most
+
+
+@dataclass(frozen=True)
+class GroupedConfig(BackwardConfig):
+    """Of ``tkq.attention.backward_grouped``: with background, with split, or both. rounds: the heads at the end whose
+    longest tasks come first have so many times as many blocks as there are at once. paced: zeroes are made so far ahead
+    of what is finished, not of what somebody waits for to finish it."""
+
+    background: bool = True
+    rounds: int = 1
+    paced: bool = False
+
+    @classmethod
+    def of(cls, config: BackwardConfig, **changes) -> "GroupedConfig":
+        """As ``config``, with changes."""
+        return cls(**{**{field.name: getattr(config, field.name) for field in fields(config)}, **changes})
+
+    def check(self, width: int) -> "GroupedConfig":
+        """Itself; ValueError for a configuration that cannot run."""
+        if not (self.background or self.split) or width > 128 or self.rounds < 1 or self.dq_add != "bulk":
+            raise ValueError(f"{self}: query heads that share a K/V head need background or split, dq_add bulk and a "
+                             "round or more, and are for two warpgroups with keys")
+        BackwardConfig.check(replace(self, split=0 if self.background else self.split), width)
+        return self
+
+
+def part_of_turn(turn, parts, share, section, tail):
+    """The part whose turn it is, of ``parts`` of all K/V heads, ``share`` of each side by side: the first parts of some
+    K/V heads before their second ones, and so on, then the next heads'. So many, in whole sections, as there are at
+    work at once, or fewer (``tail``: one or two more): a part's dK and dV are there when the next one has its own."""
+    together = most((tail - 1) // section, 1) * section
+    number = turn // (together * share)
+    within = turn - number * (together * share)
+    width = least(together, parts // share - number * together)
+    return (number * together + within % width) * share + within // width
