@@ -84,12 +84,14 @@ def test_a_kernel_is_made_when_its_number_of_rows_comes(monkeypatch):
 
 def test_a_rehearsal_takes_the_kernels_of_all_rows(monkeypatch):
     made = []
-    monkeypatch.setattr(backward_plan.launch, "launcher", lambda spec, device, p: made.append(p.warps))
+    monkeypatch.setattr(backward_plan.launch, "launcher",
+                        lambda spec, device, p: made.append(p.warps) or (lambda *call: None))
     monkeypatch.setattr(arch, "processors", lambda device: 132)
     monkeypatch.setattr(arch, "require_hopper", lambda device: None)
     monkeypatch.setattr(rehearsal, "under_way", lambda: True)
-    backward_plan.launcher(backward_shipped.spec("layernorm", 4096), "cuda")
-    assert made == [8, 16, 4]
+    run = backward_plan.launcher(backward_shipped.spec("layernorm", 4096), "cuda")
+    run((torch.empty(9, 0),))
+    assert made == [8, 16, 4], "each once"
 
 
 def test_a_call_of_another_number_of_rows_is_looked_up(monkeypatch):

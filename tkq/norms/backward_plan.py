@@ -73,6 +73,10 @@ class ByRows:
         self.makes = [make for _, make in makes]
         self.made = [None] * len(makes)
 
+    def make_all(self) -> None:
+        for i, make in enumerate(self.makes):
+            self.made[i] = make()
+
     def __call__(self, loads, *others) -> None:
         rows, i = loads[0].shape[0], 0
         while self.most[i] is not None and rows > self.most[i]:
@@ -89,8 +93,8 @@ def launcher(spec: RowSpec, device):
     makes = tuple((most, lambda p=p: launch.launcher(spec, device, p)) for most, p in found)
     if len(makes) == 1:
         return makes[0][1]()
-    if rehearsal.under_way():  # a bundle has the kernels of all rows
-        for _, make in makes:
-            make()
     arch.require_hopper(device)
-    return ByRows(makes)
+    run = ByRows(makes)
+    if rehearsal.under_way():  # a bundle has the kernels of all rows
+        run.make_all()
+    return run
