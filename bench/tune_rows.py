@@ -3,7 +3,8 @@
     python -m bench.tune_rows --precompile                  compile only; needs no GPU
     python -m bench.tune_rows --shapes 1024x4096,32768x1024 --only planned,early=False,pdl=True
 
-All in short turns; then the quickest few and the planned one in longer ones.
+"planned" is for many rows; "to 65536 elements" is the plan where a processor has no more of one load (see
+tkq.norms.backward_plan). All in short turns; then the quickest few and the planned one in longer ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 
 from bench import tuning
 from bench.norm_backward import KINDS, MODERATE, SHAPES
+from tkq.norms.backward_plan import steps
 from tkq.norms.backward_shipped import spec
 from tkq.rows.launch import recipe_of
 from tkq.rows.variants import variants
@@ -25,7 +27,9 @@ def spec_of(kind: str, n: int):
 
 
 def chosen(kind: str, n: int, only: tuple) -> dict:
-    found = variants(spec_of(kind, n).shape)
+    shape = spec_of(kind, n).shape
+    *few, _ = steps(shape)
+    found = {**variants(shape), **{f"to {step.elements} elements": step.plan for step in few}}
     return {name: p for name, p in found.items() if not only or name in only}
 
 

@@ -22,7 +22,7 @@ def precompile(recipes: Iterable, processes: int | None = None) -> set:
     """Fill the disk cache, many at a time. The recipes that do not compile: each is worth a line, not the run."""
     begin, recipes, broken = time.perf_counter(), list(dict.fromkeys(recipes)), set()
     spawn = multiprocessing.get_context("spawn")
-    missing = [recipe for recipe in recipes if not _stored(recipe)]  # which need no process of their own
+    missing = [recipe for recipe in recipes if not _compiled(recipe)]  # no pool for none
     with concurrent.futures.ProcessPoolExecutor(processes or min(16, os.cpu_count() or 1), spawn) as pool:
         for recipe, done in [(recipe, pool.submit(ensure, recipe)) for recipe in missing]:
             if problem := done.exception():
@@ -33,9 +33,8 @@ def precompile(recipes: Iterable, processes: int | None = None) -> set:
     return broken
 
 
-def _stored(recipe) -> bool:
-    name = keys.entry_name(recipe)
-    return any(cache().find(name + end) for end in (".so", ".o"))
+def _compiled(recipe) -> bool:
+    return any(cache().find(keys.entry_name(recipe) + suffix) for suffix in (".so", ".o"))
 
 
 def has_gpu() -> bool:

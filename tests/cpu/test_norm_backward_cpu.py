@@ -67,7 +67,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr(backward_ops.rows, "launcher", recorder)
+    monkeypatch.setattr(backward_ops.backward_plan, "launcher", recorder)
     monkeypatch.setattr(backward_ops, "_calls", {})
     return recorder
 

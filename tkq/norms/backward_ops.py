@@ -8,6 +8,7 @@ from .. import reference_backward
 from ..rows import launch as rows
 from ..rows.spec import MAX_ROWS, RowSpec, Stream
 from ..runtime import check, dtypes
+from . import backward_plan
 from .spec import KINDS, MAX_N, WIDTH
 
 _CLASSES = {"rmsnorm": "RMSNormBackward", "layernorm": "LayerNormBackward"}
@@ -21,7 +22,7 @@ class _Call(NamedTuple):
     """A launcher, None where nothing is wanted, and which tensors it fills. dx, dresidual, dbias: their types, None for
     one that it does not: where dx and dresidual are wanted in one type, dresidual is dx."""
 
-    run: Optional[rows.Launcher]
+    run: Optional[object]
     dx: Optional[torch.dtype]
     dresidual: Optional[torch.dtype]
     dweight: bool
@@ -119,7 +120,7 @@ def _call(kind, dy, x, weight, dresidual_out, weight_offset, needs, dx_dtype, dr
     dweight = bool(needs[1]) and weight is not None
     dbias = _bias_dtype(weight, dbias_dtype) if needs[2] else None
     spec = spec_of(kind, dy, x, weight, dresidual_out, weight_offset, dx, dresidual, dweight, dbias)
-    run = rows.launcher(spec, x.device) if spec.stores or spec.columns else None
+    run = backward_plan.launcher(spec, x.device) if spec.stores or spec.columns else None
     return _Call(run, dx, dresidual, dweight, dbias)
 
 

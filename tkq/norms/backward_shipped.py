@@ -4,6 +4,7 @@ from ..rows.launch import recipe_of
 from ..rows.plan import RowPlan, plan, smem_bytes
 from ..rows.spec import RowSpec, Stream
 from ..testing.expectation import Expectation
+from .backward_plan import steps
 from .shipped import KINDS, SIZES
 
 _CLASSES = {"rmsnorm": "RMSNormBackward", "layernorm": "LayerNormBackward"}
@@ -28,7 +29,7 @@ def spec(kind: str, N: int, dtype="bf16", weight="bf16", *, dx=None, dresidual_o
 
 def shipped() -> list:
     """Every size of the tables and both kinds; each type; what else may be asked for; rows that bulk copies cannot
-    take."""
+    take; and of each the plans for few rows."""
     asked = [(kind, N, dict(weight=w)) for kind in KINDS for N in (64, 128, 2048, *SIZES) for w in ("bf16", "fp32")]
     asked += [(kind, 4096, dict(dtype=d, weight=w)) for kind in KINDS for d, w in (
         ("fp16", "fp16"), ("fp32", "fp32"), ("bf16", None))]
@@ -45,6 +46,9 @@ def shipped() -> list:
         s = spec(kind, N, **options)
         few = options.get("weight") != "fp32"
         found[name] = runtime.Shipped(name, recipe_of(s), expectation(s, plan(s.shape)), few and (kind, N) in quick)
+        for elements, p in steps(s.shape)[:-1]:  # for fewer rows
+            named = f"{name}-elements_{elements}"
+            found[named] = runtime.Shipped(named, recipe_of(s, p), expectation(s, p))
     return list(found.values())
 
 
