@@ -1,0 +1,71 @@
+"""Which rows `quant_kept.KeptLayerNormQuantised` normalises and quantises, and how. No torch, no DSL;
+bench/tune_norms.py times it."""
+from dataclasses import replace
+from typing import Optional
+
+from ..rows import plan as rows
+from ..rows.plan import RowPlan, RowShape
+from ..runtime import Recipe
+from .spec import GROUP, OUT_WIDTH, WIDTH, NormSpec
+
+SUMS, AMAX = 3, 1  # of the statistics: count, mean, squares; of the scale of a row
+FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
+# (blocks of a cluster, warps, stages, blocks on a multiprocessor)
+_GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 8, 4, 1), (16, 8, 8, 1), (16, 16, 8, 1), (16, 4, 6, 2),
+               (8, 16, 6, 1), (8, 8, 6, 1), (8, 8, 8, 1), (8, 4, 6, 2), (16, 4, 8, 2))
+_HINTS = (dict(), dict(evict_first=True, streaming=True))
+# (rows of up to so many bytes, geometry): as it was the quickest without a scale (`kept_plan`). Not measured yet.
+_PLANNED = ((2 * FROM_BYTES, (16, 8, 8, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
+_LEAST = 48  # registers of a thread for all but its vectors
+
+
+def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
+    return Recipe("tkq.norms.quant_kept:build", (spec, plan))
+
+
+def shape(spec: NormSpec) -> RowShape:
+    vectors = tuple(WIDTH[d] for d in (spec.weight, spec.bias) if d)
+    return RowShape(spec.N, (spec.width,), (OUT_WIDTH[spec.out],), vectors,
+                    sums=(SUMS, AMAX) if spec.scale == "row" else (SUMS,), vector=spec.vector)
+
+
+def serves(spec: NormSpec) -> bool:
+    """Long rows of 16 bits an element, of a layernorm with no option but scales, in whole accesses."""
+    return (spec.kind == "layernorm" and spec.scale is not None and replace(spec, scale=None, out=None).plain and
+            spec.width == WIDTH_OF_X and spec.access == 128 and spec.N * spec.width // 8 >= FROM_BYTES)
+
+
+def planned(spec: NormSpec) -> Optional[RowPlan]:
+    """What a spec runs with, where rows are longer than FROM_BYTES, and weight and bias more bytes than x; else
+    None."""
+    row = spec.N * spec.width // 8
+    if not serves(spec) or row <= FROM_BYTES or sum(shape(spec).vectors) <= spec.width:
+        return None
+    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if row <= limit), None)
+
+
+def variants(spec: NormSpec) -> list[RowPlan]:
+    """Those worth timing."""
+    if not serves(spec):
+        return []
+    found = [_plan(spec, geometry, **hints) for geometry in _GEOMETRIES for hints in _HINTS]
+    return list(dict.fromkeys(p for p in found if p))
+
+
+def _plan(spec, geometry, **hints) -> Optional[RowPlan]:
+    """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
+    cluster, warps, stages, resident = geometry
+    cols = _cols(spec, cluster)
+    try:
+        p = rows.plan(shape(spec), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
+                      stages=stages, resident=resident, cols=cols, vectors="float", **hints)
+    except ValueError:
+        return None
+    held = p.per_thread * len(shape(spec).vectors)
+    return p if held <= p.consumer_registers - _LEAST else None
+
+
+def _cols(spec, cluster):
+    """Of a block: in whole accesses, or where 128 columns have a scale in whole groups, which no two blocks share."""
+    unit = GROUP if spec.scale == "block" else spec.vector
+    return -(-spec.N // (cluster * unit)) * unit
