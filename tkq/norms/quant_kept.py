@@ -1,5 +1,7 @@
 """LayerNorm of long rows, quantised, by blocks that stay, on RowKernel: they read weight and bias once, and not for
 every row. The builder of its recipes is here too."""
+import operator
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -7,28 +9,31 @@ from cutlass import Float32, Int32
 
 from .. import tile as tk
 from ..row_kernel import RowKernel
+from ..rows.exchange import Slots
 from ..rows.monoid import Exchange, Monoid
 from ..rows.share import put
 from ..rows.spec import RowSpec, Stream
-from ..utils import WARP, domain_offset_i64
+from ..utils import WARP, domain_offset_i64, rsqrt, warp_reduce
 from .build import _arguments
 from .kept import KeptLayerNorm, _given
 from .quant import _max_of, nan_max, scale_of
 from .quant_kept_plan import shape
 from .spec import GROUP
 
-_AMAX = Monoid(lambda a, b: (nan_max(a[0], b[0]),), (0.0,))  # unlike `monoid.MAXIMUM` not below 0
+# unlike `monoid.MAXIMUM` not below 0
+_SCALED = Exchange(Monoid(lambda a, b: (nan_max(a[0], b[0]),), (0.0,)), row="scaled")
 
 
 def build(spec, plan):
     """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
-    kind = KeptLayerNormQuantised if spec.scale == "row" else KeptLayerNormQuantisedBlocks
-    return kind(spec, plan), (*_arguments(spec), Int32(0))
+    kinds = {("row", False): KeptLayerNormQuantised, ("row", True): KeptLayerNormQuantisedPairs,
+             ("block", False): KeptLayerNormQuantisedBlocks, ("block", True): KeptLayerNormQuantisedBlocksPairs}
+    return kinds[spec.scale, plan.pairs](spec, plan), (*_arguments(spec), Int32(0))
 
 
 class KeptLayerNormQuantised(KeptLayerNorm):
-    """What `quant.Quantised` computes of a layernorm, with one scale to a row. A row is exchanged twice, each time under
-    the work on its neighbours, and its results are computed twice from x, which waits in the ring:
+    """What `quant.Quantised` computes of a layernorm, with one scale to a row. A row is exchanged twice, each time
+    while its neighbours are worked on, and its results are computed twice from x, which waits in the ring:
 
       computing warps   tile t: mean, squares -> send | tile t - 1: wait, join -> amax -> send
                         tile t - 2: wait -> scale -> results, release the stage
@@ -36,10 +41,10 @@ class KeptLayerNormQuantised(KeptLayerNorm):
     A thread's part of weight and bias stays in its registers from row to row."""
 
     stores, results = (), ()  # float8 and scales are written here: no RowKernel else has them
-    exchanges = (*KeptLayerNorm.exchanges, Exchange(_AMAX, row="scaled"))
+    exchanges = (*KeptLayerNorm.exchanges, _SCALED)
 
     def __init__(self, spec, plan):
-        given, self.out = shape(spec), spec.out
+        given, self.out = shape(spec, plan.pairs), spec.out
         vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
         RowKernel.__init__(self, RowSpec(__name__, type(self).__qualname__, spec.N, (Stream("x", spec.x),),
                                          vectors=vectors, vector=given.vector, bulk=given.bulk, sums=given.sums), plan)
@@ -52,9 +57,10 @@ class KeptLayerNormQuantised(KeptLayerNorm):
 
     def _accumulate(self, c, k, views, r, total):
         if k == 0:
-            return super()._accumulate(c, k, views, r, total)
-        total[0] = _max_of([self._largest(self._result(c, views, j, r), c.part.inside(j))
-                            for j in range(self.plan.chunks)])
+            super()._accumulate(c, k, views, r, total)
+        else:
+            total[0] = _max_of([self._largest(self._result(c, views, j, r), c.part.inside(j))
+                                for j in range(self.plan.chunks)])
 
     def scaled(self, amax, r):
         scale = scale_of(amax[0], self.out)
@@ -111,6 +117,55 @@ class KeptLayerNormQuantisedBlocks(KeptLayerNormQuantised):
         first = tk.lane_id() % (GROUP // p.vector) == 0
         column = c.s.col0 + (j * p.threads_per_row + c.part.thread) * p.vector
         _store_one(c.g.results[0], (row, column // GROUP), scale, first if inside is True else first & inside)
+
+
+class Pairs:
+    """Beside one of these: statistics as `several.LayerNormSeveral` has them, which take half as many steps. A warp
+    centres its part on its own mean. Every warp has as many elements of a row, and so no number of them is sent."""
+
+    def _element(self, c, k, views, row, r):
+        if k > 0:
+            return super()._element(c, k, views, row, r)
+        count, xs = self.plan.cols // self.plan.warps, [lambda j=j: self._elements(c, views, j).x
+                                                        for j in range(self.plan.chunks)]
+        added = warp_reduce(sum(x() for x in xs).reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add)
+        mean = added * (1.0 / count)
+        mean = mean + (added - mean * float(count)) * (1.0 / count)  # a constant row has that constant as its mean
+        cute.arch.sync_warp()  # or the compiler keeps the first pass's values
+        squares = sum((x() - mean) * (x() - mean) for x in xs)
+        return mean, warp_reduce(squares.reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add)
+
+    def _rows_of_many(self, c):
+        first = c.slots[0]
+        c.slots = [SlotsOfPairs(first.data, first.met, first.plan, first.monoid), *c.slots[1:]]
+        super()._rows_of_many(c)
+
+    def row(self, sums, r):
+        return dict(mean=sums[0], rstd=rsqrt(sums[1] * (1.0 / self.N) + r.eps))
+
+
+class SlotsOfPairs(Slots):
+    """Of (mean, squares about it) of parts with as many elements each."""
+
+    def collect(self, r, part):
+        p = self.plan
+        tk.wait(self.met[r.stage], r.phase)
+        means, squares = zip(*[self._read(r, part, tk.lane_id() + i) for i in range(0, p.width, WARP)], strict=True)
+        about = cute.arch.shuffle_sync(means[0], 0)  # one warp's mean, so that a mean far from 0 costs no digits
+        mean = about + warp_reduce(sum(m - about for m in means), operator.add) * (1.0 / p.width)
+        spread = sum(s + (m - mean) * (m - mean) * float(p.N // p.width) for m, s in zip(means, squares, strict=True))
+        return mean, warp_reduce(spread, operator.add)
+
+
+_PAIR = Exchange(Monoid(None, (0.0, 0.0)))  # `SlotsOfPairs` combines them
+
+
+class KeptLayerNormQuantisedPairs(Pairs, KeptLayerNormQuantised):
+    exchanges = (_PAIR, _SCALED)
+
+
+class KeptLayerNormQuantisedBlocksPairs(Pairs, KeptLayerNormQuantisedBlocks):
+    exchanges = (_PAIR,)
 
 
 @cute.jit

@@ -1,6 +1,6 @@
 """Which rows `quant_kept.KeptLayerNormQuantised` normalises and quantises, and how. No torch, no DSL;
 bench/tune_norms.py times it."""
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from ..rows import plan as rows
@@ -8,25 +8,34 @@ from ..rows.plan import RowPlan, RowShape
 from ..runtime import Recipe
 from .spec import GROUP, OUT_WIDTH, WIDTH, NormSpec
 
-SUMS, AMAX = 3, 1  # of the statistics: count, mean, squares; of the scale of a row
+SUMS, PAIR, AMAX = 3, 2, 1  # of the statistics: count, mean, squares, or without a count; of the scale of a row
 FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
-_GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 8, 4, 1), (16, 8, 8, 1), (16, 16, 8, 1), (16, 4, 6, 2),
-               (8, 16, 6, 1), (8, 8, 6, 1), (8, 8, 8, 1), (8, 4, 6, 2), (16, 4, 8, 2))
+_GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (16, 8, 8, 1), (8, 16, 6, 1), (4, 8, 6, 1),
+               (8, 4, 6, 2), (8, 8, 8, 1))
 _HINTS = (dict(), dict(evict_first=True, streaming=True))
-# (rows of up to so many bytes, geometry): as it was the quickest without a scale (`kept_plan`). Not measured yet.
-_PLANNED = ((2 * FROM_BYTES, (16, 8, 8, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
+# (rows of up to so many bytes, geometry): 64 elements to a thread, so that what a warp does but once a row counts less
+# than its elements. Not measured yet.
+_PLANNED = ((2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
+
+
+@dataclass(frozen=True)
+class KeptPlan(RowPlan):
+    """pairs: every warp has as many elements of a row, so that (mean, squares) of each say all: see `quant_kept.Pairs`.
+    Otherwise its number goes with them."""
+
+    pairs: bool = False
 
 
 def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
     return Recipe("tkq.norms.quant_kept:build", (spec, plan))
 
 
-def shape(spec: NormSpec) -> RowShape:
+def shape(spec: NormSpec, pairs: bool = False) -> RowShape:
     vectors = tuple(WIDTH[d] for d in (spec.weight, spec.bias) if d)
     return RowShape(spec.N, (spec.width,), (OUT_WIDTH[spec.out],), vectors,
-                    sums=(SUMS, AMAX) if spec.scale == "row" else (SUMS,), vector=spec.vector)
+                    sums=(PAIR if pairs else SUMS, *([AMAX] if spec.scale == "row" else ())), vector=spec.vector)
 
 
 def serves(spec: NormSpec) -> bool:
@@ -41,28 +50,37 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     row = spec.N * spec.width // 8
     if not serves(spec) or row <= FROM_BYTES or sum(shape(spec).vectors) <= spec.width:
         return None
-    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if row <= limit), None)
+    geometry = next(geometry for limit, geometry in _PLANNED if row <= limit)
+    return _plan(spec, geometry, True) or _plan(spec, geometry, False)
 
 
 def variants(spec: NormSpec) -> list[RowPlan]:
     """Those worth timing."""
     if not serves(spec):
         return []
-    found = [_plan(spec, geometry, **hints) for geometry in _GEOMETRIES for hints in _HINTS]
+    found = [_plan(spec, geometry, pairs, **hints) for geometry in _GEOMETRIES for pairs in (True, False)
+             for hints in _HINTS]
     return list(dict.fromkeys(p for p in found if p))
 
 
-def _plan(spec, geometry, **hints) -> Optional[RowPlan]:
+def _plan(spec, geometry, pairs, **hints) -> Optional[KeptPlan]:
     """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
     cluster, warps, stages, resident = geometry
     cols = _cols(spec, cluster)
     try:
-        p = rows.plan(shape(spec), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
-                      stages=stages, resident=resident, cols=cols, vectors="float", **hints)
+        found = rows.plan(shape(spec, pairs), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
+                          stages=stages, resident=resident, cols=cols, vectors="float", **hints)
     except ValueError:
         return None
-    held = p.per_thread * len(shape(spec).vectors)
-    return p if held <= p.consumer_registers - _LEAST else None
+    held = found.per_thread * len(shape(spec).vectors)
+    if held > found.consumer_registers - _LEAST or (pairs and not _whole(found)):
+        return None
+    return KeptPlan(**vars(found), pairs=pairs)
+
+
+def _whole(p: RowPlan) -> bool:
+    """Has every thread of a row as many elements, and every lane as many warps' results to read?"""
+    return p.even and p.cols % (p.threads_per_row * p.vector) == 0 and p.width % rows.WARP == 0
 
 
 def _cols(spec, cluster):

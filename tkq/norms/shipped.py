@@ -2,7 +2,7 @@
 from .. import runtime
 from ..rows import plan as rows
 from ..testing.expectation import Expectation
-from . import heads_ops, heads_plan, kept_plan
+from . import heads_ops, heads_plan, kept_plan, quant_kept_plan
 from .heads_plan import HeadsSpec
 from .launch import recipe
 from .long_config import LongConfig
@@ -19,12 +19,21 @@ def shipped() -> list:
 
 
 def _shipped(s: NormSpec):
-    name, kept = _name(s), kept_plan.planned(s)
-    if kept is None:
-        return runtime.Shipped(name, recipe(s), expectation(s, plan(s)), quick=name in QUICK)
-    wanted = Expectation(instructions=("UBLKCP", "STG.E", "STAS", "LDS.128", "LDG.E.128"), registers=168,
-                         smem=rows.smem_bytes(kept_plan.shape(s), kept) + 2048)
-    return runtime.Shipped(name, kept_plan.recipe(s, kept), wanted, quick=name in QUICK)
+    name = _name(s)
+    for way in (kept_plan, quant_kept_plan):
+        kept = way.planned(s)
+        if kept is not None:
+            return runtime.Shipped(name, way.recipe(s, kept), kept_expectation(s, kept),
+                                   quick=name in QUICK)
+    return runtime.Shipped(name, recipe(s), expectation(s, plan(s)), quick=name in QUICK)
+
+
+def kept_expectation(spec: NormSpec, kept) -> Expectation:
+    """Of blocks that stay: bulk copies in, whole vectors from shared memory, no register too many."""
+    convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
+    shape = quant_kept_plan.shape(spec, kept.pairs) if spec.scale else kept_plan.shape(spec)
+    return Expectation(instructions=("UBLKCP", "STG.E", "STAS", "LDS.128", "LDG.E.128", *convert), registers=168,
+                       smem=rows.smem_bytes(shape, kept) + 2048)
 
 
 def plain() -> list:
