@@ -126,14 +126,16 @@ class Pairs:
     def _element(self, c, k, views, row, r):
         if k > 0:
             return super()._element(c, k, views, row, r)
-        count, xs = self.plan.cols // self.plan.warps, [lambda j=j: self._elements(c, views, j).x
-                                                        for j in range(self.plan.chunks)]
-        added = warp_reduce(sum(x() for x in xs).reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add)
+        count = self.plan.cols // self.plan.warps
+        added = warp_reduce(self._sum(self._elements(c, views, j).x for j in range(self.plan.chunks)), operator.add)
         mean = added * (1.0 / count)
         mean = mean + (added - mean * float(count)) * (1.0 / count)  # a constant row has that constant as its mean
         cute.arch.sync_warp()  # or the compiler keeps the first pass's values
-        squares = sum((x() - mean) * (x() - mean) for x in xs)
-        return mean, warp_reduce(squares.reduce(cute.ReductionOp.ADD, 0.0, 0), operator.add)
+        centred = (self._elements(c, views, j).x - mean for j in range(self.plan.chunks))
+        return mean, warp_reduce(self._sum(d * d for d in centred), operator.add)
+
+    def _sum(self, vectors):
+        return sum(vectors).reduce(cute.ReductionOp.ADD, 0.0, 0)
 
     def _rows_of_many(self, c):
         first = c.slots[0]
