@@ -9,6 +9,7 @@ from cutlass import Float32, Int32
 
 from .. import tile as tk
 from ..row_kernel import RowKernel
+from ..rows.elements import or_neutral
 from ..rows.exchange import Slots
 from ..rows.monoid import Exchange, Monoid
 from ..rows.share import put
@@ -57,10 +58,27 @@ class KeptLayerNormQuantised(KeptLayerNorm):
 
     def _accumulate(self, c, k, views, r, total):
         if k == 0:
-            super()._accumulate(c, k, views, r, total)
+            count = sum(cutlass.select_(c.part.inside(j), Float32(self.plan.vector), Float32(0))
+                        for j in range(self.plan.chunks))
+            total[0] = count
+            total[1], total[2] = self._centred(c, views, count, cute.arch.rcp_approx(cutlass.max(count, Float32(1))))
         else:
             total[0] = _max_of([self._largest(self._result(c, views, j, r), c.part.inside(j))
                                 for j in range(self.plan.chunks)])
+
+    def _centred(self, c, views, count, inverse, over=lambda value: value):
+        """(mean, sum of squares about it) of the thread's `count` elements of a row, or of more threads', over which
+        `over` adds. A row of one number has that number as its mean: a scale shows what else would be left of it."""
+        chunks = [(j, c.part.inside(j)) for j in range(self.plan.chunks)]
+        added = over(sum(self._elements(c, views, j).x for j, _ in chunks).reduce(cute.ReductionOp.ADD, 0.0, 0))
+        mean = added * inverse
+        mean = mean + (added - mean * count) * inverse
+        cute.arch.sync_warp()  # or the compiler keeps the first pass's values
+        squares = None
+        for j, inside in chunks:
+            d = or_neutral(self._elements(c, views, j).x - mean, inside, 0.0)
+            squares = d * d if squares is None else squares + d * d
+        return mean, over(squares.reduce(cute.ReductionOp.ADD, 0.0, 0))
 
     def scaled(self, amax, r):
         scale = scale_of(amax[0], self.out)
@@ -126,16 +144,8 @@ class Pairs:
     def _element(self, c, k, views, row, r):
         if k > 0:
             return super()._element(c, k, views, row, r)
-        count = self.plan.cols // self.plan.warps
-        added = warp_reduce(self._sum(self._elements(c, views, j).x for j in range(self.plan.chunks)), operator.add)
-        mean = added * (1.0 / count)
-        mean = mean + (added - mean * float(count)) * (1.0 / count)  # a constant row has that constant as its mean
-        cute.arch.sync_warp()  # or the compiler keeps the first pass's values
-        centred = (self._elements(c, views, j).x - mean for j in range(self.plan.chunks))
-        return mean, warp_reduce(self._sum(d * d for d in centred), operator.add)
-
-    def _sum(self, vectors):
-        return sum(vectors).reduce(cute.ReductionOp.ADD, 0.0, 0)
+        count = float(self.plan.cols // self.plan.warps)
+        return self._centred(c, views, count, 1.0 / count, lambda value: warp_reduce(value, operator.add))
 
     def _rows_of_many(self, c):
         first = c.slots[0]
