@@ -18,7 +18,7 @@ from ..utils import WARP, domain_offset_i64, rsqrt, warp_reduce
 from .build import _arguments
 from .kept import KeptLayerNorm, _given
 from .quant import _max_of, nan_max, scale_of
-from .quant_kept_plan import shape
+from .quant_kept_config import shape
 from .spec import GROUP
 
 # unlike `monoid.MAXIMUM` not below 0
@@ -58,8 +58,8 @@ class KeptLayerNormQuantised(KeptLayerNorm):
 
     def _accumulate(self, c, k, views, r, total):
         if k == 0:
-            count = sum(cutlass.select_(c.part.inside(j), Float32(self.plan.vector), Float32(0))
-                        for j in range(self.plan.chunks))
+            vector, inside = Float32(self.plan.vector), [c.part.inside(j) for j in range(self.plan.chunks)]
+            count = sum(vector if i is True else cutlass.select_(i, vector, Float32(0)) for i in inside)
             total[0] = count
             total[1], total[2] = self._centred(c, views, count, cute.arch.rcp_approx(cutlass.max(count, Float32(1))))
         else:

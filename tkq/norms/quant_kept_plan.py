@@ -1,14 +1,14 @@
 """Which rows `quant_kept.KeptLayerNormQuantised` normalises and quantises, and how. No torch, no DSL;
 bench/tune_norms.py times it."""
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Optional
 
 from ..rows import plan as rows
-from ..rows.plan import RowPlan, RowShape
+from ..rows.plan import RowPlan
 from ..runtime import Recipe
-from .spec import GROUP, OUT_WIDTH, WIDTH, NormSpec
+from .quant_kept_config import KeptPlan, shape
+from .spec import GROUP, NormSpec
 
-SUMS, PAIR, AMAX = 3, 2, 1  # of the statistics: count, mean, squares, or without a count; of the scale of a row
 FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (16, 8, 8, 1), (8, 16, 6, 1), (4, 8, 6, 1),
@@ -16,26 +16,12 @@ _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (16, 
 _HINTS = (dict(), dict(evict_first=True, streaming=True))
 # (rows of up to so many bytes, geometry): 64 elements to a thread, so that what a warp does but once a row counts less
 # than its elements. Not measured yet.
-_PLANNED = ((2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
+_PLANNED = ((FROM_BYTES, (4, 8, 6, 1)), (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
-
-
-@dataclass(frozen=True)
-class KeptPlan(RowPlan):
-    """pairs: every warp has as many elements of a row, so that (mean, squares) of each say all: see `quant_kept.Pairs`.
-    Otherwise its number goes with them."""
-
-    pairs: bool = False
 
 
 def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
     return Recipe("tkq.norms.quant_kept:build", (spec, plan))
-
-
-def shape(spec: NormSpec, pairs: bool = False) -> RowShape:
-    vectors = tuple(WIDTH[d] for d in (spec.weight, spec.bias) if d)
-    return RowShape(spec.N, (spec.width,), (OUT_WIDTH[spec.out],), vectors,
-                    sums=(PAIR if pairs else SUMS, *([AMAX] if spec.scale == "row" else ())), vector=spec.vector)
 
 
 def serves(spec: NormSpec) -> bool:
@@ -45,11 +31,10 @@ def serves(spec: NormSpec) -> bool:
 
 
 def planned(spec: NormSpec) -> Optional[RowPlan]:
-    """What a spec runs with, where rows are longer than FROM_BYTES, and weight and bias more bytes than x; else
-    None."""
-    row = spec.N * spec.width // 8
-    if not serves(spec) or row <= FROM_BYTES or sum(shape(spec).vectors) <= spec.width:
+    """What a spec runs with, where weight and bias are more bytes than x; else None."""
+    if not serves(spec) or sum(shape(spec).vectors) <= spec.width:
         return None
+    row = spec.N * spec.width // 8
     geometry = next(geometry for limit, geometry in _PLANNED if row <= limit)
     return _plan(spec, geometry, True) or _plan(spec, geometry, False)
 
