@@ -82,6 +82,7 @@ def quantised() -> list:
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (131072, 200000, 262144) for o in q]
     specs += [NormSpec("layernorm", 262144, "bf16", "bf16", None, 8, "bf16", "bf16", **q[0])]
+    specs += [NormSpec("layernorm", 200008, "bf16", "fp32", "fp32", 8, **o) for o in q]
     specs += [NormSpec("layernorm", N, "fp32", "fp32", "fp32", 4, residual="fp32", total="fp32", **o)
               for N in (4096, 32768, 262144) for o in q]
     specs += [NormSpec(kind, N, x, x, x, v, residual=x, total=x, **o) for kind in KINDS for N, x, v in ODD for o in q]
@@ -89,7 +90,7 @@ def quantised() -> list:
 
 
 QUICK = ("rmsnorm-bf16-n4096-wbf16-v8", "rmsnorm-bf16-n262144-wbf16-v8", "layernorm-bf16-n4096-wfp32-v8",
-         "layernorm-bf16-n262144-wfp32-bfp32-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
+         "layernorm-bf16-n262144-wbf16-row-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
          "rmsnorm-bf16-n4096-wbf16-rbf16-tbf16-stats-v8", "layernorm-fp32-n262144-wfp32-bfp32-rfp32-tfp32-stats-v4",
          "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-block-v8",
          "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-block-v1",
