@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tkq.norms import quant_kept_plan
+from tkq.norms import launch, quant_kept_plan
 from tkq.norms.quant_kept_config import shape
 from tkq.norms.spec import GROUP, NormSpec
 from tkq.rows import plan as rows
@@ -57,3 +57,13 @@ def test_light_vectors_run_as_they_did():
     for N, weight, bias in ((262144, "bf16", None), (131072, None, "bf16"), (262144, None, None)):
         s = spec(N, weight, bias)
         assert quant_kept_plan.planned(s) is None and quant_kept_plan.variants(s)
+
+
+@pytest.mark.parametrize("scale", ["row", "block"])
+def test_calls_take_it(monkeypatch, scale):
+    """With the number of clusters that run at once as the last argument."""
+    monkeypatch.setattr(launch.runtime, "function", lambda recipe: recipe)
+    monkeypatch.setattr(launch.clusters, "resident", lambda device, cluster, threads: 1000 * cluster + threads)
+    run, units = launch.compiled(spec(262144, scale=scale), None)
+    assert run.builder == "tkq.norms.quant_kept:build" and units == 16000 + 8 * 32 + 128
+    assert launch.compiled(spec(262144, "bf16", None, scale=scale), None).builder == "tkq.norms.quant_long:build"
