@@ -54,8 +54,8 @@ def test_each_geometry(N, granularity):
     (53, 262144, "block", "bf16", HEAVY), (19, 131072, "row", "bf16", dict(weight="bf16", bias="bf16")),
     (19, 100008, "block", "fp16", dict(weight="fp32"))], ids=str)
 def test_many_rows_and_other_types(most, N, granularity, x, vectors):
-    """One row, and more (53 are more than the stages of all clusters); rows apart; NaN, infinity and a constant row beside others, which
-    have the bits that they had."""
+    """One row, and more (53 are more than the stages of all clusters); rows apart; NaN, infinity and a constant row
+    beside others, which have the bits that they had."""
     for M in (1, most):
         rows, extra = make((M, N), x, **vectors)
         q, scale = check_quantised("layernorm", rows, extra, granularity, f"M {M}")
