@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import tuning
 from bench.shapes import NORM_SHAPES
-from tkq.norms import kept_plan
+from tkq.norms import kept_plan, quant_kept_plan
 from tkq.norms.launch import recipe
 from tkq.norms.long_config import LongConfig
 from tkq.norms.long_plan import plan
@@ -41,6 +41,7 @@ CASES = {
     "layernorm quant row": dict(weight="bf16", out="e4m3", scale="row"),
     "layernorm quant row with bias": dict(weight="fp32", bias="fp32", out="e4m3", scale="row"),
     "layernorm quant block": dict(weight="bf16", out="e4m3", scale="block"),
+    "layernorm quant block with bias": dict(weight="fp32", bias="fp32", out="e4m3", scale="block"),
     "rmsnorm quant row with residual": dict(weight="bf16", out="e4m3", scale="row", residual="bf16", total="bf16"),
 }
 PLAIN = ("rmsnorm", "layernorm", "layernorm with bias")
@@ -57,19 +58,26 @@ def gigabytes(spec: NormSpec, M: int) -> float:
 
 def chosen(spec: NormSpec, match: str = "") -> dict:
     """The planned config, and those whose label contains one of the texts, by label."""
-    every = list(dict.fromkeys([kept_plan.planned(spec) or plan(spec), *long_variants(spec), *variants(spec),
-                                *kept_plan.variants(spec)]))
+    kept = _kept(spec)
+    every = list(dict.fromkeys([kept.planned(spec) or plan(spec), *long_variants(spec), *variants(spec),
+                                *kept.variants(spec)]))
     return {label(c): c for c in [every[0], *(c for c in every if any(t in label(c) for t in match.split(",")))]}
 
 
+def _kept(spec: NormSpec):
+    """Where the plans of blocks that stay are."""
+    return quant_kept_plan if spec.scale else kept_plan
+
+
 def _recipe(spec: NormSpec, c):
-    return (kept_plan.recipe if isinstance(c, RowPlan) else recipe)(spec, c)
+    return (_kept(spec).recipe if isinstance(c, RowPlan) else recipe)(spec, c)
 
 
 def label(c) -> str:
     if isinstance(c, RowPlan):
         hints = " evict stream" * c.evict_first
-        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{hints}"
+        pairs = " pairs" * getattr(c, "pairs", False)
+        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{pairs}{hints}"
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
     words += ["late"] if not c.early else []
     words += [f"x{c.rows_each}"] if c.rows_each > 1 else []
@@ -89,11 +97,10 @@ def _candidate(spec: NormSpec, config):
     from tkq.runtime.dtypes import torch_type
 
     run, units = runtime.function(_recipe(spec, config)), ()
+    if isinstance(config, RowPlan):
+        device = torch.device("cuda", torch.cuda.current_device())
+        units = (config.resident * clusters.resident(device, config.cluster, config.block),)
     if spec.plain:
-        if isinstance(config, RowPlan):
-            device = torch.device("cuda", torch.cuda.current_device())
-            units = (config.resident * clusters.resident(device, config.cluster, config.block),)
-
         def call(x, weight, bias, residual):
             out = torch.empty_like(x)
             run(x, weight, bias, out, EPS, *units)
@@ -104,7 +111,7 @@ def _candidate(spec: NormSpec, config):
 
     def call_with_options(x, weight, bias, residual):
         results = launch.allocate(asked, x)
-        run(*launch._arguments(asked, (x, residual), weight, bias, results))
+        run(*launch._arguments(asked, (x, residual), weight, bias, results), *units)
         return results[0]
 
     return call_with_options

@@ -126,6 +126,10 @@ def quant(device):
         x, weight = on(device, randn(0, 5, N), randn(1, N))
         q, scale = tkq.layernorm_quant(x, weight)
         yield f"layernorm_quant {N}", (q.cpu().float(), scale)
+    for granularity in ("row", "block"):  # blocks that stay
+        x, weight, bias = on(device, randn(0, 19, 131072), *(randn(i, 131072).float() for i in (1, 2)))
+        q, scale = tkq.layernorm_quant(x, weight, bias, granularity=granularity)
+        yield f"layernorm_quant with float32 vectors {granularity}", (q.cpu().float(), scale)
 
 
 def rope(device):

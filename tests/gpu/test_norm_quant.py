@@ -19,6 +19,15 @@ def check_quantised(kind, x, extra, granularity, what=""):
     """Scales from float64 within float32's rounding; each q is the e4m3 number nearest to y / scale, where that is not
     nearly as near to its neighbour."""
     q, scale, h = getattr(tkq, kind + "_quant")(x, **extra, eps=EPS, prenorm=True, granularity=granularity)
+    total = check_result(kind, x, extra, granularity, (q, scale), what)
+    if "residual" in extra:
+        assert_2x(h, total, (x.float() + extra["residual"].float()).to(h.dtype), ulps=1)
+    return q, scale
+
+
+def check_result(kind, x, extra, granularity, found, what=""):
+    """The same of what a kernel has found. The sum of x and residual, in float64."""
+    q, scale = found
     y, total = torch_norm(kind, x.double(), **{n: t.double() for n, t in extra.items()})
     M, N = y.shape
     width = N if granularity == "row" else 128
@@ -34,9 +43,7 @@ def check_quantised(kind, x, extra, granularity, what=""):
     got = q.double().cpu()
     assert ((got == low) | (got == high) | ((got >= low) & (got <= high))).all(), what
     assert (got == e4m3(ratio)).double().mean() >= 0.99 or N < 100, what
-    if "residual" in extra:
-        assert_2x(h, total, (x.float() + extra["residual"].float()).to(h.dtype), ulps=1)
-    return q, scale
+    return total
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])

@@ -56,15 +56,18 @@ def test_heads_and_their_gradients(kind):
     assert torch.isfinite(y[::997]).all() and torch.count_nonzero(dx) == torch.count_nonzero(some_dx)
 
 
-@pytest.mark.parametrize("kind, granularity, N", [("rmsnorm", "row", 4096), ("rmsnorm", "block", 4096),
-                                                  ("layernorm", "row", 131072)])
-def test_quantised(kind, granularity, N):
+@pytest.mark.parametrize("kind, granularity, N, heavy", [
+    ("rmsnorm", "row", 4096, False), ("rmsnorm", "block", 4096, False), ("layernorm", "row", 131072, False),
+    ("layernorm", "row", 262144, True), ("layernorm", "block", 262144, True)])
+def test_quantised(kind, granularity, N, heavy):
+    """heavy: float32 weight and bias, for which blocks stay (`tkq.norms.quant_kept`)."""
     M = (1 << 31) // N + 5
     x, some = huge(M, N)
-    op, weight = getattr(tkq, kind + "_quant"), vector(N)
+    op, weight = getattr(tkq, kind + "_quant"), vector(N, dtype=torch.float32 if heavy else BF16)
+    options = dict(eps=EPS, granularity=granularity, bias=vector(N, dtype=torch.float32, seed=10) if heavy else None)
     with poisoned():
-        q, scale = op(x, weight, eps=EPS, granularity=granularity)
-        some_q, some_scale = op(some, weight, eps=EPS, granularity=granularity)
+        q, scale = op(x, weight, **options)
+        some_q, some_scale = op(some, weight, **options)
     assert torch.equal(rows_of(q.view(torch.uint8), M), some_q.view(torch.uint8))
     assert torch.equal(rows_of(scale, M), some_scale)
     assert torch.isfinite(scale).all() and torch.isfinite(q[::997].float()).all()

@@ -15,7 +15,7 @@ from .. import runtime
 from ..runtime import arch, clusters, dtypes, new
 from ..runtime.again import Again
 from ..runtime.chooser import Ended, Shapes, added
-from . import checks, kept_plan
+from . import checks, kept_plan, quant_kept_plan
 from .long_config import LongConfig
 from .long_plan import plan
 from .plan import waits_together
@@ -66,12 +66,12 @@ def recipe(spec: NormSpec, config=None):
 
 def compiled(spec: NormSpec, device):
     """What runs a spec on a device, called as `build` has the arguments."""
-    kept = kept_plan.planned(spec)
-    if kept is None:
-        return runtime.function(recipe(spec))
-    run, units = runtime.function(kept_plan.recipe(spec, kept)), kept.resident * clusters.resident(
-        device, kept.cluster, kept.block)
-    return Ended(run, units)
+    for way in (kept_plan, quant_kept_plan):
+        kept = way.planned(spec)
+        if kept is not None:
+            units = kept.resident * clusters.resident(device, kept.cluster, kept.block)
+            return Ended(runtime.function(way.recipe(spec, kept)), units)
+    return runtime.function(recipe(spec))
 
 
 # ---- calls that came before ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 from .. import runtime
 from ..rows import plan as rows
 from ..testing.expectation import Expectation
-from . import heads_ops, heads_plan, kept_plan
+from . import heads_ops, heads_plan, kept_plan, quant_kept_config, quant_kept_plan
 from .heads_plan import HeadsSpec
 from .launch import recipe
 from .long_config import LongConfig
@@ -19,12 +19,21 @@ def shipped() -> list:
 
 
 def _shipped(s: NormSpec):
-    name, kept = _name(s), kept_plan.planned(s)
-    if kept is None:
-        return runtime.Shipped(name, recipe(s), expectation(s, plan(s)), quick=name in QUICK)
-    wanted = Expectation(instructions=("UBLKCP", "STG.E", "STAS", "LDS.128", "LDG.E.128"), registers=168,
-                         smem=rows.smem_bytes(kept_plan.shape(s), kept) + 2048)
-    return runtime.Shipped(name, kept_plan.recipe(s, kept), wanted, quick=name in QUICK)
+    name = _name(s)
+    for way in (kept_plan, quant_kept_plan):
+        kept = way.planned(s)
+        if kept is not None:
+            return runtime.Shipped(name, way.recipe(s, kept), kept_expectation(s, kept),
+                                   quick=name in QUICK)
+    return runtime.Shipped(name, recipe(s), expectation(s, plan(s)), quick=name in QUICK)
+
+
+def kept_expectation(spec: NormSpec, kept) -> Expectation:
+    """Of blocks that stay: bulk copies in, whole vectors from shared memory, no register too many."""
+    convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
+    shape = quant_kept_config.shape(spec, kept.pairs) if spec.scale else kept_plan.shape(spec)
+    return Expectation(instructions=("UBLKCP", "STG.E", "STAS", "LDS.128", "LDG.E.128", *convert), registers=168,
+                       smem=rows.smem_bytes(shape, kept) + 2048)
 
 
 def plain() -> list:
@@ -73,6 +82,7 @@ def quantised() -> list:
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (131072, 200000, 262144) for o in q]
     specs += [NormSpec("layernorm", 262144, "bf16", "bf16", None, 8, "bf16", "bf16", **q[0])]
+    specs += [NormSpec("layernorm", 200008, "bf16", "fp32", "fp32", 8, **o) for o in q]
     specs += [NormSpec("layernorm", N, "fp32", "fp32", "fp32", 4, residual="fp32", total="fp32", **o)
               for N in (4096, 32768, 262144) for o in q]
     specs += [NormSpec(kind, N, x, x, x, v, residual=x, total=x, **o) for kind in KINDS for N, x, v in ODD for o in q]
@@ -80,7 +90,7 @@ def quantised() -> list:
 
 
 QUICK = ("rmsnorm-bf16-n4096-wbf16-v8", "rmsnorm-bf16-n262144-wbf16-v8", "layernorm-bf16-n4096-wfp32-v8",
-         "layernorm-bf16-n262144-wfp32-bfp32-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
+         "layernorm-bf16-n262144-wbf16-row-v8", "layernorm-fp32-n7-wfp32-bfp32-v1",
          "rmsnorm-bf16-n4096-wbf16-rbf16-tbf16-stats-v8", "layernorm-fp32-n262144-wfp32-bfp32-rfp32-tfp32-stats-v4",
          "rmsnorm-bf16-n4096-wbf16-row-v8", "rmsnorm-bf16-n4096-wbf16-block-v8",
          "layernorm-bf16-n262144-wfp32-bfp32-row-v8", "layernorm-bf16-n65537-wbf16-bbf16-rbf16-tbf16-block-v1",

@@ -1,0 +1,74 @@
+"""Which rows `quant_kept.KeptLayerNormQuantised` normalises and quantises, and how. No torch, no DSL;
+bench/tune_norms.py times it."""
+from dataclasses import replace
+from typing import Optional
+
+from ..rows import plan as rows
+from ..rows.plan import RowPlan
+from ..runtime import Recipe
+from .quant_kept_config import KeptPlan, shape
+from .spec import GROUP, NormSpec
+
+FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
+# (blocks of a cluster, warps, stages, blocks on a multiprocessor)
+_GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (16, 8, 8, 1), (8, 16, 6, 1), (4, 8, 6, 1),
+               (8, 4, 6, 2), (8, 8, 8, 1))
+_HINTS = (dict(), dict(evict_first=True, streaming=True))
+# (rows of up to so many bytes, geometry): 64 elements to a thread, so that what a warp does but once a row counts less
+# than its elements. Not measured yet.
+_PLANNED = ((FROM_BYTES, (4, 8, 6, 1)), (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
+_LEAST = 48  # registers of a thread for all but its vectors
+
+
+def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
+    return Recipe("tkq.norms.quant_kept:build", (spec, plan))
+
+
+def serves(spec: NormSpec) -> bool:
+    """Long rows of 16 bits an element, of a layernorm with no option but scales, in whole accesses."""
+    return (spec.kind == "layernorm" and spec.scale is not None and replace(spec, scale=None, out=None).plain and
+            spec.width == WIDTH_OF_X and spec.access == 128 and spec.N * spec.width // 8 >= FROM_BYTES)
+
+
+def planned(spec: NormSpec) -> Optional[RowPlan]:
+    """What a spec runs with, where weight and bias are more bytes than x; else None."""
+    if not serves(spec) or sum(shape(spec).vectors) <= spec.width:
+        return None
+    row = spec.N * spec.width // 8
+    geometry = next(geometry for limit, geometry in _PLANNED if row <= limit)
+    return _plan(spec, geometry, True) or _plan(spec, geometry, False)
+
+
+def variants(spec: NormSpec) -> list[RowPlan]:
+    """Those worth timing."""
+    if not serves(spec):
+        return []
+    found = [_plan(spec, geometry, pairs, **hints) for geometry in _GEOMETRIES for pairs in (True, False)
+             for hints in _HINTS]
+    return list(dict.fromkeys(p for p in found if p))
+
+
+def _plan(spec, geometry, pairs, **hints) -> Optional[KeptPlan]:
+    """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
+    cluster, warps, stages, resident = geometry
+    cols = _cols(spec, cluster)
+    try:
+        found = rows.plan(shape(spec, pairs), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
+                          stages=stages, resident=resident, cols=cols, vectors="float", **hints)
+    except ValueError:
+        return None
+    held = found.per_thread * len(shape(spec).vectors)
+    if held > found.consumer_registers - _LEAST or (pairs and not _whole(found)):
+        return None
+    return KeptPlan(**vars(found), pairs=pairs)
+
+
+def _whole(p: RowPlan) -> bool:
+    """Has every thread of a row as many elements, and every lane as many warps' results to read?"""
+    return p.even and p.cols % (p.threads_per_row * p.vector) == 0 and p.width % rows.WARP == 0
+
+
+def _cols(spec, cluster):
+    """Of a block: in whole accesses, or where 128 columns have a scale in whole groups, which no two blocks share."""
+    unit = GROUP if spec.scale == "block" else spec.vector
+    return -(-spec.N // (cluster * unit)) * unit
