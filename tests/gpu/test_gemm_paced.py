@@ -46,6 +46,7 @@ def test_graphs_and_streams():
     for _ in range(3):
         c.zero_(), graph.replay()
         with torch.cuda.stream(side):
+            other.zero_()
             call.run(a, b, other, PACED, 12)
         torch.cuda.synchronize()
         assert torch.equal(c, want) and torch.equal(other, want)

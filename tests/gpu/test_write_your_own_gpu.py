@@ -74,7 +74,8 @@ def test_flash_attention_of_strided_views():
     x = torch.randn(2, 260, 3, 4, 128, device="cuda").bfloat16()
     q, k, v = x.unbind(2)
     truth, theirs = [attention(q, k, v, True, dtype) for dtype in (torch.float64, torch.bfloat16)]
-    assert_2x(flash_attention(q, k, v, True), truth, theirs)
+    with poisoned():
+        assert_2x(flash_attention(q, k, v, True), truth, theirs)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e-4])

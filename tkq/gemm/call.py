@@ -38,7 +38,8 @@ PLAIN = Extra()
 
 
 class Paced(NamedTuple):
-    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, in the place of a bias."""
+    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, in the place of a bias.
+    As it is no compiled function, ``again`` does not remember it, and each call finds its stream's counter."""
 
     kernel: Callable
 
@@ -64,9 +65,8 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     kernel, blocks, shape, stride, dtype = known
     out = new.empty(index, shape, stride, dtype)
     kernel(a, b, out, bias, c, alpha, beta, blocks)
-    if not isinstance(kernel, Paced):  # whose counter is another one on another stream
-        again.add((a, b, bias, activation, c, alpha, beta, out_dtype), kernel,
-                  (a, b, out, bias, c, alpha, beta, blocks), out)
+    again.add((a, b, bias, activation, c, alpha, beta, out_dtype), kernel, (a, b, out, bias, c, alpha, beta, blocks),
+              out)
     return out, None
 
 

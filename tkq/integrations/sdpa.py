@@ -130,7 +130,8 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled():
-    """`enable` for a block."""
+    """`enable` for the length of a ``with`` block, which gets its handle; removed where the block raises, too. Raises
+    as `enable` does."""
     handle = enable()
     try:
         yield handle

@@ -92,7 +92,7 @@ def errors(ours: Tensor, truth: Tensor, same_precision: Tensor, ulps: float = 1.
            cancelled: float = 0.0) -> Errors | None:
     """The numbers that ``assert_2x`` compares, for a report or a rule of your own; None where nothing is finite.
 
-    Arguments as ``assert_2x``."""
+    Arguments as ``assert_2x``; all three tensors are of one shape, which is not looked at here."""
     finite = torch.isfinite(truth)
     if not finite.any():
         return None

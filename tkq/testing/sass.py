@@ -110,7 +110,12 @@ def report(what) -> list[KernelReport]:
 
 
 def expect(kernel: KernelReport, wanted: Expectation = Expectation()) -> list[str]:  # noqa: B008  (frozen)
-    """In which ways a kernel is not as expected; empty: in none."""
+    """In which ways a kernel is not as expected, a sentence each; empty: in none. ``assert_sass`` raises instead.
+
+    Args:
+        kernel: one of those that ``report`` returns.
+        wanted: limits on registers and shared memory, instructions that must or must not be there.
+    """
     wrong = [f"no {i}" for i in wanted.instructions if not kernel.count(i)]
     wrong += [f"{kernel.count(i)} {i}, none expected" for i in wanted.absent if kernel.count(i)]
     local = kernel.spill_loads + kernel.spill_stores
