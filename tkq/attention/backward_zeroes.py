@@ -1,8 +1,8 @@
 """Attention's backward for query heads that share a K/V head, of short sequences.
 
-Whatever is at work at once, Q, dO and the accumulator of all query heads of each part, nearly fills L2; what the
-background reads to finish dQ, and zeroes made far ahead, do not fit beside it. So the background makes zeroes only, just
-before the first task that needs them, which saves writing and reading them in memory, and a kernel behind makes dQ."""
+What is at work at once, Q, dO and the accumulator of all query heads of each part, nearly fills L2; zeroes made far
+ahead, and what the background reads to finish dQ, do not fit beside it. So the background makes zeroes only, just
+before the first task that needs them, which saves writing and reading them in memory; a kernel behind makes dQ."""
 from typing import Optional
 
 import cuda.bindings.driver as cuda
@@ -18,27 +18,29 @@ from tkq.attention.backward_post import BackwardPost
 from tkq.attention.backward_seamless_background import rest
 from tkq.attention.backward_sequences import Equal
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_state import Numbers
 from tkq.attention.backward_tasks import claim
 from tkq.attention.backward_zeroes_config import ZeroesConfig, heads_begun
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
-from tkq.attention.backward_state import Numbers
+
+RESTS = 3  # between two looks: all warps look at the same number
 
 
 class ZeroesAhead(GroupedBackground):
-    """One warp of a block. Each holds one tile, in the order of the tasks, until its turn: so there are as many zeroes as
-    tasks need, and no more, whoever makes them."""
+    """Each warp holds one tile, in the order of the tasks, until its turn: so there are as many zeroes as tasks need,
+    and no more, whoever makes them."""
 
     @cute.jit
     def run(self, g):
-        if tk.warp_id() % 4 == 1:
-            counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
-            cute.arch.griddepcontrol_wait()  # the counters are zero
-            n = claim(counters.next, ZEROED)
-            while n < tiles:
-                while self.wanted(g) <= n:
+        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        n = claim(counters.next, ZEROED)
+        while n < tiles:
+            while self.wanted(g) <= n:
+                for _ in cutlass.range_constexpr(RESTS):
                     rest()
-                self.zero(g, self.tile(g, n))
-                n = claim(counters.next, ZEROED)
+            self.zero(g, self.tile(g, n))
+            n = claim(counters.next, ZEROED)
 
     @cute.jit
     def wanted(self, g):
