@@ -8,7 +8,7 @@ from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
 from .paced_config import PacedFp8Config
-from .plan import SHARED, even_blocks
+from .plan import PARTED, SHARED, even_blocks
 
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
@@ -149,7 +149,7 @@ def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
     wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedFp8Config)
-    return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted),
+    return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted), absent=PARTED,
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 2048)
 
