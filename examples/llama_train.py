@@ -91,8 +91,8 @@ def make_optimizer(model, rate=RATE):
     return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
 
 
-def learn(run, model, batches, weights, rate=RATE):
-    """Losses of so many steps from the same weights."""
+def learn(run, model, batches, weights, rate=RATE, seen=None):
+    """Losses of so many steps from the same weights. seen: gets those that there are after every 50."""
     with torch.no_grad():
         for p, w in zip(model.parameters(), weights):
             p.copy_(w)
@@ -100,7 +100,9 @@ def learn(run, model, batches, weights, rate=RATE):
     for i, ids in enumerate(batches):
         optimizer.param_groups[0]["lr"] = rate * min(1.0, (i + 1) / WARM_UP)
         losses.append(run.step(ids, optimizer, CLIP))
-    return [x.item() for x in losses]
+        if seen is not None and (i + 1) % 50 == 0:
+            seen(torch.stack(losses).tolist())
+    return torch.stack(losses).tolist()
 
 
 def apart(a, b, window=10):
