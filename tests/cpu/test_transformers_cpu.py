@@ -137,6 +137,25 @@ def test_linear_layers(linear):
     assert not hasattr(m.model.layers[0].mlp.up_proj, "recipe")
 
 
+@pytest.mark.parametrize("linear", ["fp8", "fp8_block", "fp8_tensor"])
+def test_weights_that_are_not_kept(linear):
+    """keep_weight=False, for sharded weights: the same losses and gradients."""
+    ids, found = tokens(), []
+    for keep in (True, False):
+        m = model("Llama", torch.bfloat16).train()
+        tkq_transformers.patch(m, linear=linear, keep_weight=keep)
+        assert m.model.layers[0].self_attn.q_proj.recipe.keep_weight is keep
+        found.append(loss_and_gradients(m, ids))
+    (loss, gradients), (wanted, others) = found
+    assert torch.equal(loss, wanted) and all(torch.equal(gradients[key], g) for key, g in others.items())
+
+
+@pytest.mark.parametrize("linear", [None, "tkq"])
+def test_weights_that_are_not_kept_are_of_float8_layers(linear):
+    with pytest.raises(ValueError, match="keep_weight=False is for layers in float8"):
+        tkq_transformers.patch(model("Llama"), linear=linear, keep_weight=False)
+
+
 # ---- attention: its masks -------------------------------------------------------------------------------------------
 
 
