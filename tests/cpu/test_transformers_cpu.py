@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache  # noqa: E402
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask  # noqa: E402
 
 import tkq.integrations.transformers as tkq_transformers  # noqa: E402
+from tests.quiet import no_word  # noqa: E402
 from tkq.integrations import transformers_attention as attention  # noqa: E402
 from tkq.integrations import transformers_modules as modules  # noqa: E402
 
@@ -22,6 +23,12 @@ MORE = {
     "Gemma3": dict(sliding_window=5, query_pre_attn_scalar=16),
 }
 NORMS = {"Llama": 5, "Mistral": 5, "Qwen2": 5, "Qwen3": 9, "Gemma2": 9, "Gemma3": 13}
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd, caplog):
+    with no_word(capfd, caplog):
+        yield
 
 
 def model(name, dtype=torch.float32, attn="sdpa", **more):
