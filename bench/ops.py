@@ -12,7 +12,7 @@ from bench.command import Bench, Job
 
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
 ROOFS = ("copy", "add", "copy + add")
-OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual")
+OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual", "example")
 
 
 def is_own(name: str) -> bool:
@@ -109,8 +109,8 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("pointwise", ("gated",), ("geglu backward", "geglu_tanh backward"), "backward"),
     ),
 }
-# files that measure something else by a main of their own: clocks, starting, a whole model
-EXTRAS = ("sustained", "fp8_sums", "cold_start", "llama")
+# files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
+EXTRAS = ("sustained", "fp8_sums", "chapters", "cold_start", "llama")
 
 # --against: by name, the candidates it means
 AGAINST: dict[str, tuple[str, ...]] = {

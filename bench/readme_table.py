@@ -1,4 +1,5 @@
-"""The README's speed section, docs/speed.md with its pictures and results.md, made from measured results alone.
+"""What is made from measured results alone: the README's speed section, docs/speed.md with its pictures, results.md, and
+what the docs' own kernels reach.
 
     python -m bench.readme_table            print the section
     python -m bench.readme_table --write    put it between the markers in README.md, and write the others
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import plots, tables
+from bench import chapters, plots, tables
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +21,7 @@ RESULTS = ROOT / "bench" / "results" / "h100"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 PLOTS = ROOT / "docs" / "plots"
+OWN_KERNELS = ROOT / "docs" / "write_your_own" / "index.md"
 BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
 TWICE = ("foundation",)  # its cases are other files' too: a table on the page, no picture, not in the summary
 
