@@ -4,7 +4,8 @@
 
 bf16. "example" is the file of examples/. reduction: softmax of M x N, its roof a copy. rows: the backward of
 silu(rmsnorm(x) * weight), which tkq does not ship: ours is the example, its roof torch.add. gemm: a @ b.t(), MxNxK.
-attention: --shapes are lengths; B * S = 16384, 16 heads of 128 columns. Results go to OUT/chapters.json after every case.
+attention: --shapes are lengths; B * S = 16384, 16 heads of 128 columns. Results go to OUT/chapters.json after every
+case.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def row_jobs(shapes) -> Iterator[Job]:
         def error(name, inputs, output):
             if name == "add":
                 return None
-            dy, x, weight, rstd = inputs
+            dy, x, weight, _ = inputs
             wide = [t.float().requires_grad_() for t in (x[:256], weight)]
             with torch.enable_grad():
                 y = F.silu(F.rms_norm(wide[0], x.shape[1:], wide[1], module.EPS))

@@ -96,7 +96,7 @@ def test_every_part_is_there_and_every_section_is_in_one():
 
 def test_every_committed_case_has_a_title():
     for file, report in readme_table.drawn(readme_table.reports()).items():
-        if file in ("gemm_sustained", "llama", "cold_start"):
+        if file in ("gemm_sustained", "llama", "cold_start", "chapters"):
             continue
         for case in report.cases:
             assert ops.title(file, case.section, case.op), (file, case.section, case.op)
