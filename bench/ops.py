@@ -7,12 +7,16 @@ import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-from bench.command import Bench, Job
+if TYPE_CHECKING:
+    from bench.command import Bench, Job
 
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
 ROOFS = ("copy", "add", "copy + add")
 OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual", "example")
+LIBRARIES = ("torch", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
+TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
 
 
 def is_own(name: str) -> bool:

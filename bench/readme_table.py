@@ -130,8 +130,8 @@ def own_kernels(folder: Path = RESULTS) -> str:
     if report is None or not report.cases:
         return "Not measured yet."
     e = report.environment
-    return (f"Measured {e.date[:10]} on one {e.device}, with a cold L2, in turns; speeds beside others are medians over "
-            f"the rounds (`python -m bench.chapters`):\n\n{chapters.table(report)}")
+    return (f"Measured {e.date[:10]} on one {e.device}, with a cold L2, in turns; a speed beside another is the median "
+            f"over the rounds (`python -m bench.chapters`):\n\n{chapters.table(report)}")
 
 
 def sections() -> dict[Path, dict[str, str]]:
