@@ -19,6 +19,7 @@ GPU, or where an argument is wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import sys
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from bench import ahead, command, compared, harness, ops, plots, tables
+from bench import ahead, command, compared, harness, ops, plots, tables, turns
 from bench.command import Bench, Job
 from bench.join_results import Mixed, join_folders
 from bench.progress import Progress
@@ -65,6 +66,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 shows sustained speed")
     parser.add_argument("--idle", type=float, help="seconds of rest before each turn: bursts after idle")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
+    parser.add_argument("--at-most", type=float, default=0, metavar="SECONDS", help="end the run after so long, "
+                        "wherever it hangs; --resume goes on")
+    parser.add_argument("--turn", type=Path, metavar="FILE", help="of runs that name this file, one has the GPU at a "
+                        "time; the others get ready")
+    parser.add_argument("--no-pictures", action="store_true", help="draw none; --results does it later")
     parser.add_argument("--no-calls", action="store_true", help="do not price eager calls on tiny tensors")
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="compile everything first, in N processes "
                         "side by side: peers take seconds at each shape")
@@ -301,13 +307,13 @@ def warm_part(options) -> int:
 # ---- what is left behind -----------------------------------------------------------------------------------------
 
 
-def tell(reports: Mapping[str, Report], out: Path) -> None:
+def tell(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
     """Write the tables and the pictures of results, and print the short one."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.md").write_text(tables.document(reports))
     print(f"\n{tables.summary(reports)}\n")
     try:
-        pictures = plots.write(reports, out / "plots")
+        pictures = plots.write(reports, out / "plots") if draw else []
     except ImportError as problem:
         print(f"no pictures: {problem}; pip install matplotlib, then: python -m tkq bench --results {out}")
         pictures = []
@@ -349,16 +355,28 @@ def main(argv: list[str] | None = None) -> int:
         if options.warm_only:
             return 0
     try:
-        bad = 0 if options.results else measure(options)
+        bad = 0 if options.results else _in_turn(options)
         reports = results(options) if options.results else reports_in(options.out)
     except Mixed as problem:  # the folder has results of another machine or version
         print(f"{options.out}: {problem}. Choose another folder with --out.", file=sys.stderr)
         return 2
     if reports:
-        tell(reports, options.out)
+        tell(reports, options.out, not options.no_pictures)
     if options.compare:
         bad += compare(_named(old, options.compare, reports), reports)
     return 1 if bad else 0
+
+
+def _in_turn(options) -> int:
+    """`measure`, when nobody else does who names the same file."""
+    with contextlib.ExitStack() as until_measured:
+        if options.turn:
+            turns.get_ready(options.against)
+            until_measured.enter_context(turns.wait(options.turn))
+        turns.end_after(options.at_most)
+        bad = measure(options)
+    turns.end_after(0)  # tables and pictures may take their time
+    return bad
 
 
 def _named(old: Mapping[str, Report], path: Path, new: Mapping[str, Report]) -> Mapping[str, Report]:
