@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import chapters, plots, tables
+from bench import chapters, features, plots, tables
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,7 +136,7 @@ def own_kernels(folder: Path = RESULTS) -> str:
 
 def sections() -> dict[Path, dict[str, str]]:
     """What stands between the markers of pages that are written by hand."""
-    return {README: {"speed": section()}, OWN_KERNELS: {"chapters": own_kernels()}}
+    return {README: {"features": features.section(), "speed": section()}, OWN_KERNELS: {"chapters": own_kernels()}}
 
 
 def replace_section(page: str, text: str, name: str = "speed") -> str:
