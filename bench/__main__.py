@@ -5,6 +5,7 @@
     python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 64x512x512
     python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder
     python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
+    python -m tkq bench --resume --out results             what that folder lacks: a run that was ended, continued
     python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
 
 The cases are those of the files beside this one (`python -m bench.norms` runs one). All candidates of a case take turns
@@ -18,20 +19,19 @@ GPU, or where an argument is wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from bench import command, compared, harness, ops, plots, tables
+from bench import ahead, command, compared, harness, ops, plots, tables, turns
 from bench.command import Bench, Job
-from bench.join_results import Mixed
+from bench.join_results import Mixed, join_folders
 from bench.progress import Progress
 from bench.results import Report, reports_in
 from tkq.runtime import ignore_tuned
@@ -55,7 +55,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", type=Path, metavar="FILE", help="lines of an operation and shapes of its cases")
     parser.add_argument("--out", type=Path, help=f"folder of the results; {OUT} otherwise")
     parser.add_argument("--compare", type=Path, metavar="OLD", help="results, a file or a folder: what got slower")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="take a folder's results instead of measuring")
+    parser.add_argument("--results", type=Path, metavar="DIR", action="append", help="take a folder's results "
+                        "instead of measuring; given several times, those folders' results joined, into --out")
+    parser.add_argument("--resume", action="store_true", help="only cases that the files in --out lack")
     parser.add_argument("--sections", type=names, default=(), help="only cases of these sections, of any file")
     parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
     parser.add_argument("--part", type=_share, default=(0, 1), metavar="I/N", help="every Nth case from the Ith")
@@ -64,9 +66,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 shows sustained speed")
     parser.add_argument("--idle", type=float, help="seconds of rest before each turn: bursts after idle")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
+    parser.add_argument("--at-most", type=float, default=0, metavar="SECONDS", help="end the run after so long, "
+                        "wherever it hangs; --resume goes on")
+    parser.add_argument("--turn", type=Path, metavar="FILE", help="of runs that name this file, one has the GPU at a "
+                        "time; the others get ready")
+    parser.add_argument("--no-pictures", action="store_true", help="draw none; --results does it later")
     parser.add_argument("--no-calls", action="store_true", help="do not price eager calls on tiny tensors")
-    parser.add_argument("--warm", type=int, default=0, metavar="N", help="let the peers compile first, in N processes "
-                        "side by side: torch.compile takes seconds at each shape")
+    parser.add_argument("--warm", type=int, default=0, metavar="N", help="compile everything first, in N processes "
+                        "side by side: peers take seconds at each shape")
+    parser.add_argument("--warm-only", type=int, default=0, metavar="N", help="compile like that, and time nothing: a "
+                        "run after it finds everything compiled")
     parser.add_argument("--warm-part", type=_share, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     for what, given, valid in (("op", options.ops, every), ("--against", options.against, ops.AGAINST),
@@ -80,11 +89,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     except (OSError, ValueError) as problem:
         parser.error(f"--shapes: {problem}")
     options.ops = options.ops or list(options.shapes or ops.OPS)
-    for path in filter(None, (options.compare, options.results)):
+    for path in filter(None, (options.compare, *(options.results or ()))):
         if problem := _unreadable(path):
             parser.error(f"{path} {problem}")
+    several = options.results and len(options.results) > 1
+    if several and not (options.out and all(path.is_dir() for path in options.results)):
+        parser.error("--results: several of them are folders, and --out says where they are joined")
     if options.out is None:  # of a single file, the folder keeps the tables that it has of all files
-        options.out = options.results if options.results and options.results.is_dir() else OUT
+        options.out = options.results[0] if options.results and options.results[0].is_dir() else OUT
     return options
 
 
@@ -163,9 +175,11 @@ def measure(options) -> int:
     """Run the cases, then the files with a main of their own; how many did not run as they should."""
     ignore_tuned()  # what is measured is what is planned
     i, n = options.part
-    every = [pair for op in options.ops if op in ops.OPS for pair in jobs_of(op, options)]
+    every = every_job(options)
     jobs = every[i::n]
     options.once = _begun_here([bench.name for bench, _ in every], i, n)
+    if options.resume:
+        jobs = _not_there(jobs, options.out)
     extras = [name for name in options.ops if name in ops.EXTRAS][i::n]
     by_bench: dict[str, tuple[Bench, list[Job]]] = {}
     for bench, job in jobs:
@@ -176,8 +190,8 @@ def measure(options) -> int:
         if not any(set(job.peer_names) & set(ops.meant(name, job)) for _, job in jobs):
             print(f"missing: {name}: no case is timed beside it", flush=True)
     if not jobs and not extras:
-        print("no cases: --sections, --match, --shapes and --part leave none")
-        return 1
+        print("no cases: --sections, --match, --shapes, --part and --resume leave none")
+        return 0 if options.resume else 1
     progress, left = Progress(len(jobs) + len(extras)), len(jobs)
     options.deadline = time.monotonic() + options.seconds
     copy_gbs = harness.device_copy() if jobs else None
@@ -190,6 +204,19 @@ def measure(options) -> int:
         bad += _extra(name, options.out)
     progress.end()
     return bad
+
+
+def every_job(options) -> list[tuple[Bench, Job]]:
+    """All cases that are asked for, of all parts."""
+    return [pair for op in options.ops if op in ops.OPS for pair in jobs_of(op, options)]
+
+
+def _not_there(jobs: list[tuple[Bench, Job]], out: Path) -> list[tuple[Bench, Job]]:
+    """Those of the cases that a folder's files lack."""
+    there = {(name, case.section, case.op, case.shape)
+             for name, report in (reports_in(out).items() if out.is_dir() else ()) for case in report.cases}
+    return [(bench, job) for bench, job in jobs
+            if (bench.name, job.question.section, job.question.op, job.question.shape) not in there]
 
 
 def _begun_here(names: list[str], i: int, n: int) -> set[str]:
@@ -214,9 +241,10 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
     path = options.out / f"{bench.name}.json"
     before = Report.from_json(path.read_text()) if path.exists() else None
     seconds = options.deadline - time.monotonic()
-    run = command.Run(path, seconds, effort(bench, options), before=before, say=progress.say)
+    run = command.Run(path, seconds, effort(bench, options), _left_out(options, jobs), before=before, say=progress.say)
     run.report.copy_gbs = copy_gbs
-    if bench.calls and not options.no_calls and bench.name in options.once:
+    priced = options.resume and before is not None and before.costs
+    if bench.calls and not options.no_calls and not priced and bench.name in options.once:
         progress.say(f"calls of {bench.name}")
         run.calls(bench.calls)
         progress.say("\n".join(harness.cost_lines(run.report.costs)))
@@ -234,13 +262,23 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
 
 def _after(bench: Bench, run: command.Run, options) -> None:
     """What a file measures behind its cases."""
-    without = tuple(peer for name, peers in ops.AGAINST.items() if name not in options.against for peer in peers)
-    after = argparse.Namespace(shapes=options.shapes.get(bench.name, ()), without=without, out=options.out)
+    after = argparse.Namespace(shapes=options.shapes.get(bench.name, ()), without=_unwanted(options), out=options.out)
     try:
         for text in bench.after(after):
             run.problem(text)
     except Exception as problem:  # what was timed is still to be told
         run.problem(f"after the cases: {type(problem).__name__}: {str(problem)[:400]}")
+
+
+def _unwanted(options) -> tuple[str, ...]:
+    """The candidates that --against leaves out."""
+    return tuple(peer for name, peers in ops.AGAINST.items() if name not in options.against for peer in peers)
+
+
+def _left_out(options, jobs: Iterable[Job]) -> tuple[str, ...]:
+    """Those of them that no case of these has: cuBLAS is the candidate "torch" where torch multiplies float8."""
+    there = {name for job in jobs for name in job.peer_names}
+    return tuple(name for name in _unwanted(options) if name not in there)
 
 
 def effort(bench: Bench, options):
@@ -252,46 +290,45 @@ def effort(bench: Bench, options):
     return dataclasses.replace(found, **{name: value for name, value in given.items() if value is not None})
 
 
-def warm(argv: list[str], processes: int) -> None:
-    """Let everyone compile what the cases take, in processes side by side: the run then finds it on the disk."""
-    given = [*argv, "--warm", "0"]  # the last one counts
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # FA4's kernels stay on the disk, for us too
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    root = os.fspath(Path(__file__).resolve().parent.parent)
-    start = f"import runpy, sys; sys.path.insert(0, {root!r}); runpy.run_module('bench', run_name='__main__')"
-    running = [subprocess.Popen([sys.executable, "-c", start, *given, "--warm-part", f"{i}/{processes}"],
-                                env=environment) for i in range(processes)]
-    for process in running:
-        process.wait()
-
-
 def warm_part(options) -> int:
-    """One of these processes."""
+    """One of the processes that compile ahead: its share of what `measure` is about to time."""
     ignore_tuned()
-    i, n = options.warm_part
-    first, of = options.part
-    jobs = [job for op in options.ops if op in ops.OPS for _, job in jobs_of(op, options)][first::of][i::n]
-    run = command.Run(options.out / "never.json", 0.0, command.QUICK)
-    for job in jobs:
-        run.warm(job)
-        torch.cuda.empty_cache()
+    i, n = options.part
+    pairs = every_job(options)
+    benches = {bench.name: bench for bench, _ in pairs}
+    once = () if options.no_calls else _begun_here([bench.name for bench, _ in pairs], i, n)
+    run = command.Run(options.out / "never.json", 0.0, command.QUICK, _left_out(options, (job for _, job in pairs)))
+    calls = [bench.calls for name, bench in benches.items() if name in once and bench.calls]
+    mine = _not_there(pairs[i::n], options.out) if options.resume else pairs[i::n]
+    ahead.compile_part(run, calls, [job for _, job in mine], options.warm_part)
     return 0
 
 
 # ---- what is left behind -----------------------------------------------------------------------------------------
 
 
-def tell(reports: Mapping[str, Report], out: Path) -> None:
+def tell(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
     """Write the tables and the pictures of results, and print the short one."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.md").write_text(tables.document(reports))
     print(f"\n{tables.summary(reports)}\n")
     try:
-        pictures = plots.write(reports, out / "plots")
+        pictures = plots.write(reports, out / "plots") if draw else []
     except ImportError as problem:
         print(f"no pictures: {problem}; pip install matplotlib, then: python -m tkq bench --results {out}")
         pictures = []
     print(f"{out}: {len(reports)} files of results, results.md, {len(pictures)} pictures in plots/")
+
+
+def results(options) -> Mapping[str, Report]:
+    """What --results names: a file's, a folder's, or several folders' joined into --out.
+
+    Raises:
+        Mixed: folders of different machines or versions."""
+    if len(options.results) == 1:
+        return reports_in(options.results[0])
+    join_folders(options.results, options.out)
+    return reports_in(options.out)
 
 
 def compare(old: Mapping[str, Report], new: Mapping[str, Report]) -> int:
@@ -305,7 +342,7 @@ def compare(old: Mapping[str, Report], new: Mapping[str, Report]) -> int:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = parse(argv)
-    bad, old = 0, reports_in(options.compare) if options.compare else {}  # before the run writes over them
+    old = reports_in(options.compare) if options.compare else {}  # before the run writes over them
     if options.results is None:
         if not torch.cuda.is_available():
             print("tkq bench times kernels: it needs a GPU, and PyTorch finds none here. (--results DIR shows results "
@@ -313,19 +350,33 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         if options.warm_part:
             return warm_part(options)
-        if options.warm:
-            warm(argv, options.warm)
-        try:
-            bad = measure(options)
-        except Mixed as problem:  # the folder has results of another machine or version
-            print(f"{options.out}: {problem}. Choose another folder with --out.", file=sys.stderr)
-            return 2
-    reports = reports_in(options.results or options.out)
+        if options.warm or options.warm_only:
+            ahead.compile_all(argv, options.warm_only or options.warm)
+        if options.warm_only:
+            return 0
+    try:
+        bad = 0 if options.results else _in_turn(options)
+        reports = results(options) if options.results else reports_in(options.out)
+    except Mixed as problem:  # the folder has results of another machine or version
+        print(f"{options.out}: {problem}. Choose another folder with --out.", file=sys.stderr)
+        return 2
     if reports:
-        tell(reports, options.out)
+        tell(reports, options.out, not options.no_pictures)
     if options.compare:
         bad += compare(_named(old, options.compare, reports), reports)
     return 1 if bad else 0
+
+
+def _in_turn(options) -> int:
+    """`measure`, when nobody else does who names the same file."""
+    with contextlib.ExitStack() as until_measured:
+        if options.turn:
+            turns.get_ready(options.against)
+            until_measured.enter_context(turns.wait(options.turn))
+        turns.end_after(options.at_most)
+        bad = measure(options)
+    turns.end_after(0)  # tables and pictures may take their time
+    return bad
 
 
 def _named(old: Mapping[str, Report], path: Path, new: Mapping[str, Report]) -> Mapping[str, Report]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bench import harness, peers
+from bench import harness, ops, peers
 from bench.join_results import joined
 from bench.results import Case, Cost, Environment, Report, busy, geometric_mean
 from tkq.runtime import ignore_tuned
@@ -114,9 +114,15 @@ class Run:
         self._say("\n".join(harness.case_lines(case)))
 
     def warm(self, job: Job) -> None:
-        """Call everyone once: what they compile is then in their caches on the disk."""
-        inputs = job.make_inputs(0)
-        for name in ("tkq", *(name for name in job.peer_names if name not in self._without)):
+        """Call everyone that compiles something once: it is then in their caches on the disk."""
+        skipped = {*self._without, *ops.LIBRARIES, *ops.ROOFS, *ops.TUNING}
+        names = [name for name in job.peer_names if name not in skipped]
+        try:
+            inputs = job.make_inputs(0)
+        except Exception as problem:  # others fill the memory: it is compiled when it is timed
+            print(f"{job.question.op} {job.question.shape}: {type(problem).__name__}: {str(problem)[:200]}", flush=True)
+            return
+        for name in ("tkq", *names):
             found, missing = ({name: job.ours}, {}) if name == "tkq" else peers.find(
                 job.peer_op, (name,), **job.peer_options)
             try:
@@ -129,24 +135,32 @@ class Run:
             for name_, why in missing.items():
                 print(f"{job.question.op} {job.question.shape}: {name_}: {why}", flush=True)
 
+    def warm_calls(self, make: Callable[[], Mapping[str, harness.Call]]) -> None:
+        """Make those calls once that `calls` prices."""
+        self._working(make, lambda text: print(text, flush=True))
+
     def calls(self, make: Callable[[], Mapping[str, harness.Call]]) -> None:
         """Price calls together, but those of peers that are left out. One that fails is reported, and left out too."""
+        working = {f"CPU per eager call: {name}": call for name, call in self._working(make, self.problem).items()}
+        self.costs("calls", lambda: harness.cpu_times(working))
+        if said := busy(self.report.costs):
+            self._say(said)
+
+    def _working(self, make, problem: Callable[[str], None]) -> dict[str, harness.Call]:
         working, made = {}, {}
         try:
             made = make()
-        except Exception as problem:
-            self.problem(f"calls: {type(problem).__name__}: {str(problem)[:400]}")
+        except Exception as why:
+            problem(f"calls: {type(why).__name__}: {str(why)[:400]}")
         for name, call in made.items():
             if name.partition(",")[0].partition(" ")[2] in self._without:  # "rmsnorm QuACK, recorded"
                 continue
             try:
                 harness.call_once(call)
-                working[f"CPU per eager call: {name}"] = call
-            except Exception as problem:
-                self.problem(f"call of {name}: {type(problem).__name__}: {str(problem)[:400]}")
-        self.costs("calls", lambda: harness.cpu_times(working))
-        if said := busy(self.report.costs):
-            self._say(said)
+                working[name] = call
+            except Exception as why:
+                problem(f"call of {name}: {type(why).__name__}: {str(why)[:400]}")
+        return working
 
     def costs(self, name: str, measure: Callable[[], list[Cost]]) -> None:
         try:

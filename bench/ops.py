@@ -7,12 +7,16 @@ import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-from bench.command import Bench, Job
+if TYPE_CHECKING:
+    from bench.command import Bench, Job
 
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
 ROOFS = ("copy", "add", "copy + add")
-OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual")
+OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual", "example")
+LIBRARIES = ("torch", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
+TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
 
 
 def is_own(name: str) -> bool:
@@ -109,8 +113,8 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("pointwise", ("gated",), ("geglu backward", "geglu_tanh backward"), "backward"),
     ),
 }
-# files that measure something else by a main of their own: clocks, starting, a whole model
-EXTRAS = ("sustained", "fp8_sums", "cold_start", "llama")
+# files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
+EXTRAS = ("sustained", "fp8_sums", "chapters", "cold_start", "llama")
 
 # --against: by name, the candidates it means
 AGAINST: dict[str, tuple[str, ...]] = {

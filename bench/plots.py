@@ -60,11 +60,16 @@ def panels(report: Report, section: str) -> list[Panel]:
     for op in dict.fromkeys(case.op for case in cases):
         kinds: dict[tuple[str, str], list[Case]] = {}
         for case in (case for case in cases if case.op == op):
-            kinds.setdefault((_words(case.shape, True), case.unit), []).append(case)
+            kinds.setdefault((kind_of(case.shape), case.unit), []).append(case)
         if all(len(group) == 1 for group in kinds.values()):
             kinds = {("", unit): [case for (_, u), (case,) in kinds.items() if u == unit] for _, unit in kinds}
         found += [_panel(report, f"{op} {kind}".strip(), group, bool(kind)) for (kind, _), group in kinds.items()]
     return found
+
+
+def kind_of(shape: str) -> str:
+    """What a shape says of the kind of problem, without its sizes."""
+    return _words(shape, True)
 
 
 def _words(shape: str, of_kind: bool) -> str:

@@ -1,4 +1,5 @@
-"""The README's speed section, docs/speed.md with its pictures and results.md, made from measured results alone.
+"""What is made from measured results alone: the README's speed section, docs/speed.md with its pictures, results.md,
+and what the docs' own kernels reach.
 
     python -m bench.readme_table            print the section
     python -m bench.readme_table --write    put it between the markers in README.md, and write the others
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import plots, tables
+from bench import chapters, features, plots, tables
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,8 @@ RESULTS = ROOT / "bench" / "results" / "h100"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 PLOTS = ROOT / "docs" / "plots"
-BEGIN, END = "<!-- speed: begin (python -m bench.readme_table --write) -->", "<!-- speed: end -->"
+OWN_KERNELS = ROOT / "docs" / "write_your_own" / "index.md"
+BEGIN, END = "<!-- {}: begin (python -m bench.readme_table --write) -->", "<!-- {}: end -->"
 TWICE = ("foundation",)  # its cases are other files' too: a table on the page, no picture, not in the summary
 
 SECTION = """Times as fast as the fastest peer, a dot for each shape, measured on one {device} with {versions}:
@@ -78,7 +80,9 @@ def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report]) -> st
         report = found[path.stem]
         names = [f"{path.stem}_{section}" for section in dict.fromkeys(case.section for case in report.cases)]
         shown = [f"![{name.replace('_', ' ')}](plots/{name}.svg)" for name in names if name in pictures]
-        return "\n\n".join([tables.short(report), *shown])
+        table = f"{tables.heading(report)}\n\n{chapters.table(report)}" if path.stem == "chapters" else (
+            tables.short(report))
+        return "\n\n".join([table, *shown])
     of = {"sums": _sums, "memory": _memory, "profile": _profile, "learning": _learning}[path.stem.rpartition("_")[2]]
     return of(json.loads(path.read_text()))
 
@@ -120,13 +124,29 @@ def _learning(found: dict) -> str:
     return f"{head}\n\n" + tables.table(("model", "loss", "half way", "at the end", "apart"), rows)
 
 
-def replace_section(readme: str, text: str) -> str:
-    """README's text with the section between the markers replaced."""
-    before, found_begin, rest = readme.partition(BEGIN)
-    _, found_end, after = rest.partition(END)
+def own_kernels(folder: Path = RESULTS) -> str:
+    """What the kernels that the docs write reach, for docs/write_your_own."""
+    report = reports(folder).get("chapters")
+    if report is None or not report.cases:
+        return "Not measured yet."
+    e = report.environment
+    return (f"Measured {e.date[:10]} on one {e.device}, with a cold L2, in turns; a speed beside another is the median "
+            f"over the rounds (`python -m bench.chapters`):\n\n{chapters.table(report)}")
+
+
+def sections() -> dict[Path, dict[str, str]]:
+    """What stands between the markers of pages that are written by hand."""
+    return {README: {"features": features.section(), "speed": section()}, OWN_KERNELS: {"chapters": own_kernels()}}
+
+
+def replace_section(page: str, text: str, name: str = "speed") -> str:
+    """A page's text with the section between the markers of this name replaced."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, found_begin, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:
-        raise ValueError(f"README.md lacks the markers {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+        raise ValueError(f"the page lacks the markers {begin!r} and {end!r}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 # ---- pictures ----------------------------------------------------------------------------------------------------
@@ -155,9 +175,11 @@ def draw(folder: Path = RESULTS, pictures: Path = PLOTS) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme_table", description=__doc__.split("\n")[0])
     parser.add_argument("--write", action="store_true",
-                        help="rewrite README.md, docs/speed.md, docs/plots and results.md")
+                        help="rewrite the pages' sections, docs/speed.md, docs/plots and results.md")
     if parser.parse_args(argv).write:
-        README.write_text(replace_section(README.read_text(), section()))
+        for path, found in sections().items():
+            for name, text in found.items():
+                path.write_text(replace_section(path.read_text(), text, name))
         PAGE.write_text(page())
         (RESULTS / "results.md").write_text(tables.document(reports()))
         try:

@@ -96,7 +96,7 @@ def test_every_part_is_there_and_every_section_is_in_one():
 
 def test_every_committed_case_has_a_title():
     for file, report in readme_table.drawn(readme_table.reports()).items():
-        if file in ("gemm_sustained", "llama", "cold_start"):
+        if file in ("gemm_sustained", "llama", "cold_start", "chapters"):
             continue
         for case in report.cases:
             assert ops.title(file, case.section, case.op), (file, case.section, case.op)
@@ -230,6 +230,31 @@ def test_a_run_in_pieces_is_one(run, tmp_path):
     other["environment"]["device"] = "another card"
     (tmp_path / "out" / "made_up.json").write_text(json.dumps(other))
     assert front.main(["one", "--out", str(tmp_path / "out")]) == 2  # nothing is mixed
+
+
+def test_a_run_that_was_ended_goes_on_where_it_was(run, tmp_path, capsys):
+    assert run("--match", "N1")[0] == 0 and run("one", "--match", "N2", ours=1.5)[0] == 0
+    status, report = run("--resume", ours=3.0)
+    ratios = {(case.op, case.shape): round(case.ratios()["QuACK"], 3) for case in report.cases}
+    assert status == 0 and ratios == {("one", "M8 N1"): 2.0, ("two", "M8 N1"): 2.0, ("one", "M8 N2"): 1.333,
+                                      ("two", "M8 N2"): 0.667, ("one", "M8 N4"): 0.667, ("two", "M8 N4"): 0.667}
+    assert "calls of made_up" not in capsys.readouterr().out.rpartition("3000")[2]  # they have been priced
+    assert run("--resume")[0] == 0 and "leave none" in capsys.readouterr().out
+
+
+def test_folders_of_results_are_joined(run, tmp_path, capsys):
+    for i in range(2):
+        assert run("--part", f"{i}/2", out=f"part{i}")[0] == 0
+    folders = [word for i in range(2) for word in ("--results", str(tmp_path / f"part{i}"))]
+    status, report = run(*folders, out="whole")
+    assert status == 0 and len(report.cases) == 6 and (tmp_path / "whole" / "results.md").exists()
+    with pytest.raises(SystemExit):
+        front.parse(folders)
+    assert "--out says where they are joined" in capsys.readouterr().err
+    other = json.loads((tmp_path / "part0" / "made_up.json").read_text())
+    other["environment"]["device"] = "another card"
+    (tmp_path / "part0" / "made_up.json").write_text(json.dumps(other))
+    assert run(*folders, out="mixed") == (2, None)
 
 
 def test_what_a_file_measures_once_is_in_the_part_of_its_first_case():

@@ -48,8 +48,11 @@ def test_the_table_of_operations_has_them_all():
     assert head and sorted(names) == sorted(name for name in tkq.__all__ if inspect.isfunction(getattr(tkq, name)))
 
 
-def test_the_speed_section_is_what_the_results_say():
-    assert readme_table.replace_section(README, readme_table.section()) == README
+def test_sections_between_markers_are_what_the_results_say():
+    for path, found in readme_table.sections().items():
+        page = path.read_text()
+        for name, text in found.items():
+            assert readme_table.replace_section(page, text, name) == page, (path.name, name)
 
 
 def test_the_page_on_speed_is_what_the_results_say():
@@ -158,7 +161,7 @@ def test_the_page_has_a_table_for_each_file(tmp_path):
 
 
 def test_replacing_the_section_leaves_the_rest():
-    text = f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter"
-    assert readme_table.replace_section(text, "new") == f"before\n{readme_table.BEGIN}\nnew\n{readme_table.END}\nafter"
+    of = lambda inside: f"before\n{readme_table.BEGIN.format('x')}\n{inside}\n{readme_table.END.format('x')}\nafter"
+    assert readme_table.replace_section(of("old"), "new", "x") == of("new")
     with pytest.raises(ValueError, match="lacks the markers"):
         readme_table.replace_section("nothing here", "new")
