@@ -44,13 +44,13 @@ def variants(spec: NormSpec) -> list[RowPlan]:
     return list(dict.fromkeys(p for p in found if p))
 
 
-def _plan(spec, geometry, **hints) -> Optional[RowPlan]:
+def _plan(spec, geometry) -> Optional[RowPlan]:
     """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
     cluster, warps, stages, resident = geometry
     cols = _cols(spec, cluster)
     try:
         found = rows.plan(shape(spec), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
-                          stages=stages, resident=resident, cols=cols, vectors="float", **hints)
+                          stages=stages, resident=resident, cols=cols, vectors="float")
     except ValueError:
         return None
     held = found.per_thread * len(shape(spec).vectors)
