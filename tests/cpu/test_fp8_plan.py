@@ -82,8 +82,9 @@ def test_which_products_keep_pace(monkeypatch):
     for other in ("tensor", "row", "line"):
         other = Fp8Spec(scales=other, promote=other == "line")
         assert not isinstance(plan(other, 16384, 16384, 16384, 132), PacedFp8Config)
-    monkeypatch.setattr(fp8_plan, "PACED", {"row": (FAST[0], 16)})
+    monkeypatch.setattr(fp8_plan, "PACED", {("row", False): (FAST[0], 16)})
     assert plan(Fp8Spec(scales="row"), 16384, 16384, 16384, 132).pace == 16
+    assert not isinstance(plan(Fp8Spec(scales="row", promote=True), 16384, 16384, 16384, 132), PacedFp8Config)
     for pace, other in ((0, spec), (8, Fp8Spec(scales="line", promote=True))):
         with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
             fitted(PacedFp8Config.of(PROMOTED[1], pace), other)

@@ -33,8 +33,8 @@ PROMOTED = (
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
-# By scales, where blocks would drift apart (see ``needs_pace``): the tile, and how many parts of it they may be apart.
-PACED = {"block": (BLOCKS[0], 8)}
+# By scales and whether sums are promoted, where blocks would drift apart (see ``needs_pace``): the tile, and the pace.
+PACED = {("block", True): (BLOCKS[0], 8)}
 PACED_ROUNDS, PACED_BYTES = 32, 50e6  # of tiles, and of A and B in one: H100's L2 holds 50 MB
 SMALL = (  # M up to 64: B comes once, and is all that counts
     Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
@@ -83,7 +83,7 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
     if not needs_pace(best, spec, M, N, K, processors):
         return fitted(with_epilogue(best, spec), spec)
-    tile, pace = PACED[spec.scales]
+    tile, pace = PACED[spec.scales, spec.promote]
     return PacedFp8Config.of(fitted(with_epilogue(tile, spec), spec), pace)
 
 
@@ -91,8 +91,8 @@ def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, process
     """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many rounds of
     tiles, where a round's A and B are more than L2 holds."""
     many = rounds(config, M, N, processors) > PACED_ROUNDS
-    return spec.scales in PACED and config.cluster > 1 and many and round_bytes(
-        config, M, N, K, processors) > PACED_BYTES
+    drifts = config.cluster > 1 and many and round_bytes(config, M, N, K, processors) > PACED_BYTES
+    return drifts and (spec.scales, spec.promote) in PACED
 
 
 def round_bytes(config: Fp8Config, M: int, N: int, K: int, processors: int) -> int:
