@@ -25,7 +25,7 @@ SMALL = {**SIZES, "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 5
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION}
 WORDS = 2000  # of the vocabulary that the language has
-RATE, WARM_UP, CLIP = 2e-4, 50, 1.0  # of learning; steps until the rate is reached; the gradients' norm at most
+RATE, WARM_UP, CLIP = 1e-4, 40, 1.0  # of learning, at most; steps until it is reached; the gradients' norm at most
 
 
 def make_model(sizes=SIZES):
@@ -93,13 +93,14 @@ def make_optimizer(model, rate=RATE):
 
 
 def learn(run, model, batches, weights, rate=RATE, seen=None):
-    """Losses of so many steps from the same weights. seen: gets those that there are after every 50."""
+    """Losses of so many steps from the same weights: the rate rises, then falls to nothing. seen: gets those that there
+    are after every 50."""
     with torch.no_grad():
         for p, w in zip(model.parameters(), weights):
             p.copy_(w)
-    optimizer, losses = make_optimizer(model), []
+    optimizer, losses, steps = make_optimizer(model), [], len(batches)
     for i, ids in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = rate * min(1.0, (i + 1) / WARM_UP)
+        optimizer.param_groups[0]["lr"] = rate * min((i + 1) / WARM_UP, (steps - i) / max(1, steps - WARM_UP), 1.0)
         losses.append(run.step(ids, optimizer, CLIP))
         if seen is not None and (i + 1) % 50 == 0:
             seen(torch.stack(losses).tolist())
