@@ -18,15 +18,23 @@ from pathlib import Path
 from bench import ops, tables
 from bench.results import Case, Report, geometric_mean
 
-STYLE = 2  # to be raised where the drawing changes: pictures of another style are stale
+STYLE = 3  # to be raised where the drawing changes: pictures of another style are stale
 FORMATS = ("svg", "png")
 FLOPS_PER_CLOCK = 4096  # of one multiprocessor's tensor cores, in 16 bits; twice as many in float8
 # words of a shape that say what kind of problem it is, not how large
 KIND = re.compile(r"H[\d/+]+|D\d+|full|causal|with|bias|a|@|b|b\.t\(\)|equal|skewed")
 COLOURS = {"tkq": "#0b6e4f", "QuACK": "#d1495b", "FA4": "#d1495b", "cuDNN": "#edae49", "cuBLAS": "#edae49",
            "torch": "#8d6a9f", "torch.compile": "#00798c", "Liger": "#8f5d2e"}
+COLOURS |= {"QuACK tuned": "#8c1c2f", "FA4, deterministic": "#d1495b"}
+OWN_COLOUR = "#7fb8a4"  # tkq's in another form
+# by (op, section) or op: what a panel is called where the case's own name says too little
+NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forward": "flash_attn",
+         ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
+         "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
+         "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, the mean"}
 OTHERS = ("#5f7470", "#a37b73", "#4059ad", "#97a97c")
 WIDTH, HEIGHT, ACROSS = 4.6, 3.2, 3  # of a panel in inches; panels side by side
+LEGEND_LINE = 0.2  # inches
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ def panels(report: Report, section: str) -> list[Panel]:
             kinds.setdefault((kind_of(case.shape), case.unit), []).append(case)
         if all(len(group) == 1 for group in kinds.values()):
             kinds = {("", unit): [case for (_, u), (case,) in kinds.items() if u == unit] for _, unit in kinds}
-        found += [_panel(report, f"{op} {kind}".strip(), group, bool(kind)) for (kind, _), group in kinds.items()]
+        name = NAMES.get((op, section), NAMES.get(op, op))
+        found += [_panel(report, f"{name} {kind}".strip(), group, bool(kind)) for (kind, _), group in kinds.items()]
     return found
 
 
@@ -122,33 +131,43 @@ def figure(drawn: list[Panel]):
     """A matplotlib figure of these panels, three side by side."""
     from matplotlib.figure import Figure
 
-    across = min(ACROSS, len(drawn))
+    across = 2 if len(drawn) == 4 else min(ACROSS, len(drawn))
     down = -(-len(drawn) // across)
-    made = Figure(figsize=(WIDTH * across, HEIGHT * down), layout="constrained")
+    names = {name for panel in drawn for name in (*(line.name for line in panel.lines), *panel.roofs)}
+    columns = min(len(names), 2 if across == 1 else 3 * across)
+    height = HEIGHT * down + LEGEND_LINE * -(-len(names) // columns)
+    made = Figure(figsize=(WIDTH * across, height), layout="constrained")
     axes = made.subplots(down, across, squeeze=False).flatten()
     for ax, panel in zip(axes, drawn):
         _draw(ax, panel)
     for ax in axes[len(drawn):]:
         ax.set_axis_off()
+    named = {name: line for ax in axes for line, name in zip(*ax.get_legend_handles_labels())}
+    order = sorted(named, key=lambda name: name != "tkq")
+    made.legend([named[name] for name in order], order, loc="outside lower center", fontsize=7.5, frameon=False,
+                ncols=columns)
     return made
 
 
 def _draw(ax, panel: Panel) -> None:
     places = range(len(panel.sizes))
-    joined = "-" if _is_scale(panel.sizes) else "none"
+    scale = _is_scale(panel.sizes)
+    joined = "-" if scale else "none"
     spare, lines = iter(OTHERS * 3), [line.rates for line in panel.lines]
     for line in sorted(panel.lines, key=lambda line: line.name != "tkq"):
         ours = line.name == "tkq"
-        colour = COLOURS.get(line.name) or next(spare)
+        colour = COLOURS.get(line.name) or (OWN_COLOUR if ops.is_own(line.name) else next(spare))
         nan = lambda values: [float("nan") if v is None else v for v in values]
-        label = f"tkq, {line.name}" if ops.is_own(line.name) and not line.name.startswith("tkq") else line.name
+        own = ops.is_own(line.name) and not line.name.startswith("tkq")
+        label = {"example": "the docs' example"}.get(line.name, f"tkq, {line.name}" if own else line.name)
         ax.plot(places, nan(line.rates), label=label, color=colour, marker="o", markersize=3.5 + ours,
                 linestyle=joined, linewidth=1.4 + 0.8 * ours, zorder=3 + ours)
-        if joined == "-":
+        if scale:
             ax.fill_between(places, nan(line.low), nan(line.high), color=colour, alpha=0.18, linewidth=0)
     for (name, rates), style in zip(panel.roofs.items(), ("--", ":", "-.", "--")):
-        ax.plot(places, [float("nan") if v is None else v for v in rates], label=name, color="#777777",
-                linestyle=style, linewidth=1.1)
+        shown = dict(linestyle=style) if scale else dict(linestyle="none", marker="_", markersize=16)
+        ax.plot(places, [float("nan") if v is None else v for v in rates], label=name, color="#777777", linewidth=1.1,
+                **shown)
     ax.set_title(panel.title, fontsize=9)
     ax.set_ylabel(panel.unit, fontsize=8)
     ax.set_xticks(list(places), panel.sizes, rotation=30, ha="right", fontsize=7)
@@ -157,7 +176,6 @@ def _draw(ax, panel: Panel) -> None:
     ax.set_ylim(0, 1.06 * max(known, default=1.0))  # without any: everyone failed
     ax.grid(axis="y", color="#dddddd", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(fontsize=6.5, frameon=False, loc="lower left")
 
 
 def _is_scale(sizes: Iterable[str]) -> bool:

@@ -51,7 +51,8 @@ def test_a_panel_for_each_operation_and_kind_with_a_line_for_each_peer_and_the_r
     assert drawn["copy, the same bytes"] == [5000.0, 2500.0, 1250.0] and drawn["device copy"] == [5000.0] * 3
     assert [t.get_text() for t in plain.get_xticklabels()] == ["M4 N1", "M4 N2", "M4 N4"]
     assert plain.get_ylabel() == "GB/s" and plain.get_ylim()[0] == 0
-    assert [t.get_text() for t in plain.get_legend().get_texts()] == list(drawn)
+    legend, = figure.legends  # one for all panels, tkq first
+    assert [t.get_text() for t in legend.get_texts()] == list(drawn) and plain.get_legend() is None
     assert len(plain.collections) == 2  # a band for each that was timed
 
 
@@ -65,8 +66,18 @@ def test_problems_that_are_no_sizes_are_not_joined_by_lines():
     ax, = plots.figure(plots.panels(Report(HERE, named), "forward")).axes
     assert [line.get_linestyle() for line in ax.get_lines()] == ["None", "None"] and not ax.collections
     assert list(lines(ax)) == ["tkq", "tkq, plain"]
+    roofed = Report(HERE, named, copy_gbs=5000.0)
+    roof = plots.figure(plots.panels(roofed, "forward")).axes[0].get_lines()[-1]
+    assert (roof.get_label(), roof.get_linestyle(), roof.get_marker()) == ("device copy", "None", "_")
     sizes = plots.figure(plots.panels(GEMM, "large")).axes[0]
     assert {line.get_linestyle() for line in sizes.get_lines()} == {"-", "--"}
+
+
+def test_a_panel_has_the_name_of_the_function():
+    found = [case("attention_forward", "B1 S2 H3 D4 full", section=section, unit="TFLOP/s", tkq=times(1.0))
+             for section in ("dense", "varlen")]
+    titles = [panel.title for section in ("dense", "varlen") for panel in plots.panels(Report(HERE, found), section)]
+    assert titles == ["flash_attn", "flash_attn_varlen"]
 
 
 def test_bands_are_quartiles():
