@@ -33,7 +33,7 @@ def section(folder: Path = RESULTS) -> str:
     report = Report.from_json((folder / "llama.json").read_text())
     e = report.environment
     parts = [f"Measured {e.date[:10]} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians "
-             "of turns in one run. A ratio is the median of the ratios of turns.", steps(report)]
+             "of turns\nin one run. A ratio is the median of the ratios of turns.", steps(report)]
     if report.costs:
         parts.append(decoding(report))
     for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
