@@ -8,8 +8,8 @@ optimizer for all. The unpatched model has the fastest of torch's attention back
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
 each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Of each
 a profile of one step is kept. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results go to
-OUT/llama.json, llama_profile.json and llama_learning.json after every section. Exit status 0 if every bound holds, 1
-if not or if something did not run, 2 without a GPU.
+OUT/llama.json and llama_profile.json after every section, and to llama_learning.json after every 50 steps. Exit status
+0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -148,22 +148,26 @@ class Steps:
             return None
         return self.profiles[name]["launches"]
 
-    def learning(self) -> Iterator[dict]:
-        """The losses of torch, of tkq and of tkq's float8 layers, and how far from torch's they are; after each. And of
-        torch with another attention: how far two runs are apart whose results differ by roundings alone."""
+    def learning(self, rate: float, path: pathlib.Path) -> dict:
+        """The losses of torch, of tkq, of torch with another attention (how far two runs are apart whose results differ
+        by roundings alone) and of tkq's float8 layers, and how far from torch's they are: as far as they are there,
+        written after every 50 steps."""
         weights = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = None
-        found = dict(at_most=APART, apart={}, losses={})
+        found = dict(at_most=APART, rate=rate, batch=self.shape[0], apart={}, losses={})
         others = [name for name in llama_train.BACKENDS if name != self.best and self.backends.get(name, 1.0)]
         runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")), *(self.attention(x)[0] for x in others[:1]),
                 *(llama_train.Run(name, self.ours(name)) for name in self.linears if "fp8" in name)]
         for run in runs:
-            name = run.name
-            curve = found["losses"][name] = llama_train.learn(run, self.model, self.batches, weights)
-            found["apart"][name] = llama_train.apart(curve, found["losses"][runs[0].name])
-            print(f"learning: {name}: {curve[0]:.3f} to {curve[-1]:.3f}, {100 * found['apart'][name]:.3f} % apart",
-                  flush=True)
-            yield found
+            def seen(curve, name=run.name):
+                found["losses"][name] = curve
+                found["apart"][name] = llama_train.apart(curve, found["losses"][self.plain.name])
+                path.write_text(json.dumps(found, indent=1) + "\n")
+                print(f"learning: {name}: {len(curve)} steps, {curve[0]:.3f} to {curve[-1]:.3f}, "
+                      f"{100 * found['apart'][name]:.3f} % apart; {time.perf_counter() - self.begin:.0f} s", flush=True)
+
+            llama_train.learn(run, self.model, self.batches, weights, rate, seen)
+        return found
 
 
 def decoding(model) -> Iterator[Cost]:
@@ -191,9 +195,7 @@ def run(options) -> int:
     for section in options.sections:
         try:
             if section == "learning":
-                path = options.out / "llama_learning.json"
-                for found in steps.learning():
-                    path.write_text(json.dumps(found, indent=1) + "\n")
+                found = steps.learning(options.rate, options.out / "llama_learning.json")
                 report.problems += [f"learning: {name} {100 * by:.3f} % apart" for name, by in found["apart"].items()
                                     if name.startswith("tkq") and not by <= APART]
             elif section == "generate":
@@ -221,6 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--linear", type=words, default=(), help="layers to time beside tkq's: none, fp8, fp8_block")
     parser.add_argument("--attention", choices=llama_train.BACKENDS, help="torch's; without it the fastest is found")
     parser.add_argument("--batch", type=int, default=2, help="sequences")
+    parser.add_argument("--rate", type=float, default=llama_train.RATE, help="of learning")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="a small model: to try it")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results/h100"))

@@ -2,10 +2,10 @@
 
     python -m bench.norms [--sections calls,forward,residual,quant,heads] [--quick] [--shapes 32768x4096]
 
-Everything is bf16, but for layernorm's vectors, which are float32 as QuACK has them. Bytes: x and the result; with a
-residual both sums too; a quantised result is half of bf16's. Results go to OUT/norms.json after every case; a table of
-all of them is printed last. Exit status 0 if every bound that could be decided holds and every result is accurate, 1 if
-not or if something did not run, 2 without a GPU.
+Everything is bf16, but for layernorm's vectors, which are float32 as QuACK has them (of a quantising one, where it has
+a bias). Bytes: x and the result; with a residual both sums too; a quantised result is half of bf16's. Results go to
+OUT/norms.json after every case; a table of all of them is printed last. Exit status 0 if every bound that could be
+decided holds and every result is accurate, 1 if not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -101,35 +101,37 @@ def _residual_job(m: int, n: int) -> Job:
 
 def quant_jobs(shapes) -> Iterator[Job]:
     for m, n in shapes:
-        for granularity in ("row", "block"):
-            yield _quant_job("rmsnorm", m, n, granularity)
-        yield _quant_job("layernorm", m, n, "row")
+        for kind, with_bias in (("rmsnorm", False), ("layernorm", False), ("layernorm", True)):
+            for granularity in ("row", "block"):
+                yield _quant_job(kind, m, n, granularity, with_bias)
         yield _quant_residual_job(m, n)
 
 
-def _quant_job(kind: str, m: int, n: int, granularity: str) -> Job:
+def _quant_job(kind: str, m: int, n: int, granularity: str, with_bias: bool) -> Job:
+    """with_bias: and both vectors in float32."""
     def inputs(i):
-        return _randn(2 * i, m, n), _randn(2 * i + 1, n)
+        vectors = (torch.float32, torch.float32) if with_bias else (BF16,)
+        return _randn(3 * i, m, n), *(_randn(3 * i + j, n, dtype=dtype) for j, dtype in enumerate(vectors, 1))
 
-    def ours(x, weight):
-        return quantising(x, weight, eps=RMS_EPS, granularity=granularity)
+    def ours(x, weight, bias=None):
+        return quantising(x, weight, bias=bias, eps=RMS_EPS, granularity=granularity)
 
-    def error(name, xw, output):
+    def error(name, given, output):
         if name == "plain":
             return None
-        x, weight = xw
+        x, *vectors = given
         width = n if granularity == "row" else GROUP
         return max(
             relative_error(
                 output[0][r].float() * output[1][r].repeat_interleave(width, 1)[:, :n],
-                reference_norms.norm(kind, x[r], weight, eps=RMS_EPS)[0],
+                reference_norms.norm(kind, x[r], *vectors, eps=RMS_EPS)[0],
             )
             for r in _ends(m)
         )
 
-    quantising, op = getattr(tkq, f"{kind}_quant"), f"{kind}_quant {granularity}"
+    quantising, op = getattr(tkq, f"{kind}_quant"), f"{kind}_quant {'+ bias ' * with_bias}{granularity}"
     question = harness.Question("quant", op, f"M{m} N{n}", "GB/s", 3 * m * n, Bound(("plain",), 1 / QUANT_COST))
-    return Job(question, ours, op, ("plain", "torch.compile"), inputs, error)
+    return Job(question, ours, op, tuple(norms_peers.PEERS[op]), inputs, error)
 
 
 def _quant_residual_job(m: int, n: int) -> Job:

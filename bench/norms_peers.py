@@ -1,8 +1,8 @@
 """What the norms with options are timed beside; the plain ones' peers are in bench/peers.py, but for Liger's.
 
 Called as the question says: norms (x, weight, bias); with a residual (x, residual, weight), both results; heads
-(x, weight) with x a (B, S, H, D) slice; quantising (x, weight), or (x, residual, weight). `plain` is tkq's own norm
-that writes x's type: what a quantising one may cost 5 % more than.
+(x, weight) with x a (B, S, H, D) slice; quantising (x, weight[, bias]), or (x, residual, weight). `plain` is tkq's own
+norm that writes x's type: what a quantising one may cost 5 % more than.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _quantised(granularity: str, kind: str = "rmsnorm") -> Callable:
 
 def _plain(kind: str = "rmsnorm") -> Callable:
     norm = getattr(tkq, kind)
-    return lambda x, weight: norm(x, weight, eps=RMS_EPS)
+    return lambda x, weight, bias=None: norm(x, weight, bias=bias, eps=RMS_EPS)
 
 
 def _plain_added() -> Callable:
@@ -117,6 +117,9 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
         "plain": lambda: _plain("layernorm"),
         "torch.compile": lambda: _compiled(_quantised("row", "layernorm")),
     },
+    "layernorm_quant block": {"plain": lambda: _plain("layernorm")},
+    "layernorm_quant + bias row": {"plain": lambda: _plain("layernorm")},
+    "layernorm_quant + bias block": {"plain": lambda: _plain("layernorm")},
     "rmsnorm_quant + residual": {"plain": _plain_added},
     "rmsnorm heads": {
         "copy": lambda: lambda x, weight: copied(x),

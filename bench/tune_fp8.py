@@ -117,8 +117,8 @@ PROMOTED = {
 }
 FAST |= {f"128x256 paced {pace}": PacedFp8Config.of(Fp8Config(lag=0, spread=1, pdl=True), pace)
          for pace in (4, 8, 16, 32)}
-PROMOTED |= {f"{name} paced {pace}": PacedFp8Config.of(config, pace) for pace in (4, 8, 16, 32)
-             for name, config in (("192", ROLLING), ("192 group 10", replace(ROLLING, group=10)), ("256", QUARTERS))}
+PROMOTED |= {f"{name} paced {pace}": PacedFp8Config.of(config, pace) for pace in (4, 8, 16, 32) for name, config in (
+    ("192", ROLLING), ("192 group 10", replace(ROLLING, group=10)), ("192 five", FIVE), ("256", QUARTERS))}
 SMALL = {
     "64x64 across": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0),
     "64x64 alone": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0),

@@ -24,7 +24,8 @@ SMALL = {**SIZES, "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 5
          "num_attention_heads": 4, "num_key_value_heads": 2}
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
             "efficient": SDPBackend.EFFICIENT_ATTENTION}
-RATE, WARM_UP, CLIP = 2e-4, 50, 1.0  # of learning; steps until the rate is reached; the gradients' norm at most
+WORDS = 2000  # of the vocabulary that the language has
+RATE, WARM_UP, CLIP = 1e-4, 40, 1.0  # of learning, at most; steps until it is reached; the gradients' norm at most
 
 
 def make_model(sizes=SIZES):
@@ -52,13 +53,13 @@ def patched(model, linear=None):
 
 def language(batch, seqlen, count, vocabulary, seed=0):
     """(count, batch, seqlen) tokens: words by Zipf's law, each said once more half of the time. It is learnt little by
-    little. (A language that a model sees through all of a sudden, after steps without progress, shows how a run's
-    roundings grow until then, and not how well it computes.)"""
+    little, and soon known. (A language that a model sees through all of a sudden, after steps without progress, shows
+    how a run's roundings grow until then, and not how well it computes.)"""
     g = torch.Generator("cuda").manual_seed(seed)
-    words = torch.randperm(vocabulary, device="cuda", generator=g)
-    odds = (1.0 / torch.arange(10, vocabulary + 10, device="cuda", dtype=torch.float64)).cumsum(0)
+    words = torch.randperm(vocabulary, device="cuda", generator=g)[:WORDS]
+    odds = (1.0 / torch.arange(10, len(words) + 10, device="cuda", dtype=torch.float64)).cumsum(0)
     drawn = torch.rand(count * batch, seqlen, device="cuda", generator=g, dtype=torch.float64) * odds[-1]
-    new = torch.searchsorted(odds, drawn).clamp(max=vocabulary - 1)
+    new = torch.searchsorted(odds, drawn).clamp(max=len(words) - 1)
     again = torch.rand(new.shape, device="cuda", generator=g) < 0.5
     place = torch.arange(seqlen, device="cuda").expand_as(new).masked_fill(again, 0).cummax(1).values
     return words[new.gather(1, place)].view(count, batch, seqlen)
@@ -91,16 +92,19 @@ def make_optimizer(model, rate=RATE):
     return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
 
 
-def learn(run, model, batches, weights, rate=RATE):
-    """Losses of so many steps from the same weights."""
+def learn(run, model, batches, weights, rate=RATE, seen=None):
+    """Losses of so many steps from the same weights: the rate rises, then falls to nothing. seen: gets those that there
+    are after every 50."""
     with torch.no_grad():
         for p, w in zip(model.parameters(), weights):
             p.copy_(w)
-    optimizer, losses = make_optimizer(model), []
+    optimizer, losses, steps = make_optimizer(model), [], len(batches)
     for i, ids in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = rate * min(1.0, (i + 1) / WARM_UP)
+        optimizer.param_groups[0]["lr"] = rate * min((i + 1) / WARM_UP, (steps - i) / max(1, steps - WARM_UP), 1.0)
         losses.append(run.step(ids, optimizer, CLIP))
-    return [x.item() for x in losses]
+        if seen is not None and (i + 1) % 50 == 0:
+            seen(torch.stack(losses).tolist())
+    return torch.stack(losses).tolist()
 
 
 def apart(a, b, window=10):

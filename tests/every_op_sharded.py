@@ -13,6 +13,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import tkq.nn
 from tests.every_op import CASES, F8, Case, assert_same, incoming, results, run
 
+# Where the rules let a dimension of the first tensor stay sharded; elsewhere all is gathered.
+STAY = {"rmsnorm": (0,), "rmsnorm, with a residual": (0,), "rmsnorm, of heads": (0, 1), "layernorm": (0,),
+        "rmsnorm_quant": (0,), "softmax": (0,), "log_softmax": (0,), "cross_entropy, of each row": (0,),
+        "swiglu": (0, 1), "geglu": (0,), "rope": (0, 2), "rope, of packed sequences": (1,), "rope_qk": (0,),
+        "flash_attn": (0, 2), "flash_attn, with sinks": (0,), "flash_attn_varlen": (1,), "gemm": (0,), "fp8_gemm": (0,),
+        "gemm, with an epilogue": (0,)}
+
 
 @contextlib.contextmanager
 def one_rank(device):
@@ -89,16 +96,18 @@ def fully_sharded(case: Case, mesh, device):
     assert_same(whole, run(case, inputs)[:len(whole)], case.exact, f"{case.name}, fully sharded")
 
 
-def of_two_ranks(rank, address, stay):
-    """What each of two processes does: all of it, where sharded means something."""
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+def of_two_ranks(rank, address, device):
+    """What each of two processes does: all of it, where sharded means something. On GPUs, each has one of its own."""
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=address, rank=rank, world_size=2)
+    mesh = init_device_mesh(device, (2,))
     for case in CASES.values():
-        for dimension in (None, *stay.get(case.name, ())):
-            on_dtensors(case, mesh, "cpu", dimension)
+        for dimension in (None, *STAY.get(case.name, ())):
+            on_dtensors(case, mesh, device, dimension)
         if case.leaves:
-            fully_sharded(case, mesh, "cpu")
-    tensor_parallel(mesh, "cpu")
+            fully_sharded(case, mesh, device)
+    tensor_parallel(mesh, device)
     dist.destroy_process_group()
 
 

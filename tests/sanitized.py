@@ -213,6 +213,9 @@ def quantise(device):
             x, = on(device, randn(0, m, n))
             yield f"quantize_fp8 {m} x {n} {granularity}", tkq.quantize_fp8(x, granularity, transpose=True)
         yield f"quantize_fp8 {m} x {n} row alone", tkq.quantize_fp8(x, "row")
+    x, = on(device, randn(0, 700, 1100))
+    for granularity in ("tensor", "row"):  # more tiles than one launch takes
+        yield f"quantize_fp8 700 x 1100 {granularity}", tkq.quantize_fp8(x, granularity, transpose=True)
 
 
 def grouped(device):

@@ -62,7 +62,7 @@ def test_what_it_chooses():
     row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
     assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_spread1_pdl"
     assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_pdl_split4_rolling4"
-    for m, n, k in ((8192,) * 3, (16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
+    for m, n, k in ((8192,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
         assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8"
     for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
         assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
@@ -71,19 +71,31 @@ def test_what_it_chooses():
 
 
 def test_which_products_keep_pace(monkeypatch):
-    """None, until one is measured to be worth it; then many rounds of long tiles."""
-    spec, sizes = Fp8Spec(scales="block", promote=True), ((16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672))
-    assert not fp8_plan.PACED and launch(spec, *sizes[0], 132)[0].module == "tkq.gemm.fp8"
-    monkeypatch.setattr(fp8_plan, "PACED", {"block": (32, 8192, 8)})
-    for size, paced in zip(sizes, (True, True, False)):
+    """Of many rounds, of which each reads more than L2 holds."""
+    spec = Fp8Spec(scales="block", promote=True)
+    for size, paced in (((16384,) * 3, True), ((8192, 28672, 8192), False), ((8192, 8192, 28672), False),
+                        ((32768, 32768, 8192), False), ((20000, 16384, 16384), True), ((64, 500000, 65536), False)):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
         assert isinstance(config, PacedFp8Config) == paced and recipe.args == (spec, config)
-        assert not paced or config.pace == 8
         assert recipe.module == "tkq.gemm.fp8" + "_paced" * paced and not traits(spec, config) - COVERED
-    assert not isinstance(plan(Fp8Spec(), *sizes[0], 132), PacedFp8Config)
+        assert not paced or (config.pace == 8 and config.name == "128x256_cluster2_pdl_split4_rolling4_paced")
+    for other in ("tensor", "row", "line"):
+        other = Fp8Spec(scales=other, promote=other == "line")
+        assert not isinstance(plan(other, 16384, 16384, 16384, 132), PacedFp8Config)
+    monkeypatch.setattr(fp8_plan, "PACED", {("row", False): (FAST[0], 16)})
+    assert plan(Fp8Spec(scales="row"), 16384, 16384, 16384, 132).pace == 16
+    assert not isinstance(plan(Fp8Spec(scales="row", promote=True), 16384, 16384, 16384, 132), PacedFp8Config)
     for pace, other in ((0, spec), (8, Fp8Spec(scales="line", promote=True))):
         with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
             fitted(PacedFp8Config.of(PROMOTED[1], pace), other)
+
+
+def test_what_a_round_reads():
+    for tile, (m, n, k), reads in ((PROMOTED[1], (16384,) * 3, (9 * 256 + 8 * 192) * 16384),
+                                   (BLOCKS[0], (8192,) * 3, (9 * 256 + 8 * 256) * 8192),
+                                   (FAST[1], (8192, 300, 128), (33 * 256 + 300) * 128),
+                                   (PROMOTED[1], (256, 192, 128), (256 + 192) * 128)):
+        assert fp8_plan.round_bytes(tile, m, n, k, 132) == min(reads, (m + n) * k)
 
 
 def test_tune_tries_it_where_rounds_are_many():

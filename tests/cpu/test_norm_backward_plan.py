@@ -48,12 +48,15 @@ def test_each_row_once_by_any_of_the_plans(way, m, most):
 
 
 @pytest.mark.parametrize("kind, N, by_rows", [
-    ("rmsnorm", 1024, {1: 4, 32768: 4, 33792: 4, 33793: 8, 262144: 8}),
-    ("layernorm", 1024, {1: 4, 32768: 4, 33793: 8, 262144: 8}),
-    ("layernorm", 4096, {1: 8, 1024: 8, 2112: 8, 2113: 16, 4096: 16, 4224: 16, 4225: 4, 8192: 4, 32768: 4}),
-    ("rmsnorm", 4096, {1: 8, 1024: 8, 32768: 8}), ("layernorm", 2048, {1: 8, 131072: 8})])
+    ("rmsnorm", 1024, {1: (4, True), 32768: (4, True), 33792: (4, True), 33793: (8, True), 262144: (8, True)}),
+    ("layernorm", 1024, {1: (4, True), 32768: (4, True), 33793: (8, True), 262144: (8, True)}),
+    ("layernorm", 4096, {1: (8, True), 1024: (8, True), 8192: (8, True), 8448: (8, True), 8449: (4, False)}),
+    ("rmsnorm", 4096, {1: (8, True), 1024: (8, True), 2112: (8, True), 2113: (8, False), 8192: (8, False)}),
+    ("layernorm", 2048, {1: (8, True), 131072: (8, True)})])
 def test_what_was_measured_on_132_processors(kind, N, by_rows):
-    assert {m: of_rows(norm(kind, N), m).warps for m in by_rows} == by_rows
+    """(warps, do loads leave L2 first?) by rows."""
+    found = {m: of_rows(norm(kind, N), m) for m in by_rows}
+    assert {m: (p.warps, p.evict_first) for m, p in found.items()} == by_rows
 
 
 @pytest.mark.parametrize("change", [dict(loads=(16, 32)), dict(loads=(16, 16, 16)), dict(bulk=False), dict(columns=0)])
@@ -74,12 +77,12 @@ def test_a_kernel_is_made_when_its_number_of_rows_comes(monkeypatch):
     monkeypatch.setattr(arch, "require_hopper", lambda device: None)
     run = backward_plan.launcher(backward_shipped.spec("layernorm", 4096), "cuda")
     assert isinstance(run, ByRows) and not made
-    for m in (4096, 1, 1024, 2112, 2113, 8192, 3, 1 << 20):
+    for m in (8449, 1, 1024, 8448, 3, 1 << 20):
         run((torch.empty(m, 0),), "others")
-    assert made == [16, 8, 4], "each once"
-    assert [warps for warps, *_ in calls] == [16, 8, 8, 8, 16, 4, 8, 4] and calls[0] == (16, 4096, ("others",))
-    backward_plan.launcher(backward_shipped.spec("rmsnorm", 4096), "cuda")
-    assert made == [16, 8, 4, 8], "one plan needs no choice"
+    assert made == [4, 8], "each once"
+    assert [warps for warps, *_ in calls] == [4, 8, 8, 8, 8, 4] and calls[0] == (4, 8449, ("others",))
+    backward_plan.launcher(backward_shipped.spec("rmsnorm", 8192), "cuda")
+    assert made == [4, 8, 8], "one plan needs no choice"
 
 
 def test_a_rehearsal_takes_the_kernels_of_all_rows(monkeypatch):
@@ -91,7 +94,7 @@ def test_a_rehearsal_takes_the_kernels_of_all_rows(monkeypatch):
     monkeypatch.setattr(rehearsal, "under_way", lambda: True)
     run = backward_plan.launcher(backward_shipped.spec("layernorm", 4096), "cuda")
     run((torch.empty(9, 0),))
-    assert made == [8, 16, 4], "each once"
+    assert made == [8, 4], "each once"
 
 
 def test_a_call_of_another_number_of_rows_is_looked_up(monkeypatch):
@@ -110,7 +113,7 @@ def test_a_call_of_another_number_of_rows_is_looked_up(monkeypatch):
 
 def test_shipped_kernels_are_those_of_all_rows():
     recipes = {k.recipe for k in backward_shipped.shipped()}
-    for kind, N in (("rmsnorm", 1024), ("layernorm", 1024), ("layernorm", 4096)):
+    for kind, N in (("rmsnorm", 1024), ("layernorm", 1024), ("rmsnorm", 4096), ("layernorm", 4096)):
         found = steps(norm(kind, N))
         s = backward_shipped.spec(kind, N, weight="bf16" if kind == "rmsnorm" else "fp32")
         assert len(found) > 1 and {recipe_of(s, p) for _, p in found} <= recipes

@@ -17,12 +17,10 @@ def spec(N, weight="fp32", bias="fp32", x="bf16", scale="row", kind="layernorm",
 
 
 def check(s, p):
-    rows.check(shape(s, p.pairs), p)
+    rows.check(shape(s), p)
     assert p.vectors == "float" and p.threads_per_row * p.per_thread >= p.cols and p.stages >= 3
     firsts = range(0, s.N, p.cols)
     assert len(firsts) == p.cluster, "each block of a cluster has columns, and all of them have every column"
-    if p.pairs:
-        assert s.N % (p.cluster * p.threads_per_row * p.vector) == 0
     if s.scale == "block":
         assert not any(first % GROUP for first in firsts) and p.threads_per_row * p.vector % GROUP == 0
 

@@ -138,7 +138,9 @@ def test_which_kernels(monkeypatch):
         return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
 
     assert asked("row", 262144, False) == ("rows", None) and asked("row", 262152, False) == ("twice", 128)
-    assert asked("row", 256, True) == ("twice", 128 + 256) and asked("tensor", 256, True) == ("twice", 1)
+    for n, found in ((256, "together"), (32 * 128, "together"), (32 * 128 + 8, "twice")):
+        amax = 128 + -(-n // 128) * 128
+        assert asked("row", n, True) == (found, amax) and asked("tensor", n, True) == (found, 1)
     assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0)
 
 

@@ -2,6 +2,7 @@
 import pytest
 import torch
 
+from tests.quiet import no_word
 from tkq.integrations import sdpa, sdpa_kernels
 from tkq.integrations.sdpa import Call, why_not
 
@@ -9,6 +10,12 @@ registry = torch.nn.attention
 if not hasattr(registry, "restore_flash_attention_impl"):
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
 BF16, OP = torch.bfloat16, torch.ops.aten._scaled_dot_product_flash_attention
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd, caplog):
+    with no_word(capfd, caplog):
+        yield
 
 
 def dense(Sq=7, Sk=7, H=4, Hk=2, D=64, Dv=None, B=2, dtype=BF16):

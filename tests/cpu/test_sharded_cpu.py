@@ -9,15 +9,9 @@ import tkq
 from tests import every_op_checks as checks
 from tests import every_op_sharded as sharded
 from tests.every_op import CASES, WITH_GRADIENTS, of_each
+from tests.every_op_sharded import STAY
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-# Where the rules let a dimension of the first tensor stay sharded; elsewhere all is gathered.
-STAY = {"rmsnorm": (0,), "rmsnorm, with a residual": (0,), "rmsnorm, of heads": (0, 1), "layernorm": (0,),
-        "rmsnorm_quant": (0,), "softmax": (0,), "log_softmax": (0,), "cross_entropy, of each row": (0,),
-        "swiglu": (0, 1), "geglu": (0,), "rope": (0, 2), "rope, of packed sequences": (1,), "rope_qk": (0,),
-        "flash_attn": (0, 2), "flash_attn, with sinks": (0,), "flash_attn_varlen": (1,), "gemm": (0,), "fp8_gemm": (0,),
-        "gemm, with an epilogue": (0,)}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +47,7 @@ def test_every_op_has_a_rule():
 
 @pytest.mark.slow
 def test_two_ranks(tmp_path):
-    torch.multiprocessing.spawn(sharded.of_two_ranks, (f"file://{tmp_path}/ranks", STAY), 2)
+    torch.multiprocessing.spawn(sharded.of_two_ranks, (f"file://{tmp_path}/ranks", "cpu"), 2)
 
 
 def rules():

@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache  # noqa: E402
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask  # noqa: E402
 
 import tkq.integrations.transformers as tkq_transformers  # noqa: E402
+from tests.quiet import no_word  # noqa: E402
 from tkq.integrations import transformers_attention as attention  # noqa: E402
 from tkq.integrations import transformers_modules as modules  # noqa: E402
 
@@ -22,6 +23,12 @@ MORE = {
     "Gemma3": dict(sliding_window=5, query_pre_attn_scalar=16),
 }
 NORMS = {"Llama": 5, "Mistral": 5, "Qwen2": 5, "Qwen3": 9, "Gemma2": 9, "Gemma3": 13}
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd, caplog):
+    with no_word(capfd, caplog):
+        yield
 
 
 def model(name, dtype=torch.float32, attn="sdpa", **more):
@@ -135,6 +142,25 @@ def test_linear_layers(linear):
     tkq_transformers.unpatch(m)
     assert type(m.model.layers[0].mlp.up_proj) is torch.nn.Linear
     assert not hasattr(m.model.layers[0].mlp.up_proj, "recipe")
+
+
+@pytest.mark.parametrize("linear", ["fp8", "fp8_block", "fp8_tensor"])
+def test_weights_that_are_not_kept(linear):
+    """keep_weight=False, for sharded weights: the same losses and gradients."""
+    ids, found = tokens(), []
+    for keep in (True, False):
+        m = model("Llama", torch.bfloat16).train()
+        tkq_transformers.patch(m, linear=linear, keep_weight=keep)
+        assert m.model.layers[0].self_attn.q_proj.recipe.keep_weight is keep
+        found.append(loss_and_gradients(m, ids))
+    (loss, gradients), (wanted, others) = found
+    assert torch.equal(loss, wanted) and all(torch.equal(gradients[key], g) for key, g in others.items())
+
+
+@pytest.mark.parametrize("linear", [None, "tkq"])
+def test_weights_that_are_not_kept_are_of_float8_layers(linear):
+    with pytest.raises(ValueError, match="keep_weight=False is for layers in float8"):
+        tkq_transformers.patch(model("Llama"), linear=linear, keep_weight=False)
 
 
 # ---- attention: its masks -------------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ def test_forward_of_packed_sequences(dims, causal, longest):
 @pytest.mark.parametrize("dim, heads, keys, options, deterministic", (
     (128, (8, 8), 1111, Options(True), False), (128, (8, 8), 2111, Options(True), False),
     (128, (8, 8), 2111, Options(), False), (64, (8, 8), 2111, Options(True), False),
+    *((128, (8, 2), keys, Options(True), False) for keys in (1111, 2111, 8300)), (128, (8, 2), 2111, Options(), False),
     (128, (8, 2), 1111, Options(True, softcap=20.0), False), (128, (8, 2), 1111, Options(True), True),
     (128, (8, 2), 1111, Options(False, None, 100, 0), True), (256, (4, 2), 1111, Options(True), True)), ids=str)
 def test_backward(dim, heads, keys, options, deterministic):
@@ -94,7 +95,8 @@ def test_backward(dim, heads, keys, options, deterministic):
 
 @pytest.mark.parametrize("dim, heads, longest, options, deterministic", (
     (128, (8, 8), 900, Options(True), False), (128, (8, 8), 4096, Options(True), False),
-    (128, (8, 8), 4096, Options(), False), (128, (8, 2), 4096, Options(True), False),
+    (128, (8, 8), 4096, Options(), False), (128, (8, 8), 8300, Options(True), False),
+    (128, (8, 8), 8300, Options(), False), (128, (8, 2), 4096, Options(True), False),
     (64, (8, 2), 900, Options(True), False), (64, (8, 8), 900, Options(True), False),
     (128, (8, 8), 512, Options(True), False), (128, (8, 2), 512, Options(), False),
     (64, (8, 2), 512, Options(True), False), (128, (8, 2), 900, Options(True), True),

@@ -16,8 +16,12 @@ from tkq.runtime import clusters
 HEAVY = dict(weight="fp32", bias="fp32")
 
 
+def spec_of(N, granularity):
+    return NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, out="e4m3", scale=granularity)
+
+
 def run(p, x, extra, granularity):
-    spec = NormSpec("layernorm", x.shape[1], "bf16", "fp32", "fp32", 8, out="e4m3", scale=granularity)
+    spec = spec_of(x.shape[1], granularity)
     asked = launch.Call("layernorm", EPS, out=E4M3, scale=granularity)
     results = launch.allocate(asked, x)
     results[0].view(torch.uint8).fill_(0x7F)  # NaN
@@ -28,19 +32,11 @@ def run(p, x, extra, granularity):
     return results[0], results[4]
 
 
-def geometries(N, granularity):
-    found = {}
-    for p in quant_kept_plan.variants(NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, out="e4m3",
-                                               scale=granularity)):
-        found.setdefault((p.cluster, p.warps, p.resident, p.pairs), p)
-    return list(found.values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["row", "block"])
 @pytest.mark.parametrize("N", [262144, 131072, 100008, 65536])
 def test_each_geometry(N, granularity):
-    for p in geometries(N, granularity):
+    for p in quant_kept_plan.variants(spec_of(N, granularity)):
         for M in (1, 5, 61):  # fewer rows than clusters, and several to each
             x, extra = make((M, N), "bf16", **HEAVY)
             found = run(p, x, extra, granularity)

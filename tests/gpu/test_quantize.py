@@ -106,8 +106,22 @@ def test_what_was_largest_in_the_call_before_is_forgotten(granularity):
         assert torch.equal(scale, scale_before * 2**-6) and torch.equal(got.float(), want.float())
 
 
-def test_graph():
-    x = torch.randn(257, 528, device="cuda").bfloat16()
+@pytest.mark.parametrize("granularity", ("tensor", "row"))
+def test_one_launch_and_three(granularity):
+    """Of few tiles one launch, of more three: of the same rows and columns the same, to the last bit."""
+    x = torch.randn(2 * 128 + 3, 16 * 128, device="cuda").bfloat16()  # 48 tiles
+    x[0, 0] = 7  # the largest, in both
+    for transpose in (False, True) if granularity == "tensor" else (True,):
+        run(x, granularity, transpose=transpose)
+        for part in (x[:256], x[:255, :1000], x[:, :1280], x[:, :7]):
+            run(part, granularity, transpose=transpose)
+    many, few = tkq.quantize_fp8(x, granularity), tkq.quantize_fp8(x[:256], granularity)
+    assert torch.equal(many[0][:256].float(), few[0].float())
+
+
+@pytest.mark.parametrize("shape", ((257, 528), (700, 1040)))
+def test_graph(shape):
+    x = torch.randn(shape, device="cuda").bfloat16()
     for granularity in GRANULARITIES:
         tkq.quantize_fp8(x, granularity, transpose=True)
         graph = torch.cuda.CUDAGraph()

@@ -6,12 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.quiet import no_word
 from tkq.integrations import sdpa, sdpa_kernels
 from tkq.testing import assert_2x
 
 if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
 BF16, FLASH = torch.bfloat16, SDPBackend.FLASH_ATTENTION
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd, caplog):
+    with no_word(capfd, caplog):
+        yield
 
 
 @pytest.fixture

@@ -9,12 +9,19 @@ import torch
 transformers = pytest.importorskip("transformers", minversion="5.17", reason="transformers is not installed")
 
 import tkq.integrations.transformers as tkq_transformers  # noqa: E402
+from tests.quiet import no_word  # noqa: E402
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "examples"))
 BF16 = torch.bfloat16
 SIZES = dict(vocab_size=1000, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=64, max_position_embeddings=512, pad_token_id=0)
 MORE = {"Llama": {}, "Qwen3": {}, "Gemma2": dict(sliding_window=64, query_pre_attn_scalar=64)}
+
+
+@pytest.fixture(autouse=True)
+def quiet(capfd, caplog):
+    with no_word(capfd, caplog):
+        yield
 
 
 def model(name, dtype=BF16, attn="tkq", **more):

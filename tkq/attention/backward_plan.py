@@ -7,6 +7,7 @@ from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
+from tkq.attention.backward_zeroes_config import ZeroesConfig
 from tkq.attention.plan import LENGTHS, length_class
 from tkq.runtime.recipe import Recipe
 
@@ -22,10 +23,14 @@ def packed_class(seqlen_k: int) -> str:
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if isinstance(config, GroupedConfig):
+    if isinstance(config, ZeroesConfig):
+        module = "backward_zeroes"
+    elif isinstance(config, GroupedConfig):
         module = "backward_grouped"
     elif isinstance(config, SeamlessConfig):
         module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
+        if type(config).__name__ == "TriedConfig":  # until measured
+            module = "backward_tried"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 

@@ -45,6 +45,21 @@ class PacedFp8(Pace):
         self.kernel(g).launch(grid=[grid, 1, 1], block=[tk.WARPGROUP * (1 + x.consumers), 1, 1],
                               cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
+    @cute.jit
+    def roles(self, g):
+        x = self.config
+        if tk.warp_id() == 0:
+            tk.prefetch(g.a, g.b)
+        s = self.shared(g, tk.SharedAllocator())
+        tk.init_block(s.pipe.init, x.cluster)
+        if const_expr(x.pdl):  # as in Fp8Gemm
+            cute.arch.griddepcontrol_launch_dependents()
+            cute.arch.griddepcontrol_wait()
+        tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers,
+                      (56, 224) if self.spec.per_step and x.consumers == 2 else ())
+        if const_expr(x.cluster > 1):
+            tk.cluster_sync()
+
     def order_of(self, g, s):
         return self.order(g, s)
 

@@ -1,5 +1,4 @@
 """Which tile of a float8 GEMM, how many stages, in which order: pure Python, no torch, no DSL."""
-import math
 from dataclasses import replace
 from typing import Optional
 
@@ -9,7 +8,7 @@ from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
 from .paced_config import PacedFp8Config
-from .plan import SHARED, even_blocks
+from .plan import PARTED, SHARED, even_blocks
 
 MACS = 4096  # a clock and processor: the tensor cores, 8-bit operands
 L2 = 42  # bytes a clock and processor: what all of them together get from L2, shared out
@@ -17,7 +16,6 @@ TILE_CLOCKS = 3000  # a tile's beginning and end, as far as nothing hides them
 SLOWER = {False: 1.3, True: 1.5}  # than the tensor cores could: plain sums and promoted, measured
 ROLLING = {2: 0.96, 4: 1.01}  # of that, by parts of a step: quarters read A four times
 CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, the larger the operands the less
-PACED = {}  # granularity of the scales: (from more than so many rounds of tiles, from which K on, at which pace)
 
 
 # The larger first. What each is worth on an H100 is in docs/attempts.md.
@@ -35,6 +33,9 @@ PROMOTED = (
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
+# By scales and whether sums are promoted, where blocks would drift apart (see ``needs_pace``): the tile, and the pace.
+PACED = {("block", True): (BLOCKS[0], 8)}
+PACED_ROUNDS, PACED_BYTES = 32, 50e6  # of tiles, and of A and B in one: H100's L2 holds 50 MB
 SMALL = (  # M up to 64: B comes once, and is all that counts
     Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
@@ -80,14 +81,26 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     few = (c for c in SMALL if M <= 64)
     some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
-    found = fitted(with_epilogue(best, spec), spec)
-    return PacedFp8Config.of(found, PACED[spec.scales][2]) if needs_pace(found, spec, M, N, K, processors) else found
+    if not needs_pace(best, spec, M, N, K, processors):
+        return fitted(with_epilogue(best, spec), spec)
+    tile, pace = PACED[spec.scales, spec.promote]
+    return PacedFp8Config.of(fitted(with_epilogue(tile, spec), spec), pace)
 
 
 def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> bool:
-    """Do the blocks of clusters drift apart: are their tiles many and long?"""
-    least_rounds, least_k, _ = PACED.get(spec.scales, (0, math.inf, 0))
-    return config.cluster > 1 and least_k <= K and rounds(config, M, N, processors) > least_rounds
+    """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many rounds of
+    tiles, where a round's A and B are more than L2 holds."""
+    many = rounds(config, M, N, processors) > PACED_ROUNDS
+    drifts = config.cluster > 1 and many and round_bytes(config, M, N, K, processors) > PACED_BYTES
+    return drifts and (spec.scales, spec.promote) in PACED
+
+
+def round_bytes(config: Fp8Config, M: int, N: int, K: int, processors: int) -> int:
+    """Of A and B, that a round of tiles reads: ``group`` columns of clusters' tiles, and as many rows as it has."""
+    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+    cols = min(config.group, tiles(config, M, N)[1])
+    rows = -(-(processors // config.cluster) // cols)
+    return (min(M, rows * down * config.m) + min(N, cols * right * config.n)) * K
 
 
 def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
@@ -136,7 +149,7 @@ def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
     wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedFp8Config)
-    return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted),
+    return Expectation(tensor=products, waits_per_mma=0.5, instructions=tuple(wanted), absent=PARTED,
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 2048)
 

@@ -41,9 +41,8 @@ class Pace:
             if round < rounds:
                 self.arrive(g, rounds)
             for k in cutlass.range(g.steps, unroll=1):
-                if k == head:
-                    if round < rounds:
-                        patient = self.wait(g, round, patient)
+                if (k == head) & (round < rounds) & (patient == 1):
+                    patient = _reached(self.counter(g), (round + 1) * cute.arch.grid_dim()[0])
                 self.load_stage(g, s, t, k, r)
                 r.advance()
             number = order.following(number)
@@ -55,21 +54,14 @@ class Pace:
         if tk.lane_id() == 0:
             count_up(self.counter(g), Uint32((rounds + 1) * cute.arch.grid_dim()[0] - 1))
 
-    @cute.jit
-    def wait(self, g: Constexpr, round: Int32, patient: Int32):
-        """Until all have begun this round. Whether it came to that, or there is no more patience."""
-        if tk.lane_id() == 0:
-            if patient == 1:
-                patient = _reached(self.counter(g), (round + 1) * cute.arch.grid_dim()[0])
-        cute.arch.sync_warp()
-        return patient
-
 
 @dsl_user_op
 def _reached(counter, least, *, loc=None, ip=None):
-    """1 when the counter has come so far, 0 if it does not for long."""
+    """1 when the counter has come so far, 0 if it does not for long. A warp, whose lanes look together and are told the
+    same: of a lane by itself the compiler would not know that the warp is whole again, and would keep nothing that all
+    lanes share in their common registers: twice the instructions a step."""
     return Int32(_asm(
         [Int64(counter), Uint32(least)],
         "{ .reg .pred p; .reg .b32 v, n; mov.u32 n, 0; mov.u32 $0, 1; LOOK: ld.relaxed.gpu.global.u32 v, [$1]; "
-        "setp.hs.u32 p, v, $2; @p bra REACHED; add.u32 n, n, 1; nanosleep.u32 64; "
-        f"setp.lo.u32 p, n, {PATIENCE}; @p bra LOOK; mov.u32 $0, 0; REACHED: }}", "=&r,l,r", loc, ip, T.i32()))
+        "setp.hs.u32 p, v, $2; vote.sync.any.pred p, p, 0xffffffff; @p bra.uni REACHED; add.u32 n, n, 1; "
+        f"setp.lo.u32 p, n, {PATIENCE}; @p bra.uni LOOK; mov.u32 $0, 0; REACHED: }}", "=&r,l,r", loc, ip, T.i32()))

@@ -18,6 +18,7 @@ MACS = 2048  # a clock and processor: the tensor cores, 16-bit operands
 SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 64  # bytes a clock and processor
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
+PARTED = ("BRA.DIV",)  # which a warp has that the compiler does not know to be whole: its lanes share no registers
 PACED_ROUNDS, PACED_K = 32, 8192  # from so many rounds of so long tiles on blocks keep pace: as measured
 
 

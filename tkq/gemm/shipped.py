@@ -9,7 +9,7 @@ from .config import PANEL_BYTES, STEP, Config, wide_residual
 from .epilogue import Epilogue
 from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
 from .paced_config import PacedConfig
-from .plan import TILES, fitted, recipe_of, with_epilogue
+from .plan import PARTED, TILES, fitted, recipe_of, with_epilogue
 from .spec import BYTES, GemmSpec
 
 EPILOGUES = {  # beside the plain one, in the largest tile and a small one
@@ -39,7 +39,7 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
     wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedConfig)
     return Expectation(tensor=(2 + panels * config.spread) * products, waits_per_mma=1 / products,
-                       instructions=tuple(wanted), absent=() if spec.store == "elements" else ("STG",),
+                       instructions=tuple(wanted), absent=PARTED + ("STG",) * (spec.store != "elements"),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 1024)
 

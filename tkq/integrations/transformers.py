@@ -47,7 +47,7 @@ class Report:
             f"{count:4d} x {why}" for why, count in self.left.items()] if self.left else []))
 
 
-def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> Report:
+def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = True, loss: bool = True) -> Report:
     """Let the modules of a model of transformers run on tkq's kernels, where tkq knows their class: norms, rotary
     embedding (in attention layers), gated MLPs, the additions around norms (in decoder layers), and the loss.
 
@@ -57,6 +57,7 @@ def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> 
         linear: what linear layers of decoder layers become: None, as they are; "tkq", `tkq.nn.Linear`; "fp8",
             "fp8_block" and "fp8_tensor", `tkq.nn.Fp8Linear` by rows, by blocks, and by tensors with gradients in
             float8_e5m2 (those with sizes that are multiples of 16).
+        keep_weight: of float8 layers, see `tkq.nn.Fp8Linear`: False for weights that FSDP shards.
         loss: with labels, and in training mode, the loss comes from `tkq.linear_cross_entropy` in bf16 and fp16, and
             the output's logits are None: they are never whole in memory. False: logits and loss as before.
 
@@ -64,7 +65,7 @@ def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> 
         A `Report`. What it does not know it leaves alone; what it has patched before too.
 
     Raises:
-        ValueError: another ``linear``.
+        ValueError: another ``linear``; keep_weight=False without float8 layers.
 
     Hooks on a decoder layer's norm behind attention (before the MLP in Gemma) are not called: the layer computes that
     norm together with the addition before it. Modules come from a model's classes, not copies of them: a state dict is
@@ -72,6 +73,8 @@ def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> 
     """
     if linear not in modules.LINEARS:
         raise ValueError(f"patch: linear: got {linear!r}, allowed are {', '.join(map(repr, modules.LINEARS))}")
+    if not (keep_weight or (linear or "").startswith("fp8")):
+        raise ValueError(f"patch: keep_weight=False is for layers in float8, linear is {linear!r}")
     known, report = modules.known(), Report()
     for module in model.modules():
         found = known.get(type(module))
@@ -84,7 +87,7 @@ def patch(model: nn.Module, *, linear: str | None = None, loss: bool = True) -> 
         else:
             report.left[f"{type(module).__name__}: {why}"] += 1
         if linear is not None and found.is_layer:
-            modules.replace_linears(module, linear, report)
+            modules.replace_linears(module, linear, keep_weight, report)
     return report
 
 

@@ -230,13 +230,13 @@ def known() -> dict:
 # ---- linear layers ---------------------------------------------------------------------------------------------------
 
 
-def replace_linears(layer, what, report):
+def replace_linears(layer, what, keep_weight, report):
     """nn.Linear in a layer, by tkq.nn's."""
     from .. import nn as tkq_nn
     from ..quantize.linear import E4M3, E5M2, Recipe
 
-    fp8 = {"fp8": Recipe("row", E4M3), "fp8_block": Recipe("block", E4M3),
-           "fp8_tensor": Recipe("tensor", E5M2)}.get(what)
+    fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("block", E4M3, keep_weight),
+           "fp8_tensor": Recipe("tensor", E5M2, keep_weight)}.get(what)
     base = tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear
     for module in layer.modules():
         if type(module) is not nn.Linear:

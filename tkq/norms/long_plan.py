@@ -14,9 +14,10 @@ SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a blo
 
 
 # (largest row of x in bytes; config), by scale ("sum": a row's, with a residual), and by whether weight and bias are no
-# more bytes than x; None, and what is not here: `plan.plan`. Milliseconds on an H100 beside those of plain layernorm, N
-# 131072 and 262144 (M 8192, 4096): 1.120 of 1.415, 1.272 of 1.425; float32 weight and bias 1.634 of 1.465, 1.977 of
-# 1.467; blocks 1.308 of 1.415, 1.500 of 1.428; with a residual - , 2.505 of 3.062.
+# more bytes than x (where they are more, `quant_kept_plan` comes first: what is left here has a weight_offset, or takes
+# the row of other light ones, below); None, and what is not here: `plan.plan`. Milliseconds on an H100 beside those of
+# plain layernorm, N 131072 and 262144 (M 8192, 4096): 1.120 of 1.415, 1.272 of 1.425; blocks 1.308 of 1.415, 1.500 of
+# 1.428; with a residual - , 2.505 of 3.062.
 _TABLES = {
     ("row", True): ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),
                     (524288, LongConfig(256, 256, 16, resident=3))),

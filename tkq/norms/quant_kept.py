@@ -1,7 +1,5 @@
 """LayerNorm of long rows, quantised, by blocks that stay, on RowKernel: they read weight and bias once, and not for
 every row. The builder of its recipes is here too."""
-import operator
-
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -10,11 +8,10 @@ from cutlass import Float32, Int32
 from .. import tile as tk
 from ..row_kernel import RowKernel
 from ..rows.elements import or_neutral
-from ..rows.exchange import Slots
 from ..rows.monoid import Exchange, Monoid
 from ..rows.share import put
 from ..rows.spec import RowSpec, Stream
-from ..utils import WARP, domain_offset_i64, rsqrt, warp_reduce
+from ..utils import WARP, domain_offset_i64
 from .build import _arguments
 from .kept import KeptLayerNorm, _given
 from .quant import _max_of, nan_max, scale_of
@@ -27,9 +24,8 @@ _SCALED = Exchange(Monoid(lambda a, b: (nan_max(a[0], b[0]),), (0.0,)), row="sca
 
 def build(spec, plan):
     """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
-    kinds = {("row", False): KeptLayerNormQuantised, ("row", True): KeptLayerNormQuantisedPairs,
-             ("block", False): KeptLayerNormQuantisedBlocks, ("block", True): KeptLayerNormQuantisedBlocksPairs}
-    return kinds[spec.scale, plan.pairs](spec, plan), (*_arguments(spec), Int32(0))
+    kind = KeptLayerNormQuantised if spec.scale == "row" else KeptLayerNormQuantisedBlocks
+    return kind(spec, plan), (*_arguments(spec), Int32(0))
 
 
 class KeptLayerNormQuantised(KeptLayerNorm):
@@ -45,7 +41,7 @@ class KeptLayerNormQuantised(KeptLayerNorm):
     exchanges = (*KeptLayerNorm.exchanges, _SCALED)
 
     def __init__(self, spec, plan):
-        given, self.out = shape(spec, plan.pairs), spec.out
+        given, self.out = shape(spec), spec.out
         vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
         RowKernel.__init__(self, RowSpec(__name__, type(self).__qualname__, spec.N, (Stream("x", spec.x),),
                                          vectors=vectors, vector=given.vector, bulk=given.bulk, sums=given.sums), plan)
@@ -58,19 +54,18 @@ class KeptLayerNormQuantised(KeptLayerNorm):
 
     def _accumulate(self, c, k, views, r, total):
         if k == 0:
-            vector, inside = Float32(self.plan.vector), [c.part.inside(j) for j in range(self.plan.chunks)]
-            count = sum(vector if i is True else cutlass.select_(i, vector, Float32(0)) for i in inside)
-            total[0] = count
-            total[1], total[2] = self._centred(c, views, count, cute.arch.rcp_approx(cutlass.max(count, Float32(1))))
+            self._centred(c, views, total)
         else:
             total[0] = _max_of([self._largest(self._result(c, views, j, r), c.part.inside(j))
                                 for j in range(self.plan.chunks)])
 
-    def _centred(self, c, views, count, inverse, over=lambda value: value):
-        """(mean, sum of squares about it) of the thread's `count` elements of a row, or of more threads', over which
-        `over` adds. A row of one number has that number as its mean: a scale shows what else would be left of it."""
-        chunks = [(j, c.part.inside(j)) for j in range(self.plan.chunks)]
-        added = over(sum(self._elements(c, views, j).x for j, _ in chunks).reduce(cute.ReductionOp.ADD, 0.0, 0))
+    def _centred(self, c, views, total):
+        """(count, mean, sum of squares about it) of the thread's part of a row. A row of one number has that number as
+        its mean: a scale shows what else would be left of it."""
+        vector, chunks = Float32(self.plan.vector), [(j, c.part.inside(j)) for j in range(self.plan.chunks)]
+        count = sum(vector if i is True else cutlass.select_(i, vector, Float32(0)) for _, i in chunks)
+        inverse = cute.arch.rcp_approx(cutlass.max(count, Float32(1)))
+        added = sum(self._elements(c, views, j).x for j, _ in chunks).reduce(cute.ReductionOp.ADD, 0.0, 0)
         mean = added * inverse
         mean = mean + (added - mean * count) * inverse
         cute.arch.sync_warp()  # or the compiler keeps the first pass's values
@@ -78,7 +73,8 @@ class KeptLayerNormQuantised(KeptLayerNorm):
         for j, inside in chunks:
             d = or_neutral(self._elements(c, views, j).x - mean, inside, 0.0)
             squares = d * d if squares is None else squares + d * d
-        return mean, over(squares.reduce(cute.ReductionOp.ADD, 0.0, 0))
+        total[0], total[1] = count, mean
+        total[2] = squares.reduce(cute.ReductionOp.ADD, 0.0, 0)
 
     def scaled(self, amax, r):
         scale = scale_of(amax[0], self.out)
@@ -135,49 +131,6 @@ class KeptLayerNormQuantisedBlocks(KeptLayerNormQuantised):
         first = tk.lane_id() % (GROUP // p.vector) == 0
         column = c.s.col0 + (j * p.threads_per_row + c.part.thread) * p.vector
         _store_one(c.g.results[0], (row, column // GROUP), scale, first if inside is True else first & inside)
-
-
-class Pairs:
-    """Beside one of these: statistics as `several.LayerNormSeveral` has them, which take half as many steps. A warp
-    centres its part on its own mean. Every warp has as many elements of a row, and so no number of them is sent."""
-
-    def _element(self, c, k, views, row, r):
-        if k > 0:
-            return super()._element(c, k, views, row, r)
-        count = float(self.plan.cols // self.plan.warps)
-        return self._centred(c, views, count, 1.0 / count, lambda value: warp_reduce(value, operator.add))
-
-    def _rows_of_many(self, c):
-        first = c.slots[0]
-        c.slots = [SlotsOfPairs(first.data, first.met, first.plan, first.monoid), *c.slots[1:]]
-        super()._rows_of_many(c)
-
-    def row(self, sums, r):
-        return dict(mean=sums[0], rstd=rsqrt(sums[1] * (1.0 / self.N) + r.eps))
-
-
-class SlotsOfPairs(Slots):
-    """Of (mean, squares about it) of parts with as many elements each."""
-
-    def collect(self, r, part):
-        p = self.plan
-        tk.wait(self.met[r.stage], r.phase)
-        means, squares = zip(*[self._read(r, part, tk.lane_id() + i) for i in range(0, p.width, WARP)], strict=True)
-        about = cute.arch.shuffle_sync(means[0], 0)  # one warp's mean, so that a mean far from 0 costs no digits
-        mean = about + warp_reduce(sum(m - about for m in means), operator.add) * (1.0 / p.width)
-        spread = sum(s + (m - mean) * (m - mean) * float(p.N // p.width) for m, s in zip(means, squares, strict=True))
-        return mean, warp_reduce(spread, operator.add)
-
-
-_PAIR = Exchange(Monoid(None, (0.0, 0.0)))  # `SlotsOfPairs` combines them
-
-
-class KeptLayerNormQuantisedPairs(Pairs, KeptLayerNormQuantised):
-    exchanges = (_PAIR, _SCALED)
-
-
-class KeptLayerNormQuantisedBlocksPairs(Pairs, KeptLayerNormQuantisedBlocks):
-    exchanges = (_PAIR,)
 
 
 @cute.jit

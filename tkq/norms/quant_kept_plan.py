@@ -6,16 +6,14 @@ from typing import Optional
 from ..rows import plan as rows
 from ..rows.plan import RowPlan
 from ..runtime import Recipe
-from .quant_kept_config import KeptPlan, shape
+from .quant_kept_config import shape
 from .spec import GROUP, NormSpec
 
 FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
-_GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (16, 8, 8, 1), (8, 16, 6, 1), (4, 8, 6, 1),
-               (8, 4, 6, 2), (8, 8, 8, 1))
-_HINTS = (dict(), dict(evict_first=True, streaming=True))
+_GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
 # (rows of up to so many bytes, geometry): 64 elements to a thread, so that what a warp does but once a row counts less
-# than its elements. Not measured yet.
+# than its elements. What was measured beside it: docs/attempts.md.
 _PLANNED = ((FROM_BYTES, (4, 8, 6, 1)), (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
 
@@ -35,37 +33,28 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     if not serves(spec) or sum(shape(spec).vectors) <= spec.width:
         return None
     row = spec.N * spec.width // 8
-    geometry = next(geometry for limit, geometry in _PLANNED if row <= limit)
-    return _plan(spec, geometry, True) or _plan(spec, geometry, False)
+    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if row <= limit), None)
 
 
 def variants(spec: NormSpec) -> list[RowPlan]:
     """Those worth timing."""
     if not serves(spec):
         return []
-    found = [_plan(spec, geometry, pairs, **hints) for geometry in _GEOMETRIES for pairs in (True, False)
-             for hints in _HINTS]
+    found = [_plan(spec, geometry) for geometry in _GEOMETRIES]
     return list(dict.fromkeys(p for p in found if p))
 
 
-def _plan(spec, geometry, pairs, **hints) -> Optional[KeptPlan]:
+def _plan(spec, geometry) -> Optional[RowPlan]:
     """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
     cluster, warps, stages, resident = geometry
     cols = _cols(spec, cluster)
     try:
-        found = rows.plan(shape(spec, pairs), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
-                          stages=stages, resident=resident, cols=cols, vectors="float", **hints)
+        found = rows.plan(shape(spec), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,
+                          stages=stages, resident=resident, cols=cols, vectors="float")
     except ValueError:
         return None
     held = found.per_thread * len(shape(spec).vectors)
-    if held > found.consumer_registers - _LEAST or (pairs and not _whole(found)):
-        return None
-    return KeptPlan(**vars(found), pairs=pairs)
-
-
-def _whole(p: RowPlan) -> bool:
-    """Has every thread of a row as many elements, and every lane as many warps' results to read?"""
-    return p.even and p.cols % (p.threads_per_row * p.vector) == 0 and p.width % rows.WARP == 0
+    return found if held <= found.consumer_registers - _LEAST else None
 
 
 def _cols(spec, cluster):

@@ -31,7 +31,7 @@ def _shipped(s: NormSpec):
 def kept_expectation(spec: NormSpec, kept) -> Expectation:
     """Of blocks that stay: bulk copies in, whole vectors from shared memory, no register too many."""
     convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
-    shape = quant_kept_config.shape(spec, kept.pairs) if spec.scale else kept_plan.shape(spec)
+    shape = quant_kept_config.shape(spec) if spec.scale else kept_plan.shape(spec)
     return Expectation(instructions=("UBLKCP", "STG.E", "STAS", "LDS.128", "LDG.E.128", *convert), registers=168,
                        smem=rows.smem_bytes(shape, kept) + 2048)
 

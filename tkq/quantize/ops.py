@@ -7,7 +7,7 @@ from torch import Tensor
 from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.shipped import TWICE, rows_recipe, tiles_recipe
-from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
+from tkq.quantize.spec import BLOCKS, EDGE, FEW, GRANULARITIES, INPUTS, VECTOR, TileSpec
 from tkq.runtime import arch, check, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
@@ -149,7 +149,8 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
             width //= 2
         return function(rows_recipe(NormSpec("rmsnorm", n, names[0], vector=width, out=names[1], scale="row"))), None
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
-    run = tiles_recipe(TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose))
+    spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
+    run = tiles_recipe(spec, few=-(-m // EDGE) * -(-n // EDGE) <= FEW)
     return function(run), _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
 
 

@@ -13,8 +13,10 @@ def rows_recipe(spec: NormSpec) -> Recipe:
     return Recipe("tkq.quantize.rows:build", (spec, plan(spec)))
 
 
-def tiles_recipe(spec: TileSpec) -> Recipe:
-    return Recipe(f"tkq.quantize.{'twice' if spec.granularity in TWICE else 'tiles'}:build", (spec,))
+def tiles_recipe(spec: TileSpec, few: bool = False) -> Recipe:
+    """few: of at most FEW tiles."""
+    twice = "together" if few else "twice"
+    return Recipe(f"tkq.quantize.{twice if spec.granularity in TWICE else 'tiles'}:build", (spec,))
 
 
 def shipped() -> list[Shipped]:
@@ -33,13 +35,19 @@ def shipped() -> list[Shipped]:
                     name = "_lines" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
                     found.append(Shipped(f"quantize_{granularity}_{x}{name}", tiles_recipe(spec), _expectation(spec),
                                          x == "bf16" and wide and transpose and granularity == "row"))
+                    if granularity in TWICE:
+                        wanted = Expectation(instructions=("LDG.E", "REDG.E.MAX", "UCGABAR_WAIT", _written(spec)))
+                        found.append(Shipped(f"{found[-1].name}_together", tiles_recipe(spec, few=True), wanted))
     return found
 
 
 def _expectation(spec: TileSpec) -> Expectation:
     """Of a kernel of tiles, and of those that find amax for it."""
     four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers: so many blocks run on a processor
-    written = "STG.E.EF.64" if spec.wide else "STG.E.U8"
     others = (("clear", Expectation(instructions=("STG.E",))),
               ("qNone", Expectation(instructions=("LDG.E", "REDG.E.MAX"), registers=four_blocks)))
-    return Expectation(instructions=("LDG.E", written), registers=four_blocks, others=others)
+    return Expectation(instructions=("LDG.E", _written(spec)), registers=four_blocks, others=others)
+
+
+def _written(spec: TileSpec) -> str:
+    return "STG.E.EF.64" if spec.wide else "STG.E.U8"

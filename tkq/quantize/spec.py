@@ -6,6 +6,8 @@ from ..norms.spec import LARGEST
 GRANULARITIES = ("tensor", "row", "block", "tile")
 INPUTS = ("bf16", "fp16", "fp32")
 EDGE = 128  # of a tile; columns of a block
+CLUSTER = 8  # blocks of a launch that reads x twice
+FEW = 32  # tiles that such a launch takes; more take three launches
 VECTOR = 8  # elements that a thread takes at once, along rows and along columns
 
 # granularity -> (rows, columns) that share a scale; 0: all of them

@@ -58,22 +58,25 @@ class Tiles:
 
     @cute.kernel
     def kernel(self, g: Operands, across: Int32):
-        spec, t = self.spec, cute.arch.thread_idx()[0]
         tile = self.tile_of(cute.arch.block_idx()[0], across)
+        self.take(g, tk.SharedAllocator(), cute.arch.thread_idx()[0], tile)
+
+    def take(self, g, al, t, tile):
+        """A step of a tile, by thread t."""
+        spec = self.spec
         row0, col0 = tile[0] * EDGE + t // SIDE * VECTOR, tile[1] * EDGE + t % SIDE * VECTOR
-        al = tk.SharedAllocator()
         held = [self.load(g.x, row0 + i, col0) for i in range(VECTOR)]
-        if const_expr(spec.step == "amax"):
+        if spec.step == "amax":
             self.find(g, al, t, tile, held)
-        else:
-            scales = self.row_scales(g, al, t, tile, held, row0)
-            for i in cutlass.range_constexpr(VECTOR):
-                inverse = cute.arch.rcp_approx(scales[i])
-                self.store(g.q, [v * inverse for v in access.wide(held[i])], row0 + i, col0)
-            if const_expr(spec.transpose):
-                scales = self.column_scales(g, al, t, tile, held, col0, scales)
-                x = [access.wide(_anew(row)) for row in held]
-                self.transpose(g, al, t, tile, x, scales)
+            return
+        scales = self.row_scales(g, al, t, tile, held, row0)
+        for i in range(VECTOR):
+            inverse = cute.arch.rcp_approx(scales[i])
+            self.store(g.q, [v * inverse for v in access.wide(held[i])], row0 + i, col0)
+        if spec.transpose:
+            scales = self.column_scales(g, al, t, tile, held, col0, scales)
+            x = [access.wide(_anew(row)) for row in held]
+            self.transpose(g, al, t, tile, x, scales)
 
     def tile_of(self, block, across):
         """(row of tiles, column of tiles) of a block."""

@@ -1,0 +1,20 @@
+"""Nothing is said by tkq or the DSL while something works; others may speak."""
+import contextlib
+import re
+import warnings
+
+OURS = re.compile(r"\btkq\b|cutlass|\bcute\b|tvm_ffi", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def no_word(capfd, caplog):
+    """capfd, caplog: pytest's fixtures. AssertionError for a warning, a line of stderr or of a log that is tkq's or the
+    DSL's, by where it comes from or what it names."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield
+    said = [f"{w.filename}: {w.category.__name__}: {w.message}" for w in seen]
+    said += [f"{r.name}: {r.getMessage()}" for r in caplog.get_records("call") if r.levelname != "INFO"]
+    said += capfd.readouterr().err.splitlines()
+    said = [line for line in said if OURS.search(line)]
+    assert not said, "\n".join(said)
