@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import chapters, features, llama_tables, plots, tables
+from bench import chapters, features, llama_page, plots, tables
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +21,6 @@ RESULTS = ROOT / "bench" / "results" / "h100"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 PLOTS = ROOT / "docs" / "plots"
-INTEGRATIONS = ROOT / "docs" / "integrations.md"
 OWN_KERNELS = ROOT / "docs" / "write_your_own" / "index.md"
 BEGIN, END = "<!-- {}: begin (python -m bench.readme_table --write) -->", "<!-- {}: end -->"
 TWICE = ("foundation",)  # its cases are other files' too: a table on the page, no picture, not in the summary
@@ -84,7 +83,7 @@ def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report]) -> st
         table = f"{tables.heading(report)}\n\n{chapters.table(report)}" if path.stem == "chapters" else (
             tables.short(report))
         return "\n\n".join([table, *shown])
-    of = {"sums": _sums, "memory": _memory, "profile": llama_tables.profiled, "learning": _learning}
+    of = {"sums": _sums, "memory": _memory, "profile": _profile, "learning": _learning}
     return of[path.stem.rpartition("_")[2]](json.loads(path.read_text()))
 
 
@@ -109,6 +108,14 @@ def _sums(found: dict) -> str:
                                                                    for row, said in rows.items()))
 
 
+def _profile(found: dict) -> str:
+    """bench.llama's second file: of a profile of one step, what kernels are for."""
+    kinds = next(iter(found.values()))["ms"]
+    rows = [(kind, *(f"{each['ms'][kind]:.1f}" for each in found.values())) for kind in kinds]
+    rows.append(("all (launches)", *(f"{each['all']:.1f} ({each['launches']})" for each in found.values())))
+    return "Milliseconds of kernels in one step.\n\n" + tables.table(("kernels", *found), rows)
+
+
 def _learning(found: dict) -> str:
     """bench.llama's third file: losses."""
     rows = ((name, *(f"{x[i]:.3f}" for i in (0, len(x) // 2, -1)), f"{100 * found['apart'][name]:.3f} %")
@@ -129,8 +136,7 @@ def own_kernels(folder: Path = RESULTS) -> str:
 
 def sections() -> dict[Path, dict[str, str]]:
     """What stands between the markers of pages that are written by hand."""
-    return {README: {"features": features.section(), "speed": section()}, OWN_KERNELS: {"chapters": own_kernels()},
-            INTEGRATIONS: {"llama": llama_tables.section(RESULTS)}}
+    return {README: {"features": features.section(), "speed": section()}, OWN_KERNELS: {"chapters": own_kernels()}}
 
 
 def replace_section(page: str, text: str, name: str = "speed") -> str:
@@ -174,6 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         for path, found in sections().items():
             for name, text in found.items():
                 path.write_text(replace_section(path.read_text(), text, name))
+        llama_page.main(["--write"])
         PAGE.write_text(page())
         (RESULTS / "results.md").write_text(tables.document(reports()))
         try:

@@ -18,16 +18,22 @@ from tkq.runtime import compile_recipe as compile_afresh
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 KERNELS = "tests.cpu.kernels_for_tests"
-# Prints one JSON line: what the process saw. Arguments: the spec's log file.
+# Prints one JSON line: what the process saw. Arguments: the spec's log file; a second one: torch comes last.
 PROCESS = f"""
 import json, sys, time
-import torch, tkq
+if len(sys.argv) == 2:
+    import torch, tkq
 from tkq.runtime import Recipe, build, function
 # The spec as the other processes have it, without its module, which imports the DSL.
 class Scale:
     def __repr__(self): return "Scale(dtype='fp32', factor=2.0, log=" + repr(sys.argv[1]) + ")"
     dtype, factor, log = "fp32", 2.0, sys.argv[1]
 recipe = Recipe("{KERNELS}:build_scale", (Scale(),))
+if len(sys.argv) > 2:
+    assert "torch" not in sys.modules
+    build.compile_recipe(recipe)
+    function(recipe)
+    import torch
 x, y = torch.arange(5.0), torch.full((5,), float("nan"))
 began = time.process_time()
 function(recipe)(x, y)
@@ -61,9 +67,9 @@ def result(f, n=5):
     return y.tolist()
 
 
-def start(recipe):
-    return subprocess.Popen([sys.executable, "-c", PROCESS, recipe.args[0].log], cwd=CHECKOUT, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+def start(recipe, *more):
+    return subprocess.Popen([sys.executable, "-c", PROCESS, recipe.args[0].log, *more], cwd=CHECKOUT,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process):
@@ -105,6 +111,12 @@ def test_a_second_process_is_quick_and_does_not_import_the_dsl(recipe):
     assert all(seen["y"] == [0, 2, 4, 6, 8] and not seen["dsl"] for seen in later)
     # Of the processor's time, whatever else runs: the best of three. bench/cold_start.py has the time that passes.
     assert min(seen["seconds"] for seen in later) <= 0.050
+
+
+def test_torch_may_come_last(recipe):
+    """Nobody has imported it where a kernel is compiled and loaded."""
+    seen = finish(start(recipe, "torch comes last"))
+    assert seen["y"] == [0, 2, 4, 6, 8] and seen["dsl"] and compiles(recipe) == 2
 
 
 def test_processes_started_cold_at_once_compile_once(recipe):

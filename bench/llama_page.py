@@ -1,0 +1,125 @@
+"""The figures of docs/integrations.md, made from the results of `bench.llama` alone.
+
+    python -m bench.llama_page            print them
+    python -m bench.llama_page --write    put them between the markers on the page
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from bench.llama_profile import KINDS, REST
+from bench.results import Case, Report
+from bench.tables import table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results" / "h100"
+PAGE = ROOT / "docs" / "integrations.md"
+BEGIN, END = "<!-- figures: begin (python -m bench.llama_page --write) -->", "<!-- figures: end -->"
+WORDS = {"torch": "torch, its fastest attention", "tkq": 'patched, `linear="tkq"`', "tkq, none": "patched"}
+PROFILED = ("torch", "torch, compiled", "tkq", "tkq, fp8", "tkq, fp8_tensor", "tkq, fp8_block")  # if they are there
+
+
+def words(name: str) -> str:
+    """What a run is called here."""
+    return WORDS.get(name) or f'patched, `linear="{name.partition(", ")[2]}"`'
+
+
+def section(folder: Path = RESULTS) -> str:
+    """The text between the markers."""
+    report = Report.from_json((folder / "llama.json").read_text())
+    e = report.environment
+    parts = [f"Measured {e.date[:10]} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians "
+             "of turns\nin one run. A ratio is the median of the ratios of turns.", steps(report)]
+    if report.costs:
+        parts.append(decoding(report))
+    for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
+        if (folder / file).exists():
+            parts.append(made(json.loads((folder / file).read_text())))
+    return "\n\n".join(parts)
+
+
+def steps(report: Report) -> str:
+    cases = {case.section: case for case in report.cases}
+    names = dict.fromkeys(t.name for case in cases.values() for t in case.comparison.timings if t.times_ms)
+    rows = [(words(name), *(cell for case in cases.values() for cell in _step(case, name)))
+            for name in names if not name.endswith(", eager")]
+    head = [x for kind in cases for x in (f"{kind}, ms", "of torch", "GiB")]
+    beside = [f"{words(name.removesuffix(', eager'))} {_ratio(case, name):.3f}" for case in cases.values()
+              for name in names if name.endswith(", eager") and _timed(case, name)]
+    text = table(("a step", *head), rows)
+    return text + ("" if not beside else "\n\nEager, of torch compiled in the same turns: " + ", ".join(beside) + ".")
+
+
+def _timed(case: Case, name: str):
+    return next((t for t in case.comparison.timings if t.name == name and t.times_ms), None)
+
+
+def _ratio(case: Case, name: str) -> float:
+    """How many times as fast as torch."""
+    return statistics.median(a / b for a, b in zip(_timed(case, "torch").times_ms, _timed(case, name).times_ms))
+
+
+def _step(case: Case, name: str) -> tuple[str, str, str]:
+    found = _timed(case, name)
+    if found is None:
+        return "", "", ""
+    ratio = "" if name == "torch" else f"{_ratio(case, name):.3f}"
+    return f"{found.median_ms:.1f}", ratio, found.note.partition(" GiB")[0]
+
+
+def decoding(report: Report) -> str:
+    rows: dict[str, dict] = {}
+    for cost in report.costs:
+        who, _, what = cost.name.partition(": ")
+        rows.setdefault(what, {})[who] = f"{cost.median_us / 1e3:.2f}", cost.note.removesuffix(" tokens/s")
+    return "Decoding, with a CUDA graph for each token:\n\n" + table(
+        ("milliseconds, tokens/s", "torch", "patched"),
+        ((what, *(f"{ms}, {rate}" for ms, rate in (found["torch"], found["tkq"]))) for what, found in rows.items()))
+
+
+def profile(found: dict) -> str:
+    """Kernels of one step; of a kernel that begins before the one ahead ends, time counts double."""
+    names = [name for name in PROFILED if name in found]
+    rows = [(kind, *(f"{found[name]['ms'][kind]:.1f}" for name in names)) for kind in (*KINDS, REST)]
+    rows.append(("all (launches)", *(f"{found[name]['all']:.1f} ({found[name]['launches']})" for name in names)))
+    rows.append(("from the first one's beginning to the last one's end",
+                 *(f"{found[name]['span']:.1f}" for name in names)))
+    return ("Milliseconds of kernels in a profile of one step, eager where nothing else is said:\n\n"
+            + table(("kernels", *names), rows))
+
+
+def learning(found: dict) -> str:
+    marks = range(50, max(map(len, found["losses"].values())) + 1, 50)
+    rows = []
+    for name, curve in found["losses"].items():
+        means = (f"{statistics.fmean(curve[i - 10:i]):.3f}" if i <= len(curve) else "" for i in marks)
+        rows.append((name, f"{curve[0]:.3f}", *means, f"{100 * found['apart'][name]:.3f} %"))
+    return ("Losses, means of ten steps, and how far from torch's at most such a mean is:\n\n"
+            + table(("run", "first", *(f"step {i}" for i in marks), "apart"), rows))
+
+
+def written(page: str, text: str) -> str:
+    """The page with the text between its markers."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{PAGE.name} lacks the markers {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.llama_page", description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="rewrite docs/integrations.md")
+    if parser.parse_args(argv).write:
+        PAGE.write_text(written(PAGE.read_text(), section()))
+    else:
+        print(section())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

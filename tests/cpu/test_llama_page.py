@@ -1,0 +1,58 @@
+"""docs/integrations.md's figures are those of the results."""
+import json
+
+import pytest
+
+from bench import llama_page
+from bench.results import Bound, Case, Cost, Environment, Report
+from tkq.testing.timing import Comparison, Timing
+
+
+def test_the_page_is_of_the_results():
+    page = llama_page.PAGE.read_text()
+    assert llama_page.written(page, llama_page.section()) == page
+
+
+def case(section, **ms):
+    timings = tuple(Timing(name.replace("_", ", "), "wall", times, note="17.00 GiB at most")
+                    for name, times in ms.items())
+    return Case(section, f"training step, {section}", "B2 S4096", "TFLOP/s", 1, Comparison(timings, 1, 1, 1),
+                ours="tkq", bound=Bound(("torch",), 1.0))
+
+
+@pytest.fixture
+def results(tmp_path):
+    cases = [case("eager", tkq=(10.0, 20.0), torch=(20.0, 20.0)),
+             case("compiled", tkq=(10.0, 10.0), torch=(11.0, 12.0), tkq_eager=(10.0, 10.0), tkq_fp8=(8.0, 8.0))]
+    costs = [Cost(f"{who}: a token, B1 prompt 8", 1000.0 * ms, 1.0, 1.0, 1, note=f"{7 * ms} tokens/s")
+             for who, ms in (("tkq", 1), ("torch", 2))]
+    Report(Environment.here(), cases, costs).save(tmp_path / "llama.json")
+    return tmp_path
+
+
+def test_ratios_are_of_turns_and_gaps_are_left(results):
+    text = llama_page.section(results)
+    assert '| patched, `linear="tkq"` | 15.0 | 1.500 | 17.00 | 10.0 | 1.150 | 17.00 |' in text
+    assert "| torch, its fastest attention | 20.0 |  | 17.00 | 11.5 |  | 17.00 |" in text
+    assert '| patched, `linear="fp8"` |  |  |  | 8.0 | 1.438 | 17.00 |' in text
+    assert 'turns: patched, `linear="tkq"` 1.150.' in text
+    assert "| a token, B1 prompt 8 | 2.00, 14 | 1.00, 7 |" in text
+    assert "kernels" not in text and "Losses" not in text
+
+
+def test_profiles_and_losses_come_when_they_are_there(results):
+    from bench.llama_profile import KINDS, REST
+
+    one = {"ms": dict.fromkeys((*KINDS, REST), 2.0), "all": 12.0, "launches": 7, "span": 11.5}
+    (results / "llama_profile.json").write_text(json.dumps({"torch": one, "tkq": one, "tkq, eager": one}))
+    (results / "llama_learning.json").write_text(json.dumps(
+        {"losses": {"torch": [8.0] * 100, "tkq": [8.0] * 50}, "apart": {"torch": 0.0, "tkq": 0.0012}}))
+    text = llama_page.section(results)
+    assert "| kernels | torch | tkq |\n" in text and "| all (launches) | 12.0 (7) | 12.0 (7) |" in text
+    assert "| run | first | step 50 | step 100 | apart |" in text
+    assert "| tkq | 8.000 | 8.000 |  | 0.120 % |" in text
+
+
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(ValueError, match="lacks the markers"):
+        llama_page.written("a page", "figures")
