@@ -292,6 +292,7 @@ def effort(bench: Bench, options):
 
 def warm_part(options) -> int:
     """One of the processes that compile ahead: its share of what `measure` is about to time."""
+    turns.end_after(options.at_most)  # though nobody should be left to end it
     ignore_tuned()
     i, n = options.part
     pairs = every_job(options)
@@ -351,7 +352,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.warm_part:
             return warm_part(options)
         if options.warm or options.warm_only:
-            ahead.compile_all(argv, options.warm_only or options.warm)
+            ahead.compile_all(argv, options.warm_only or options.warm, options.at_most or ahead.SECONDS)
         if options.warm_only:
             return 0
     try:

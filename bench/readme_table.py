@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import chapters, features, plots, tables
+from bench import chapters, features, llama_page, plots, tables
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,8 +83,8 @@ def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report]) -> st
         table = f"{tables.heading(report)}\n\n{chapters.table(report)}" if path.stem == "chapters" else (
             tables.short(report))
         return "\n\n".join([table, *shown])
-    of = {"sums": _sums, "memory": _memory, "profile": _profile, "learning": _learning}[path.stem.rpartition("_")[2]]
-    return of(json.loads(path.read_text()))
+    of = {"sums": _sums, "memory": _memory, "profile": _profile, "learning": _learning}
+    return of[path.stem.rpartition("_")[2]](json.loads(path.read_text()))
 
 
 def _memory(found: dict[str, dict[str, int]]) -> str:
@@ -180,6 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         for path, found in sections().items():
             for name, text in found.items():
                 path.write_text(replace_section(path.read_text(), text, name))
+        llama_page.main(["--write"])
         PAGE.write_text(page())
         (RESULTS / "results.md").write_text(tables.document(reports()))
         try:

@@ -92,7 +92,7 @@ def test_processes_that_take_too_long_are_ended(capsys):
 def test_the_command_compiles_first_where_it_is_asked_to(argv, timed, monkeypatch, tmp_path):
     did = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(ahead, "compile_all", lambda given, n: did.append(("compiled", n)))
+    monkeypatch.setattr(ahead, "compile_all", lambda given, n, seconds: did.append(("compiled", n)))
     monkeypatch.setattr(front, "measure", lambda options: did.append("timed") or 0)
     assert front.main(["rmsnorm", *argv, "--out", str(tmp_path)]) == 0
     assert did == [("compiled", 2)] * bool(argv) + ["timed"] * timed

@@ -2,6 +2,8 @@
 import importlib
 import io
 import json
+import re
+import shlex
 import types
 
 import pytest
@@ -14,6 +16,7 @@ from bench.command import Bench, Job
 from bench.progress import Progress
 from bench.results import Report
 from tests.cpu.test_bench_harness import FakeGpu
+from tests.markdown import PAGES
 from tkq.testing import timing
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
@@ -61,6 +64,16 @@ def test_a_single_files_tables_do_not_replace_those_of_its_folder():
     file = readme_table.RESULTS / "norms.json"
     assert front.parse(["--results", str(file)]).out == front.OUT
     assert front.parse(["--results", str(file.parent)]).out == file.parent
+
+
+def test_commands_in_the_docs_are_right(monkeypatch):
+    monkeypatch.setattr(front, "_unreadable", lambda path: None)
+    texts = [front.__doc__, *(page.read_text() for page in PAGES)]
+    lines = [line for text in texts for line in re.findall(r"^ *python -m tkq bench\b(.*)$", text, re.MULTILINE)]
+    lines = [line for line in lines if "FILE" not in line]  # of shapes
+    assert len(lines) > 8
+    for line in lines:
+        front.parse(shlex.split(line.partition("   ")[0], comments=True))
 
 
 def test_shapes_of_a_file():

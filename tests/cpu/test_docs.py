@@ -124,7 +124,8 @@ def test_there_are_blocks_of_each_kind():
 
 
 def test_the_words_that_mark_blocks_are_no_others():
-    known = re.compile(r"runs on the CPU|excerpt: \S+|compiles only: .+|made: \w+|speed: .+|figures: .+|python -m .+")
+    known = re.compile(r"runs on the CPU|excerpt: \S+|compiles only: .+|made: \w+|python -m .+|"
+                       r"(speed|features|chapters|figures): .+")
     for page in PAGES:
         said = re.findall(r"^<!-- (.*?) -->$", page.read_text(), re.MULTILINE)
         assert all(known.fullmatch(words) for words in said), (page, said)

@@ -54,6 +54,9 @@ def test_what_is_not_finite_is_where_it_should_be(place, value, words):
 
 
 def test_shapes_and_nothing_at_all():
+    for theirs in (torch.zeros(1), torch.zeros(3, 1), torch.zeros(())):  # what would be broadcast, silently
+        with pytest.raises(AssertionError, match="x: shape of same_precision .* expected \\(3,\\)"):
+            assert_2x(torch.zeros(3), torch.zeros(3), theirs, what="x")
     with pytest.raises(AssertionError, match="shape"):
         assert_2x(torch.zeros(2), torch.zeros(3), torch.zeros(3))
     assert_2x(torch.zeros(0), torch.zeros(0), torch.zeros(0))

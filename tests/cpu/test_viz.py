@@ -192,7 +192,7 @@ def test_a_picture_of_a_gemm_agrees_with_its_config(config):
     assert stage.empty == 4 * config.m // 64 * config.cluster and stage.full == 1
     assert len(boxes(picture)) == 2 + config.stages
     assert ("part of B for all" in picture.text()) == (config.cluster > 1)
-    assert "the producer waits" not in picture.text()
+    assert "round of tiles" not in picture.text()
 
 
 def test_pictures_of_kernels_that_keep_pace_say_so():
@@ -201,7 +201,8 @@ def test_pictures_of_kernels_that_keep_pace_say_so():
                    PacedRollingFp8Gemm(block, PacedFp8Config.of(PROMOTED[1], 8))):
         picture = viz.pipeline(kernel)
         assert type(kernel).__name__ in picture.title and len(picture.pipes) == 1
-        assert f"behind 1 / {kernel.config.pace} of its own" in picture.notes[-1]
+        assert f"behind 1 / {kernel.config.pace} of its own: wait until all" in picture.producer.steps[-1]
+        assert "in global memory" in picture.notes[-1] and "wait until all blocks" in picture.svg()
 
 
 def test_more_stages_than_there_is_room_for():

@@ -6,8 +6,8 @@ from .paced_config import PacedConfig, PacedFp8Config
 
 SHARED = "The blocks of a cluster have tiles one above the other: each loads its own A, and its part of B for all."
 ACROSS = "The blocks of a cluster have tiles side by side: each loads its own B, and its part of A for all."
-PACED = ("In each round of tiles the producer waits, behind 1 / {pace} of its own, until all blocks have begun theirs: "
-         "by a counter in global memory, no semaphore.")
+PACED = "once a round of tiles, behind 1 / {pace} of its own: wait until all blocks have begun theirs"
+COUNTED = "Rounds are counted in global memory, by no semaphore: whoever begins one adds 1, and waits a while at most."
 
 
 def describe(kernel) -> Pipeline:
@@ -37,14 +37,14 @@ def describe_fp8(kernel) -> Pipeline:
 def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
     """copies: threads of the producer that bring a stage's scales by copies of their own."""
     c = kernel.config
-    if isinstance(c, (PacedConfig, PacedFp8Config)):
-        notes = (*notes, PACED.format(pace=c.pace))
+    paced = isinstance(c, (PacedConfig, PacedFp8Config))
     n, several = c.consumers, "s" * (c.consumers > 1)
     shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
     return Pipeline(
         title=title + f", clusters of {c.cluster}" * (c.cluster > 1),
         producer=Role("producer", "warp 0", few_many[0], (
-            "each tile: for each step of K: acquire a stage, load A and B" + ", and their scales" * (copies > 0),)),
+            "each tile: for each step of K: acquire a stage, load A and B" + ", and their scales" * (copies > 0),
+            *((PACED.format(pace=c.pace),) if paced else ()))),
         consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several}", few_many[1], (
             "each tile: for each step of K: wait for its stage, wgmma, release the stage before",
             f"then {written}")),
@@ -52,4 +52,4 @@ def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
                     kernel.a_tile.bytes + kernel.b_tile.bytes, 4 * n * c.cluster,
                     f"one of each warp of {n} consumer{several}{shared}", full=1 + copies,
                     full_by="the producer and its lanes' copies" if copies else "the producer"),),
-        notes=notes)
+        notes=(*notes, COUNTED) if paced else notes)

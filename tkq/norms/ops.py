@@ -62,7 +62,30 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     The variance is the mean of (h - mean)^2, from centred values. Computed in float32 and rounded once. Differentiable
     once, in x, weight, bias and residual.
 
-    Args, Returns, Raises: as `rmsnorm`; eps is added to the variance.
+    Args:
+        x: (..., N), bf16, fp16 or fp32, N from 1 to 262144, last dimension contiguous. Other dimensions may have any
+            strides that one or two row strides describe: views x[:, :N], and slices of a packed (B, S, 3, H, D), are
+            read in place. What needs more is copied first.
+        weight, bias: (N,), contiguous, bf16, fp16 or fp32, not necessarily x's type. Or both (H, N), for x (..., H, N):
+            each head has its own.
+        eps: added to the variance, 0 or more.
+        residual: like x, of any of the three types; added to x in float32.
+        prenorm: return the sum h too, the residual of the next layer.
+        weight_offset: added to the weight in float32: 1.0 for models (Gemma) that store weight - 1.
+        out_dtype: of the result, x's where not given.
+        residual_dtype: of the sum, with prenorm; the residual's where not given, or x's where there is none.
+
+    Returns:
+        A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
+        where there is no residual and the types agree.
+
+    Raises:
+        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
+        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
+            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+            residual_dtype without prenorm).
+        NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
+        RuntimeError: a GPU other than Hopper.
     """
     if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
         return _plain("layernorm", x, weight, bias, eps)

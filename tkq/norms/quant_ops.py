@@ -21,7 +21,16 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
     """`tkq.rmsnorm`, its result y quantised in the same pass: y ~ q * scale.
 
     Args:
-        x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype: as `tkq.rmsnorm`.
+        x: (..., N), bf16, fp16 or fp32, N from 1 to 262144, last dimension contiguous. Other dimensions may have any
+            strides that one or two row strides describe: views x[:, :N], and slices of a packed (B, S, 3, H, D), are
+            read in place. What needs more is copied first.
+        weight, bias: (N,), contiguous, bf16, fp16 or fp32, not necessarily x's type. Or both (H, N), for x (..., H, N):
+            each head has its own.
+        eps: added to the mean square, 0 or more.
+        residual: like x, of any of the three types; added to x in float32.
+        prenorm: return the sum h too, the residual of the next layer.
+        weight_offset: added to the weight in float32: 1.0 for models (Gemma) that store weight - 1.
+        residual_dtype: of the sum, with prenorm; the residual's where not given, or x's where there is none.
         granularity: "row", one scale for each row; or "block", one for each 128 columns of a row.
 
     Returns:
@@ -34,7 +43,12 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
         q are. Where one is infinite, the scale is, too: q is NaN there, 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
-        As `tkq.rmsnorm`; ValueError: another granularity; NotImplementedError: a gradient is asked for.
+        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
+        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
+            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+            residual_dtype without prenorm); another granularity.
+        NotImplementedError: N > 262144; a gradient is asked for.
+        RuntimeError: a GPU other than Hopper.
     """
     return _quant("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
 
@@ -42,7 +56,37 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
 def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, eps: float = 1e-5,
                     residual: Optional[Tensor] = None, prenorm: bool = False, weight_offset: float = 0.0,
                     residual_dtype: Optional[torch.dtype] = None, granularity: str = "row"):
-    """`tkq.layernorm`, its result quantised in the same pass. Arguments and results as `rmsnorm_quant`."""
+    """`tkq.layernorm`, its result y quantised in the same pass: y ~ q * scale.
+
+    Args:
+        x: (..., N), bf16, fp16 or fp32, N from 1 to 262144, last dimension contiguous. Other dimensions may have any
+            strides that one or two row strides describe: views x[:, :N], and slices of a packed (B, S, 3, H, D), are
+            read in place. What needs more is copied first.
+        weight, bias: (N,), contiguous, bf16, fp16 or fp32, not necessarily x's type. Or both (H, N), for x (..., H, N):
+            each head has its own.
+        eps: added to the variance, 0 or more.
+        residual: like x, of any of the three types; added to x in float32.
+        prenorm: return the sum h too, the residual of the next layer.
+        weight_offset: added to the weight in float32: 1.0 for models (Gemma) that store weight - 1.
+        residual_dtype: of the sum, with prenorm; the residual's where not given, or x's where there is none.
+        granularity: "row", one scale for each row; or "block", one for each 128 columns of a row.
+
+    Returns:
+        (q, scale), with prenorm (q, scale, h). q: contiguous, float8_e4m3fn, of x's shape. scale: float32, (M, 1), or
+        (M, ceil(N / 128)) for blocks, M being all leading dimensions together. Multiply by it to get y back. Block
+        scales lie as the float8 GEMM reads them, a column of M one after the other: strides (1, M rounded up to 4).
+
+        scale = max(amax / 448, 2^-126) for amax, the largest |y| of its row (or block); rows of zeros, NaN and infinity
+        are as `rmsnorm_quant` has them.
+
+    Raises:
+        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
+        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
+            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+            residual_dtype without prenorm); another granularity.
+        NotImplementedError: N > 262144; a gradient is asked for.
+        RuntimeError: a GPU other than Hopper.
+    """
     return _quant("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
 
 

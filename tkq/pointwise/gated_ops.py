@@ -53,8 +53,27 @@ def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") 
 def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", layout: str = "split") -> Tensor:
     """gelu(gate) * up, with gelu(x) = x Phi(x), Phi the normal distribution (Hendrycks and Gimpel, 2016).
 
-    approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
-    All else as ``swiglu``, and a ValueError for another approximation.
+    Computed in float32 and rounded once. Differentiable once; the backward reads dy, gate and up and writes dgate and
+    dup in one pass, each only where it is needed.
+
+    Args:
+        gate: (..., N), bf16, fp16 or fp32, last dimension contiguous. Or, without up, gate and up in one tensor
+            (..., 2 N). Rows may be any distance apart: a slice of a wider tensor is read in place. Leading dimensions
+            that no single row stride describes are copied first.
+        up: as gate, of its shape and type.
+        approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+        layout: of the one tensor. "split": gate is x[..., :N], up x[..., N:]. "interleaved": gate is x[..., 0::2], up
+            x[..., 1::2]; it is copied first where its rows do not begin at an even element.
+
+    Returns:
+        A contiguous tensor (..., N) of gate's type.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not allowed.
+        ValueError: shapes, types or devices that do not match, a last dimension that is not contiguous, a layout or an
+            approximation that is not known.
+        NotImplementedError: N above 2^30.
+        RuntimeError: a GPU other than Hopper.
     """
     if approximate not in _GELU:
         raise ValueError(f"geglu: approximate: got {approximate!r}, allowed are 'none', 'tanh'")

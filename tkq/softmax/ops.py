@@ -49,7 +49,31 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
 
 def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
-    """scale * x - log(sum(exp(scale * x))) over a dimension; differentiable in x. Otherwise as ``tkq.softmax``."""
+    """scale * x - log(sum(exp(scale * x))) over a dimension; differentiable in x.
+
+    Computed in float32, below the largest value, and rounded once.
+
+    Args:
+        x: any shape with N from 1 to 262144 along dim; bf16, fp16 or fp32. In the last dimension, rows may be any
+            distance apart and begin anywhere: a view x[:, 3:N] is read in place. Rows that are not contiguous, and
+            leading dimensions that no single row stride describes, are copied first.
+        dim: another one than the last is moved there: that costs a copy, unless it is contiguous in memory, and the
+            result is a view with the dimensions moved back.
+        scale: a finite number; multiplies x before.
+
+    Returns:
+        A tensor of x's shape and type, contiguous for the last dimension. A row that is -inf throughout, or has a NaN
+        or +inf, is NaN throughout, as torch.log_softmax has it.
+
+    Raises:
+        TypeError: not a tensor, a dtype that is not allowed, a dim or scale that is not a number.
+        ValueError: no dimension, or none of it; a scale that is not finite.
+        IndexError: a dim that x does not have.
+        NotImplementedError: N > 262144.
+        RuntimeError: a GPU other than Hopper.
+
+    CPU tensors take ``tkq.reference_losses.softmax`` with ``log``.
+    """
     return _softmax(x, dim, scale, True)
 
 

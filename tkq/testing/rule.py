@@ -51,7 +51,8 @@ def assert_2x(ours: Tensor, truth: Tensor, same_precision: Tensor, ulps: float =
         ours: the result to judge, of any floating dtype. Where it comes from a kernel, fill the output with NaN before
             the launch: what the kernel did not write then shows.
         truth: the result in float64, or in float32 where that is beyond doubt; of ours' shape.
-        same_precision: PyTorch's result, from inputs and through intermediate results of the same dtypes as ours.
+        same_precision: PyTorch's result, from inputs and through intermediate results of the same dtypes as ours; of
+            ours' shape.
         ulps: units in the last place of ours' dtype at the largest finite value, allowed beside twice PyTorch's error:
             PyTorch may happen to be exact.
         what: comes first in the message.
@@ -59,9 +60,11 @@ def assert_2x(ours: Tensor, truth: Tensor, same_precision: Tensor, ulps: float =
         cancelled: where the result is what is left of two float32 numbers, the larger one: an ulp of it is allowed too.
 
     Raises:
-        AssertionError: the rule does not hold.
+        AssertionError: the rule does not hold, or the shapes differ: broadcast, they would be compared with others.
     """
     _require(ours.shape == truth.shape, f"{what}: shape {tuple(ours.shape)}, expected {tuple(truth.shape)}")
+    _require(same_precision.shape == truth.shape, f"{what}: shape of same_precision {tuple(same_precision.shape)}, "
+             f"expected {tuple(truth.shape)}")
     wrong_where = not_finite(ours, truth)
     _require(not wrong_where, f"{what}: {wrong_where}")
     found = errors(ours, truth, same_precision, ulps, bias_ulps, cancelled)
