@@ -1,4 +1,5 @@
 """The float8 GEMM's plan: every tile once, shared memory within bounds, a choice for every shape."""
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -62,32 +63,39 @@ def test_what_it_chooses():
     row, block = Fp8Spec(scales="row"), Fp8Spec(scales="block", promote=True)
     assert plan(row, 8192, 8192, 8192, 132).name == "128x256_cluster2_spread1_pdl"
     assert plan(block, 4096, 4096, 4096, 132).name == "128x256_cluster2_pdl_split4_rolling4"
-    for m, n, k in ((8192,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
-        assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8"
+    assert plan(block, 8192, 8192, 8192, 132).name == "128x192_cluster2_pdl_split2_rolling8"
+    for m, n, k in ((16384,) * 3, (8192, 28672, 8192), (8192, 8192, 28672)):
+        assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8_paced"
     for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
         assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
     assert plan(row, 1, 8192, 8192, 132).m == plan(block, 64, 8192, 8192, 132).m == 64
     assert plan(row, 1, 16, 16, 132).cluster == 1
 
 
-def test_which_products_keep_pace(monkeypatch):
-    """Of many rounds, of which each reads more than L2 holds."""
-    spec = Fp8Spec(scales="block", promote=True)
-    for size, paced in (((16384,) * 3, True), ((8192, 28672, 8192), False), ((8192, 8192, 28672), False),
-                        ((32768, 32768, 8192), False), ((20000, 16384, 16384), True), ((64, 500000, 65536), False)):
+def test_which_products_keep_pace():
+    """Of many steps, of which each round reads more than half of L2 holds; with the tile that the plan has."""
+    block, row = Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row")
+    sizes = {(16384,) * 3: True, (8192, 28672, 8192): True, (8192, 8192, 28672): True, (8192,) * 3: False,
+             (4096,) * 3: False, (32768, 32768, 1024): False, (64, 500000, 65536): False, (4096, 4096, 131072): True}
+    for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
-        assert isinstance(config, PacedFp8Config) == paced and recipe.args == (spec, config)
-        assert recipe.module == "tkq.gemm.fp8" + "_paced" * paced and not traits(spec, config) - COVERED
-        assert not paced or (config.pace == 8 and config.name == "128x256_cluster2_pdl_split4_rolling4_paced")
-    for other in ("tensor", "row", "line"):
-        other = Fp8Spec(scales=other, promote=other == "line")
+        assert isinstance(config, PacedFp8Config) == keeps and recipe.args == (spec, config)
+        assert recipe.module == "tkq.gemm.fp8" + "_paced" * keeps and not traits(spec, config) - COVERED
+        if keeps:
+            best = min((c for c in table(spec)), key=lambda c: cycles(c, *size, 132, spec.promote))
+            assert (config.m, config.n) == (best.m, best.n)
+            assert config.pace == (8 if spec is block else 16) and config.group == (10 if config.n == 192 else 8)
+    for other in (Fp8Spec(scales="line", promote=True), Fp8Spec(scales="row", promote=True)):
         assert not isinstance(plan(other, 16384, 16384, 16384, 132), PacedFp8Config)
-    monkeypatch.setattr(fp8_plan, "PACED", {("row", False): (FAST[0], 16)})
-    assert plan(Fp8Spec(scales="row"), 16384, 16384, 16384, 132).pace == 16
-    assert not isinstance(plan(Fp8Spec(scales="row", promote=True), 16384, 16384, 16384, 132), PacedFp8Config)
-    for pace, other in ((0, spec), (8, Fp8Spec(scales="line", promote=True))):
+    for pace, other in ((0, block), (8, Fp8Spec(scales="line", promote=True))):
         with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
             fitted(PacedFp8Config.of(PROMOTED[1], pace), other)
+
+
+def test_kernels_that_keep_pace_are_shipped_as_planned():
+    names = {kernel.recipe for kernel in shipped()}
+    for spec in (Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row"), Fp8Spec()):
+        assert launch(spec, 16384, 16384, 16384, 132)[0] in names
 
 
 def test_what_a_round_reads():

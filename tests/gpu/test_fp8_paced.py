@@ -70,8 +70,7 @@ def test_graphs_and_streams():
 
 def test_calls_that_a_plan_gives_it(monkeypatch):
     """Again and again, on two streams: a call that comes again has the counter of its own stream."""
-    monkeypatch.setattr(fp8_plan, "PACED", {("block", True): (PROMOTED[1], 16)})
-    monkeypatch.setattr(fp8_plan, "PACED_ROUNDS", 0)
+    monkeypatch.setattr(fp8_plan, "PACED_STEPS", 0)
     monkeypatch.setattr(fp8_plan, "PACED_BYTES", 0)
     fp8_ops.forget()
     try:

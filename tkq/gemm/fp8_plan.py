@@ -4,6 +4,7 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
+from .apart_config import ApartFp8Config
 from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
@@ -33,9 +34,11 @@ PROMOTED = (
     Fp8Config(n=128, stages=5, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
-# By scales and whether sums are promoted, where blocks would drift apart (see ``needs_pace``): the tile, and the pace.
-PACED = {("block", True): (BLOCKS[0], 8)}
-PACED_ROUNDS, PACED_BYTES = 32, 50e6  # of tiles, and of A and B in one: H100's L2 holds 50 MB
+# Where blocks would drift apart (see ``needs_pace``): by scales and whether sums are promoted, at which pace; by a
+# tile's columns, how many of them to a band, so that a round reads about the least.
+PACED = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
+PACED_BANDS = {192: 10}
+PACED_STEPS, PACED_BYTES = 3000, 25e6  # of K, in all of a block's tiles; of A and B in a round: half of an H100's L2
 SMALL = (  # M up to 64: B comes once, and is all that counts
     Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
@@ -81,18 +84,22 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     few = (c for c in SMALL if M <= 64)
     some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
-    if not needs_pace(best, spec, M, N, K, processors):
-        return fitted(with_epilogue(best, spec), spec)
-    tile, pace = PACED[spec.scales, spec.promote]
-    return PacedFp8Config.of(fitted(with_epilogue(tile, spec), spec), pace)
+    found = fitted(with_epilogue(best, spec), spec)
+    return paced(found, spec) if needs_pace(best, spec, M, N, K, processors) else found
 
 
 def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> bool:
-    """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many rounds of
-    tiles, where a round's A and B are more than L2 holds."""
-    many = rounds(config, M, N, processors) > PACED_ROUNDS
+    """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many steps, where a
+    round's A and B are more than the half of L2 holds that a processor reads through."""
+    many = rounds(config, M, N, processors) * -(-K // STEP) > PACED_STEPS
     drifts = config.cluster > 1 and many and round_bytes(config, M, N, K, processors) > PACED_BYTES
     return drifts and (spec.scales, spec.promote) in PACED
+
+
+def paced(config: Fp8Config, spec: Fp8Spec) -> PacedFp8Config:
+    """The same tile, whose blocks keep pace."""
+    config = replace(config, group=PACED_BANDS.get(config.n, config.group))
+    return PacedFp8Config.of(config, PACED.get((spec.scales, spec.promote), PacedFp8Config.pace))
 
 
 def round_bytes(config: Fp8Config, M: int, N: int, K: int, processors: int) -> int:
@@ -135,7 +142,8 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optio
 
 
 def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    kernel = "fp8_paced" if isinstance(config, PacedFp8Config) else "fp8"
+    forms = {PacedFp8Config: "fp8_paced", ApartFp8Config: "fp8_apart"}
+    kernel = forms.get(type(config), "fp8")
     return Recipe(f"tkq.gemm.{kernel}:build", (spec, config))
 
 
@@ -192,7 +200,7 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
     cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation="gelu"), BLOCKS[0])]
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
-    cases += [(spec, PacedFp8Config.of(tile)) for spec, tile in every
+    cases += [(spec, paced(tile, spec)) for spec, tile in every
               if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
     found = {}
     for spec, tile in cases:
