@@ -4,7 +4,6 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
-from .apart_config import ApartFp8Config
 from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
@@ -142,8 +141,7 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optio
 
 
 def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    forms = {PacedFp8Config: "fp8_paced", ApartFp8Config: "fp8_apart"}
-    kernel = forms.get(type(config), "fp8")
+    kernel = "fp8_paced" if isinstance(config, PacedFp8Config) else "fp8"
     return Recipe(f"tkq.gemm.{kernel}:build", (spec, config))
 
 
