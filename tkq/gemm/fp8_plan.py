@@ -84,15 +84,16 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
     found = fitted(with_epilogue(best, spec), spec)
-    return paced(found, spec) if needs_pace(best, spec, M, N, K, processors) else found
+    return paced(found, spec) if needs_pace(found, spec, M, N, K, processors) else found
 
 
 def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> bool:
     """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many steps, where a
     round's A and B are more than the half of L2 holds that a processor reads through."""
     many = rounds(config, M, N, processors) * -(-K // STEP) > PACED_STEPS
-    drifts = config.cluster > 1 and many and round_bytes(config, M, N, K, processors) > PACED_BYTES
-    return drifts and (spec.scales, spec.promote) in PACED
+    drifts = many and round_bytes(config, M, N, K, processors) > PACED_BYTES
+    timed = config.cluster > 1 and (config.spread or config.rolling) and (spec.scales, spec.promote) in PACED
+    return bool(drifts and timed)
 
 
 def paced(config: Fp8Config, spec: Fp8Spec) -> PacedFp8Config:
