@@ -201,6 +201,7 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
     cases += [(spec, paced(tile, spec)) for spec, tile in every
               if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
+    cases += [(spec, paced(tile, spec)) for spec, tile in cases if tile == PROMOTED[1] and spec.scales == "block"]
     found = {}
     for spec, tile in cases:
         config = fitted(with_epilogue(tile, spec), spec)
