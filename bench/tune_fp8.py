@@ -11,7 +11,6 @@ import argparse
 from dataclasses import replace
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
-from tkq.gemm.apart_config import ApartFp8Config
 from tkq.gemm.fp8_config import Fp8Config
 from tkq.gemm.fp8_plan import fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
@@ -130,9 +129,6 @@ SMALL = {
     "64x64 alone pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     "64x64 across pdl": Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=2, across=True, lead=0, pdl=True),
     "64x64 rolling 4 pdl": replace(FEW, split=2, rolling=4),
-    "64x64 apart pdl": ApartFp8Config.of(FEW),
-    "64x64 apart": ApartFp8Config.of(replace(FEW, pdl=False)),
-    "64x64 apart rolling 4 pdl": ApartFp8Config.of(replace(FEW, split=2, rolling=4)),
 }
 SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"

@@ -67,3 +67,10 @@ def test_the_table_has_what_the_examples_reach(tmp_path):
     assert "| `write_a_gemm.py` | S8 | 1 TFLOP/s | 0.800 of `tkq.gemm`, 2.000 of cuBLAS |" in text
     assert chapters.table(report) in readme_table.page(tmp_path)
     assert readme_table.own_kernels(tmp_path / "nothing") == "Not measured yet."
+
+
+def test_what_was_measured_reaches_what_the_chapters_promise():
+    report = readme_table.reports()["chapters"]
+    assert {case.section for case in report.cases} == set(chapters.FILES)
+    assert chapters.judge(report.cases) == [] and not any(case.holds() is False for case in report.cases)
+    assert all(case.accurate() is not False for case in report.cases)

@@ -76,7 +76,8 @@ def test_which_products_keep_pace():
     """Of many steps, of which each round reads more than half of L2 holds; with the tile that the plan has."""
     block, row = Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row")
     sizes = {(16384,) * 3: True, (8192, 28672, 8192): True, (8192, 8192, 28672): True, (8192,) * 3: False,
-             (4096,) * 3: False, (32768, 32768, 1024): False, (64, 500000, 65536): False, (4096, 4096, 131072): True}
+             (4096,) * 3: False, (32768, 32768, 1024): False, (64, 500000, 65536): False, (64, 28672, 65536): False,
+             (4096, 4096, 131072): True}
     for spec, (size, keeps) in itertools.product((block, row, Fp8Spec()), sizes.items()):
         config, (recipe, _) = plan(spec, *size, 132), launch(spec, *size, 132)
         assert isinstance(config, PacedFp8Config) == keeps and recipe.args == (spec, config)
@@ -85,7 +86,7 @@ def test_which_products_keep_pace():
             best = min((c for c in table(spec)), key=lambda c: cycles(c, *size, 132, spec.promote))
             assert (config.m, config.n) == (best.m, best.n)
             assert config.pace == (8 if spec is block else 16) and config.group == (10 if config.n == 192 else 8)
-    for other in (Fp8Spec(scales="line", promote=True), Fp8Spec(scales="row", promote=True)):
+    for other in (Fp8Spec(scales="line", promote=True), Fp8Spec(scales="row", promote=True), Fp8Spec(out="fp32")):
         assert not isinstance(plan(other, 16384, 16384, 16384, 132), PacedFp8Config)
     for pace, other in ((0, block), (8, Fp8Spec(scales="line", promote=True))):
         with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):

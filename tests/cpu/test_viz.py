@@ -159,8 +159,9 @@ def row_kernel(N):
     Recipe("tkq.attention.forward:build", (AttentionSpec("bf16", 128), plan(AttentionSpec("bf16", 128), "long"))),
     Recipe("tkq.gemm.dense:build", (GemmSpec(b_major="k"), Config())),
     Recipe("tkq.gemm.fp8:build", (Fp8Spec(scales="block", promote=True), Fp8Config(m=128, n=128, lead=0))),
+    Recipe("tkq.gemm.fp8_paced:build", (Fp8Spec(scales="block", promote=True), PacedFp8Config.of(PROMOTED[1], 8))),
     Recipe("write_a_gemm:build"), 4096, 32768,
-], ids=["attention", "gemm", "fp8", "lcf", "rows", "rows of clusters"])
+], ids=["attention", "gemm", "fp8", "fp8 that keeps pace", "lcf", "rows", "rows of clusters"])
 def test_arrivals_and_registers_are_those_of_the_compiled_kernel(recipe, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     recipe = recipe if isinstance(recipe, Recipe) else row_kernel(recipe)

@@ -55,10 +55,13 @@ def test_graphs_and_streams():
 
     run(c)
     want = c.clone()
+    of_graphs, handed_out = counters._of_graphs[0]
+    before = next(handed_out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):
             run(c)
+    own = of_graphs[before + 1:next(handed_out)]
     side, other = torch.cuda.Stream(), torch.empty_like(c)
     side.wait_stream(torch.cuda.current_stream())
     for _ in range(3):
@@ -67,7 +70,7 @@ def test_graphs_and_streams():
             other.fill_(math.nan), run(other)
         torch.cuda.synchronize()
         assert torch.equal(c, want) and torch.equal(other, want)
-    assert at_zero()
+    assert at_zero() and len(own) == 3 and not own.any()
 
 
 def test_calls_that_a_plan_gives_it(monkeypatch):

@@ -119,7 +119,7 @@ def run(spec: Fp8Spec, a, b, scale_a, scale_b, c, config=None, blocks=None, *, b
     blocks (at most; at least a cluster) instead of the plan's."""
     recipe, planned = launch(spec, *c.shape, a.shape[1], arch.processors(a.device), config)
     _kernel(recipe)(a, b, c, _place(scale_a), _place(scale_b, True), 0 if bias is None else bias.data_ptr(),
-                     0 if out_scale is None else out_scale.data_ptr(), blocks or planned)
+                    0 if out_scale is None else out_scale.data_ptr(), blocks or planned)
 
 
 def _kernel(recipe):

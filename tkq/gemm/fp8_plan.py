@@ -4,7 +4,6 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
-from .apart_config import ApartFp8Config
 from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
@@ -85,15 +84,16 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     some = [c for c in (*few, *table(spec)) if of_use(c, M, N)]
     best = min(some, key=lambda c: cycles(c, M, N, K, processors, spec.promote))
     found = fitted(with_epilogue(best, spec), spec)
-    return paced(found, spec) if needs_pace(best, spec, M, N, K, processors) else found
+    return paced(found, spec) if needs_pace(found, spec, M, N, K, processors) else found
 
 
 def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> bool:
     """Do blocks drift apart until what one has read is gone from L2 when another comes for it? Over many steps, where a
     round's A and B are more than the half of L2 holds that a processor reads through."""
     many = rounds(config, M, N, processors) * -(-K // STEP) > PACED_STEPS
-    drifts = config.cluster > 1 and many and round_bytes(config, M, N, K, processors) > PACED_BYTES
-    return drifts and (spec.scales, spec.promote) in PACED
+    drifts = many and round_bytes(config, M, N, K, processors) > PACED_BYTES
+    timed = config.cluster > 1 and (config.spread or config.rolling) and (spec.scales, spec.promote) in PACED
+    return bool(drifts and timed)
 
 
 def paced(config: Fp8Config, spec: Fp8Spec) -> PacedFp8Config:
@@ -142,8 +142,7 @@ def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optio
 
 
 def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
-    forms = {PacedFp8Config: "fp8_paced", ApartFp8Config: "fp8_apart"}
-    kernel = forms.get(type(config), "fp8")
+    kernel = "fp8_paced" if isinstance(config, PacedFp8Config) else "fp8"
     return Recipe(f"tkq.gemm.{kernel}:build", (spec, config))
 
 
@@ -202,6 +201,7 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
     cases += [(spec, paced(tile, spec)) for spec, tile in every
               if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]
+    cases += [(spec, paced(tile, spec)) for spec, tile in cases if tile == PROMOTED[1] and spec.scales == "block"]
     found = {}
     for spec, tile in cases:
         config = fitted(with_epilogue(tile, spec), spec)

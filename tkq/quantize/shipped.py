@@ -35,7 +35,8 @@ def shipped() -> list[Shipped]:
                     name = "_lines" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
                     found.append(Shipped(f"quantize_{granularity}_{x}{name}", tiles_recipe(spec), _expectation(spec),
                                          x == "bf16" and wide and transpose and granularity == "row"))
-                    if granularity in TWICE:
+                    # rows alone come here only where they are so long that they have more than FEW tiles
+                    if granularity == "tensor" or (granularity == "row" and transpose):
                         wanted = Expectation(instructions=("LDG.E", "REDG.E.MAX", "UCGABAR_WAIT", _written(spec)))
                         found.append(Shipped(f"{found[-1].name}_together", tiles_recipe(spec, few=True), wanted))
     return found
