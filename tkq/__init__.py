@@ -42,7 +42,8 @@ _PUBLIC = {
     "RowKernel": "tkq.row_kernel",
 }
 _MODULES = ("attention", "integrations", "models", "nn", "norms", "pointwise", "reduction_base", "reference",
-            "reference_norms", "reference_pointwise", "row_kernel", "rows", "runtime", "testing", "tile", "utils", "viz")
+            "reference_norms", "reference_pointwise", "row_kernel", "rows", "runtime", "testing", "tile", "utils",
+            "viz")
 
 __all__ = [*_PUBLIC, "__version__"]
 
