@@ -52,14 +52,21 @@ def test_form(dim, causal, dtype, change, monkeypatch):
 
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("dim", (64, 128, 256))
-def test_what_is_planned_for_each_length(dim, causal):
-    """On small problems and on long ones, with what else may come along: a limit on the right, dlse, head_dim 96."""
+def test_what_is_planned_for_each_length(dim, causal, monkeypatch):
+    """On small problems and on long ones, with what else may come along: a limit on the right, dlse, head_dim 96; of
+    shared K/V heads also with three blocks for all tasks."""
     for length, keys in zip(LENGTHS, (900, 2500, 8300)):
         config, grouped = (plan(BackwardSpec(width=dim, right=causal), length, g) for g in (1, 4))
         if grouped != config:
             for rows, n in ((1, 1), (113, 203), (641, 641), (300, keys)):
                 compare(*make(2, rows, n, 8, 2, dim, BF16), causal, what=f"grouped {length} {rows} x {n}",
                         config=grouped)
+            with monkeypatch.context() as few:
+                few.setattr(backward_ops.arch, "processors", lambda device: 3)
+                few.setattr(backward_ops, "_launchers", {})
+                for rows, n in FEW_SIZES if grouped.persistent else ():
+                    compare(*make(2, rows, n, 8, 2, dim, BF16), causal, what=f"grouped {length} {rows} x {n}, 3 blocks",
+                            config=grouped)
         for rows, n in ((1, 1), (113, 203), (300, 100), (641, 641)):
             compare(*make(2, rows, n, 4, 2, dim, BF16), causal, what=f"{length} {rows} x {n}", config=config)
         x = make(1, 300, keys, 2, 1, dim, BF16)
