@@ -17,6 +17,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+import torch
+
 from bench import harness
 from bench.results import Cost, Environment, Report
 
@@ -104,7 +106,7 @@ def warm(pool, ops, report) -> None:
 
 
 def main(words=None) -> int:
-    """0 where all bounds hold, 1 where one does not or something did not run."""
+    """0 where all bounds hold, 1 where one does not or something did not run, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__.partition("\n")[0])
     parser.add_argument("--ops", default="", help="cases whose name is one of these, apart by semicolons")
     parser.add_argument("--processes", type=int, default=3, help="for each case")
@@ -112,8 +114,11 @@ def main(words=None) -> int:
     parser.add_argument("--bundle", type=Path, help="one that has the cases' kernels; otherwise it is made")
     parser.add_argument("--warm", action="store_true", help="the cache has the cases' kernels already")
     parser.add_argument("--seconds", type=float, help="what has not begun by then is not measured")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
     chosen = parser.parse_args(words)
+    if not torch.cuda.is_available():
+        print("bench.cold_start times first calls: it needs a GPU, and PyTorch finds none here.")
+        return 2
     report = Report(Environment.here(harness.Monitor().driver))
     ops, out = tuple(chosen.ops.split(";")) if chosen.ops else OPS, chosen.out / "cold_start.json"
     with tempfile.TemporaryDirectory() as made, concurrent.futures.ThreadPoolExecutor(chosen.at_once) as pool:

@@ -41,9 +41,9 @@ _PUBLIC = {
     "ReductionBase": "tkq.reduction_base",
     "RowKernel": "tkq.row_kernel",
 }
-_MODULES = ("attention", "integrations", "nn", "norms", "pointwise", "reduction_base", "reference", "reference_norms",
-            "reference_pointwise",
-            "row_kernel", "rows", "runtime", "testing", "tile", "utils", "viz")
+_MODULES = ("attention", "integrations", "models", "nn", "norms", "pointwise", "reduction_base", "reference",
+            "reference_norms", "reference_pointwise", "row_kernel", "rows", "runtime", "testing", "tile", "utils",
+            "viz")
 
 __all__ = [*_PUBLIC, "__version__"]
 

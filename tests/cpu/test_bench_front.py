@@ -107,6 +107,13 @@ def test_every_part_is_there_and_every_section_is_in_one():
     assert all(hasattr(importlib.import_module(f"bench.{name}"), "main") for name in ops.EXTRAS)
 
 
+@NO_GPU
+@pytest.mark.parametrize("name", ops.EXTRAS)
+def test_files_with_a_main_of_their_own_say_that_they_need_a_gpu(name, capsys, tmp_path):
+    assert importlib.import_module(f"bench.{name}").main(["--out", str(tmp_path)]) == 2
+    assert "needs a GPU" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
 def test_every_committed_case_has_a_title():
     for file, report in readme_table.drawn(readme_table.reports()).items():
         if file in ("gemm_sustained", "llama", "cold_start", "chapters"):
