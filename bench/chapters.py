@@ -41,7 +41,6 @@ FILES = {"reduction": "write_a_reduction.py", "rows": "write_a_row_kernel.py", "
          "attention": "write_a_flash_attention.py"}
 
 
-
 def example(name: str):
     """A module of examples/; it imports the DSL."""
     folder = str(Path(__file__).parents[1] / "examples")

@@ -140,7 +140,7 @@ FEATURES: dict[str, dict[str, Cell]] = {
     "GPUs beside Hopper": {
         "tkq": Cell("none"), "FA4": Cell("Ampere, Blackwell", ("flash_attn.cute.flash_fwd_sm100",
                                                                "flash_attn.cute.flash_fwd_sm120")),
-        "QuACK": Cell("Blackwell", ("quack.gemm_sm100", "quack.gemm_sm120")),
+        "QuACK": Cell("Ampere, Blackwell", ("quack.gemm_sm80", "quack.gemm_sm100", "quack.gemm_sm120")),
         "Liger": Cell("all of Triton's"), "torch": Cell("all"),
     },
     "kernels shipped without their compiler": {
@@ -159,8 +159,9 @@ def table() -> str:
 
 def section() -> str:
     versions = ", ".join(" ".join(read) for read in READ.values())
-    return (f"{table()}\n\nRead from the sources of {versions}, by names that `bench/features.py` has and a test looks "
-            "up. Empty: the library has no such operation. Compiled: `torch.compile` makes a kernel of plain PyTorch.")
+    return (f"{table()}\n\nRead from the sources of {versions}, most of it by names that `bench/features.py` has and a "
+            "test looks up in what is installed. Empty: the library has no such operation. Compiled: `torch.compile` "
+            "makes a kernel of plain PyTorch.")
 
 
 # ---- whether it is so ----------------------------------------------------------------------------------------------
@@ -180,8 +181,14 @@ def installed(column: str) -> bool:
 def wrong(column: str) -> list[str]:
     """Evidence of a column that its installed sources do not show."""
     claims = (claim for cells in FEATURES.values() if column in cells for claim in cells[column].evidence)
-    return [claim for claim in claims if _path(claim.strip("!").partition(":")[0]) is None
-            or _is_there(claim.strip("!")) is claim.startswith("!")]
+    return [claim for claim in claims if not _shown(claim)]
+
+
+def _shown(claim: str) -> bool:
+    """Something is missing only where its module is there, and a parameter only where its function is."""
+    named = claim.removeprefix("!")
+    of = named.partition("(")[0] if "(" in named else named.partition(":")[0]
+    return _is_there(of) and _is_there(named) is not claim.startswith("!")
 
 
 def _is_there(claim: str) -> bool:

@@ -98,7 +98,8 @@ def learning(found: dict) -> str:
     for name, curve in found["losses"].items():
         means = (f"{statistics.fmean(curve[i - 10:i]):.3f}" if i <= len(curve) else "" for i in marks)
         rows.append((name, f"{curve[0]:.3f}", *means, f"{100 * found['apart'][name]:.3f} %"))
-    return ("Losses, means of ten steps, and how far from torch's at most such a mean is:\n\n"
+    return ("Losses from the same weights, in a run of their own: means of ten steps, and how far from torch's at\n"
+            "most such a mean is:\n\n"
             + table(("run", "first", *(f"step {i}" for i in marks), "apart"), rows))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 import tkq
 from bench.peers import LAYER_EPS, RMS_EPS, _compiled, _rmsnorm, copied
@@ -65,8 +66,9 @@ def _quantised(granularity: str, kind: str = "rmsnorm") -> Callable:
     """What a model writes, for torch.compile to fuse."""
 
     def norm(x, weight):
-        wide = x.float()
-        y = _rmsnorm(wide - wide.mean(-1, keepdim=True) if kind == "layernorm" else wide, weight.float(), None)
+        wide, vector = x.float(), weight.float()
+        y = (F.layer_norm(wide, wide.shape[-1:], vector, None, RMS_EPS) if kind == "layernorm" else
+             _rmsnorm(wide, vector, None))
         groups = y.unflatten(-1, (-1, GROUP)) if granularity == "block" else y.unsqueeze(-2)
         scale = (groups.abs().amax(-1, keepdim=True) / 448.0).clamp_min(2.0**-126)
         q = (groups / scale).to(torch.float8_e4m3fn).flatten(-2)

@@ -91,7 +91,10 @@ OPS: dict[str, tuple[Part, ...]] = {
     "rmsnorm_quant": (
         Part("norms", ("quant",), ("rmsnorm_quant row", "rmsnorm_quant block", "rmsnorm_quant + residual")),
     ),
-    "layernorm_quant": (Part("norms", ("quant",), ("layernorm_quant row",)),),
+    "layernorm_quant": (
+        Part("norms", ("quant",), ("layernorm_quant row", "layernorm_quant block", "layernorm_quant + bias row",
+                                   "layernorm_quant + bias block")),
+    ),
     "softmax": (Part("softmax", ("forward",)), Part("softmax", ("backward",), what="backward")),
     "cross_entropy": (
         Part("cross_entropy", ("forward", "mean")),

@@ -24,7 +24,8 @@ def test_every_cell_is_of_a_column_and_yes_has_evidence():
 @pytest.mark.parametrize("claim, right", (
     ("made_up.part:thing(a, b)", True), ("made_up.part:thing(c)", False), ("!made_up.part:thing(c)", True),
     ("made_up.part:other", False), ("made_up.part:NAME", True), ("made_up.part:path", True), ("made_up.part", True),
-    ("made_up:top", True), ("!made_up.part:thing", False), ("!made_up.gone:thing", False), ("made_up.gone", False)))
+    ("made_up:top", True), ("!made_up.part:thing", False), ("!made_up.gone:thing", False), ("made_up.gone", False),
+    ("!made_up.part:gone(c)", False)))
 def test_evidence_is_looked_up_in_the_text(claim, right, tmp_path, monkeypatch):
     (tmp_path / "made_up").mkdir()
     (tmp_path / "made_up" / "__init__.py").write_text("raise ImportError('never imported')\ndef top(): ...\n")

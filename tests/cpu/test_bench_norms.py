@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from bench import foundation, norms, norms_peers, peers, tune_norms
+from bench import foundation, norms, norms_peers, ops, peers, tune_norms
 from tkq import reference_norms
 from tkq.norms import plan
 
@@ -32,6 +32,7 @@ def test_every_case_is_a_question_with_peers(tiny):
     for job in found:
         assert set(job.peer_names) <= set(peers.PEERS[job.peer_op])
         assert set(job.question.bound.against) <= set(job.peer_names)
+        assert ops.title("norms", job.question.section, job.question.op), "the command would leave it out"
 
 
 def test_ours_and_torch_agree(tiny):
