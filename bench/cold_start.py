@@ -114,7 +114,7 @@ def main(words=None) -> int:
     parser.add_argument("--bundle", type=Path, help="one that has the cases' kernels; otherwise it is made")
     parser.add_argument("--warm", action="store_true", help="the cache has the cases' kernels already")
     parser.add_argument("--seconds", type=float, help="what has not begun by then is not measured")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
     chosen = parser.parse_args(words)
     if not torch.cuda.is_available():
         print("bench.cold_start times first calls: it needs a GPU, and PyTorch finds none here.")
