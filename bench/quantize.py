@@ -87,12 +87,15 @@ def transposes(shapes) -> Iterator[Job]:
 
 
 def calls() -> dict[str, Call]:
-    """Eager calls on small tensors."""
-    x = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
+    """Eager calls on small tensors, and on larger ones where these take more launches."""
+    x, larger = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((128, 256), (1024, 1024)))
     ours = {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US)
             for g in ("row", "block", "tile", "tensor")}
-    both = Call(lambda: tkq.quantize_fp8(x, "row", transpose=True), False, CALL_US)
-    return {"x + x": Call(lambda: x + x), **ours, "quantize_fp8 row transpose": both}
+    for name, of in (("", x), (" 1024x1024", larger)):
+        ours[f"quantize_fp8 row transpose{name}"] = Call(
+            lambda of=of: tkq.quantize_fp8(of, "row", transpose=True), False, CALL_US)
+    ours["quantize_fp8 tensor 1024x1024"] = Call(lambda: tkq.quantize_fp8(larger, "tensor"), False, CALL_US)
+    return {"x + x": Call(lambda: x + x), **ours}
 
 
 def _section(granularity):
