@@ -10,13 +10,11 @@ from tkq.attention.backward_plan import _BEHIND
 from tkq.attention.backward_zeroes_config import ZeroesConfig
 
 BF16, FP16 = torch.bfloat16, torch.float16
-FAR_APART = {"split": 2, "background": False, "registers": (24, 72, 208)}
 ZEROES = {"split": 2, "section_mb": 8, "ahead": 16}
 FORMS = ((128, True, BF16, {"split": 2}), (128, False, BF16, {}), (128, True, BF16, ZEROES),
          *(pytest.param(*form, marks=pytest.mark.slow) for form in (
-             (128, True, BF16, {"split": 2, "paced": True}), (128, True, BF16, FAR_APART),
-             (128, True, FP16, {"split": 1, "rounds": 2, "paced": True}), (128, True, BF16, {"section_mb": 1}),
-             (128, False, BF16, {"split": 2}), (64, True, BF16, {"split": 2, "paced": True}))))
+             (128, True, FP16, {"split": 1, "rounds": 2}), (128, True, BF16, {"section_mb": 1}),
+             (128, False, BF16, {"split": 2}), (64, True, BF16, {"split": 2}), (128, True, FP16, ZEROES))))
 
 
 @pytest.mark.parametrize("dim, causal, dtype, change", FORMS)

@@ -20,7 +20,7 @@ def shown(value):
 
 
 NOT_PLANNED = ((64, False, {}), (64, True, {}), (128, False, TWO_KEYS), (128, True, TWO_KEYS), (64, False, TWO_KEYS),
-               (64, True, TWO_KEYS), (128, False, {"ahead": True}), (128, True, {"dq_add": "red", "ds_stages": 4}))
+               (64, True, TWO_KEYS), (128, True, {"dq_add": "red", "ds_stages": 4}))
 
 
 @pytest.mark.parametrize("dim, causal, change", (

@@ -16,8 +16,8 @@ class ZeroesConfig(GroupedConfig):
     def check(self, width: int) -> "ZeroesConfig":
         """Itself; ValueError for a configuration that cannot run."""
         super().check(width)
-        if not self.background or self.paced or self.ahead < 1:
-            raise ValueError(f"{self}: zeroes in the background, not paced, a task ahead or more")
+        if self.ahead < 1:
+            raise ValueError(f"{self}: zeroes are made a task ahead or more")
         return self
 
 
