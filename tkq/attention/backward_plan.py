@@ -29,8 +29,6 @@ def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
         module = "backward_grouped"
     elif isinstance(config, SeamlessConfig):
         module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
-        if type(config).__name__ == "TriedConfig":  # until measured
-            module = "backward_tried"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
