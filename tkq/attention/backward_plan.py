@@ -7,7 +7,6 @@ from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
-from tkq.attention.backward_zeroes_config import ZeroesConfig
 from tkq.attention.plan import LENGTHS, length_class
 from tkq.runtime.recipe import Recipe
 
@@ -23,9 +22,7 @@ def packed_class(seqlen_k: int) -> str:
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if isinstance(config, ZeroesConfig):
-        module = "backward_zeroes"
-    elif isinstance(config, GroupedConfig):
+    if isinstance(config, GroupedConfig):
         module = "backward_grouped"
     elif isinstance(config, SeamlessConfig):
         module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
@@ -65,8 +62,8 @@ def _section(spec, length):
 
 def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
-    together: so there are tasks for two of them at a time, if there are four or more, and with short sequences only
-    zeroes are made in the background."""
+    together: so there are tasks for two of them at a time, if there are four or more, and with short sequences, where
+    zeroes and dQ come too late in the background, nothing else is kept there."""
     if spec.varlen or length == "short":
         return _of_short_groups(spec, length, group)
     in_parts = spec.width == 128 and group > 2 and group % 2 == 0
@@ -84,7 +81,7 @@ def _of_short_groups(spec, length, group):
         return SINGLE[64] if spec.width == 64 else _D128_SHORT
     if spec.width == 128 and not spec.varlen:
         in_parts = group > 2 and group % 2 == 0
-        return _BEHIND[128] if not spec.right else _SHORT_IN_PARTS if in_parts else _STAYS[128]
+        return _BEHIND[128] if not spec.right else _SPLIT if in_parts else _STAYS[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
@@ -102,9 +99,9 @@ _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), sect
 _CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
           128: replace(_STAYS[128], chain=True, section_mb=4)}
 _CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too few without masks
+_SPLIT = replace(_STAYS[128], split=2, section_mb=8)
 _BY_HEADS = {width: GroupedConfig.of(config) for width, config in _BEHIND.items()}
 _IN_PARTS = replace(_BY_HEADS[128], split=2)
-_SHORT_IN_PARTS = ZeroesConfig.of(_IN_PARTS)
 _LONG_IN_PARTS = replace(_IN_PARTS, rounds=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
