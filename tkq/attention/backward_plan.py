@@ -50,7 +50,7 @@ def _planned(spec, length, group):
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
     behind = replace(_BEHIND[spec.width], section_mb=_section(spec, length))
-    return SeamlessConfig.of(behind) if spec.varlen and spec.width == 128 and length == "long" else behind
+    return SeamlessConfig.of(behind) if spec.varlen and length == "long" else behind  # else its background is late
 
 
 def _section(spec, length):
