@@ -40,9 +40,8 @@ class Machine:
     """Blocks that claim tasks, and beside each a warp that zeroes and finishes tiles, as ``GroupedBackward`` has them.
     Each is a generator that yields what it waits for."""
 
-    def __init__(self, order, share, of_part, tiles, lead, paced=False):
+    def __init__(self, order, share, of_part, tiles, lead):
         self.order, self.share, self.of_part, self.tiles, self.lead = order, share, of_part, tiles, lead
-        self.paced = paced
         self.blocks = 1 + max(block for _, block in order)
         self.parts = 1 + max(part for part, _ in order)
         self.claimed, self.zeroed, self.finishing, self.finished = 0, 0, 0, 0
@@ -71,11 +70,10 @@ class Machine:
 
     def behind(self, heads):
         end, zeroed = len(heads) * self.tiles, 0
-        while self.paced or self.finishing < end:
+        while self.finishing < end:
             n = self.finishing
             self.finishing += 1
-            goal = min((self.finished if self.paced else n) + self.lead, end)
-            zeroed = self.zeroed if self.paced else zeroed
+            goal = min(n + self.lead, end)
             while zeroed < goal:
                 zeroed, self.zeroed = self.zeroed, self.zeroed + 1
                 if zeroed < end:
@@ -108,13 +106,12 @@ class Machine:
 
 
 @given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), processors=st.integers(1, 6),
-       rounds=st.integers(1, 2), paced=st.booleans(), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
+       rounds=st.integers(1, 2), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
 @settings(max_examples=80)
-def test_nobody_waits_for_ever(kv_heads, share, blocks, section, tail, of_part, tiles, processors, rounds, paced,
-                               turns):
+def test_nobody_waits_for_ever(kv_heads, share, blocks, section, tail, of_part, tiles, processors, rounds, turns):
     section = min(section, kv_heads * share)
     order = tasks_of(kv_heads, share, blocks, section, tail, rounds)
-    machine = Machine(order, share, of_part, tiles, lead_of(section, tail, of_part * tiles) * rounds, paced)
+    machine = Machine(order, share, of_part, tiles, lead_of(section, tail, of_part * tiles) * rounds)
     heads = machine.heads_in_order(lambda i: part_of_turn(i, kv_heads * share, share, section, tail))
     machine.run(processors, heads, turns)
     assert machine.finished == len(heads) * tiles

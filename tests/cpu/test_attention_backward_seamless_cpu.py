@@ -71,15 +71,17 @@ def test_each_row_of_a_tile_is_read_and_written_by_a_lane(monkeypatch, width, ti
     assert sorted(written) == list(range(tile))
 
 
-def test_long_packed_sequences_are_planned_so():
+@pytest.mark.parametrize("width", (64, 128))
+def test_long_packed_sequences_are_planned_so(width):
     for causal in (False, True):
-        spec = BackwardSpec(right=causal, varlen=True)
+        spec = BackwardSpec(width=width, right=causal, varlen=True)
         config = plan(spec, "long")
         assert isinstance(config, SeamlessConfig) and recipe(spec, config).module.endswith("backward_seamless")
-        dense, narrow = dataclasses.replace(spec, varlen=False), dataclasses.replace(spec, width=64)
-        for other in (plan(spec, "medium"), plan(spec, "long", 4), plan(dense, "long"), plan(narrow, "long")):
+        dense = dataclasses.replace(spec, varlen=False)
+        for other in (plan(spec, "medium"), plan(spec, "long", 4), plan(dense, "long")):
             assert not isinstance(other, SeamlessConfig)
-    assert recipe(spec, dataclasses.replace(config, two_keys=True)).module.endswith("backward_seamless_keys")
+    two_keys = dataclasses.replace(config, two_keys=True, ds_stages=1)
+    assert recipe(spec, two_keys).module.endswith("backward_seamless_keys")
 
 
 @pytest.mark.parametrize("change, words", [

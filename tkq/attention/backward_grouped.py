@@ -12,13 +12,11 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 import tkq.tile as tk
 from tkq.attention.backward import AttentionBackward
 from tkq.attention.backward import build as build_alike
-from tkq.attention.backward_background import FINISHED, ZEROED, BackwardBackground
+from tkq.attention.backward_background import BackwardBackground
 from tkq.attention.backward_grouped_config import GroupedConfig, part_of_turn
-from tkq.attention.backward_seamless_background import await_patiently
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import Handed, _add, _store, await_count, load_acquire
+from tkq.attention.backward_split import Handed, _add, _store, await_count
 from tkq.attention.backward_state import Task
-from tkq.attention.backward_tasks import claim
 from tkq.attention.query_ranges import place, query_range
 from tkq.attention.ranges import ceil_div
 
@@ -42,43 +40,6 @@ class GroupedBackground(BackwardBackground):
 
     def tiles_of(self, g, rows):
         return ceil_div(rows, self.config.tile)
-
-    @cute.jit
-    def run(self, g):
-        if const_expr(self.config.paced):
-            self.run_in_pace(g)
-        else:
-            BackwardBackground.run(self, g)
-
-    @cute.jit
-    def run_in_pace(self, g):
-        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
-        cute.arch.griddepcontrol_wait()  # the counters are zero
-        n = claim(counters.next, FINISHED)
-        while n < tiles:
-            self.zero_ahead(g)
-            at = self.tile(g, n)
-            await_patiently(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
-            self.convert(g, at)
-            tell(counters.ready, tiles)  # behind those of heads: how many are finished
-            n = claim(counters.next, FINISHED)
-        self.zero_ahead(g)  # those who still wait for a tile of theirs will not
-
-    @cute.jit
-    def zero_ahead(self, g):
-        """As many tiles as there may be, ahead of what is finished."""
-        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
-        goal = cutlass.min(self.count(counters.ready, tiles) + g.background.lead, tiles)
-        zeroed = self.count(counters.next, ZEROED)
-        while zeroed < goal:
-            zeroed = claim(counters.next, ZEROED)
-            if zeroed < tiles:
-                self.zero(g, self.tile(g, zeroed))
-            zeroed = zeroed + 1
-
-    def count(self, counts, i):
-        """Of all lanes the same."""
-        return cute.arch.make_warp_uniform(load_acquire(counts, i))
 
     @cute.jit
     def await_head(self, g, t, head):
@@ -127,7 +88,7 @@ class GroupedBackward(AttentionBackward):
             raise NotImplementedError("attention backward: background by query heads, of packed sequences or with a "
                                       "limit on the left")
         super().__init__(spec, config)
-        self.background = GroupedBackground(spec, config, self.turn) if config.background else None
+        self.background = GroupedBackground(spec, config, self.turn)
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -171,12 +132,8 @@ class GroupedBackward(AttentionBackward):
     def queries(self, g, s):
         dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
         cute.arch.griddepcontrol_wait()  # the counters are zero
-        if const_expr(self.background is None):
-            self.each_task(g, s, lambda t, again: AttentionBackward.add_task(self, g, s, t, again, dq, ring, kv))
-            tk.store_wait()
-        else:
-            self.each_task(g, s, lambda t, again: self.add_by_heads(g, s, t, again, dq, ring, kv))
-            self.background.run(g)
+        self.each_task(g, s, lambda t, again: self.add_by_heads(g, s, t, again, dq, ring, kv))
+        self.background.run(g)
 
     @cute.jit
     def add_by_heads(self, g, s, t, again: Constexpr, dq, ring, kv):

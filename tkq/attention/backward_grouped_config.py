@@ -7,13 +7,11 @@ from tkq.attention.ranges import least, most
 
 @dataclass(frozen=True)
 class GroupedConfig(BackwardConfig):
-    """Of ``tkq.attention.backward_grouped``: with background, with split, or both. rounds: the heads at the end whose
-    longest tasks come first have so many times as many blocks as there are at once. paced: zeroes are made so far ahead
-    of what is finished, not of what somebody waits for to finish it."""
+    """Of ``tkq.attention.backward_grouped``: with background, perhaps with split. rounds: the heads at the end whose
+    longest tasks come first have so many times as many blocks as there are at once."""
 
     background: bool = True
     rounds: int = 1
-    paced: bool = False
 
     @classmethod
     def of(cls, config: BackwardConfig, **changes) -> "GroupedConfig":
@@ -22,10 +20,10 @@ class GroupedConfig(BackwardConfig):
 
     def check(self, width: int) -> "GroupedConfig":
         """Itself; ValueError for a configuration that cannot run."""
-        if not (self.background or self.split) or width > 128 or self.rounds < 1 or self.dq_add != "bulk":
-            raise ValueError(f"{self}: query heads that share a K/V head need background or split, dq_add bulk and a "
-                             "round or more, and are for two warpgroups with keys")
-        BackwardConfig.check(replace(self, split=0 if self.background else self.split), width)
+        if not self.background or width > 128 or self.rounds < 1 or self.dq_add != "bulk":
+            raise ValueError(f"{self}: query heads that share a K/V head need background, dq_add bulk and a round or "
+                             "more, and are for two warpgroups with keys")
+        BackwardConfig.check(replace(self, split=0), width)
         return self
 
 

@@ -7,7 +7,6 @@ from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
-from tkq.attention.backward_zeroes_config import ZeroesConfig
 from tkq.attention.plan import LENGTHS, length_class
 from tkq.runtime.recipe import Recipe
 
@@ -23,14 +22,10 @@ def packed_class(seqlen_k: int) -> str:
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if isinstance(config, ZeroesConfig):
-        module = "backward_zeroes"
-    elif isinstance(config, GroupedConfig):
+    if isinstance(config, GroupedConfig):
         module = "backward_grouped"
     elif isinstance(config, SeamlessConfig):
         module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
-        if type(config).__name__ == "TriedConfig":  # until measured
-            module = "backward_tried"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 
@@ -55,7 +50,7 @@ def _planned(spec, length, group):
     if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
         return SINGLE[64]
     behind = replace(_BEHIND[spec.width], section_mb=_section(spec, length))
-    return SeamlessConfig.of(behind) if spec.varlen and spec.width == 128 and length == "long" else behind
+    return SeamlessConfig.of(behind) if spec.varlen and length == "long" else behind  # else its background is late
 
 
 def _section(spec, length):

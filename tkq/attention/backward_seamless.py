@@ -15,7 +15,7 @@ from tkq.attention.backward_math import Scores
 from tkq.attention.backward_pre import Rows
 from tkq.attention.backward_seamless_background import FIRST_TILES, FirstTiles, PreparesTiles, StatisticsToo
 from tkq.attention.backward_seamless_config import SeamlessConfig
-from tkq.attention.backward_sequences import Equal, Ragged, loads, piece, with_batch
+from tkq.attention.backward_sequences import Equal, Ragged, loads, with_batch
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_state import Globals, Numbers, Task
 from tkq.attention.backward_tasks import claim, values_of
@@ -127,8 +127,6 @@ class Seamless(AttentionBackward):
         while number < g.tasks:
             t = self.find_task(g, number)
             if self.first_key(t) < t.rows_k:  # else the slot has no key
-                if const_expr(self.config.ahead):
-                    self.bring_keys(g, s, t)
                 s.tasks.post(box, *values_of(t))
                 self.load_first_keys(g, s, t, kv)
                 self.background.await_ready(g, t)
@@ -144,14 +142,6 @@ class Seamless(AttentionBackward):
         """V: it is free first."""
         tk.wait(s.kv_empty[1], kv.phase ^ 1)
         self.load_keys(g, s, t, 1)
-
-    def bring_keys(self, g, s, t):
-        """K and V, into L2."""
-        for tile, src in ((s.v, g.v), (s.k, g.k)):
-            src = piece(g.places, src, t.rows_k)
-            for i in range(self.halves):
-                coord = t.batch_k, t.head, self.halves * t.block + i, 0
-                cute.prefetch(src.atom, src._partition("load_async", tile[i], coord)[1])
 
 
 def build(spec: BackwardSpec, config: SeamlessConfig):

@@ -7,12 +7,10 @@ from tkq.attention.backward_config import BackwardConfig
 @dataclass(frozen=True)
 class SeamlessConfig(BackwardConfig):
     """Of ``tkq.attention.backward_seamless``. two_keys: the next task's K has memory beside this one's
-    (``backward_seamless_keys``), for which there must be one stage of dS. ahead: the next task's K and V are brought
-    into L2 while this one's last tiles are worked on."""
+    (``backward_seamless_keys``), for which there must be one stage of dS."""
 
     background: bool = True
     two_keys: bool = False
-    ahead: bool = False
 
     @classmethod
     def of(cls, config: BackwardConfig, **changes) -> "SeamlessConfig":
