@@ -28,13 +28,11 @@ from tkq.attention.arguments import Lengths, Options
 from tkq.attention.launch import Operands
 from tkq.attention.plan import AttentionConfig, length_class, plan
 from tkq.attention.spec import FAR, AttentionSpec
-from tkq.attention.window_config import WindowConfig
-from tkq.attention.window_plan import builder_of, window_plan
 from tkq.runtime import Recipe
 
 # What each name changes of the plan; a name of several words changes all of it.
 CHANGES = {
-    "plan": {}, "tasks": {}, "kv64": dict(kv=64), "kv80": dict(kv=80), "kv96": dict(kv=96), "kv112": dict(kv=112),
+    "plan": {}, "kv64": dict(kv=64), "kv80": dict(kv=80), "kv96": dict(kv=96), "kv112": dict(kv=112),
     "kv128": dict(kv=128), "kv144": dict(kv=144), "kv160": dict(kv=160), "kv176": dict(kv=176), "kv192": dict(kv=192),
     "1wg": dict(consumers=1), "2wg": dict(consumers=2), "3wg": dict(consumers=3), "1stage": dict(stages=1),
     "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "static": dict(schedule="static"),
@@ -48,12 +46,9 @@ CHANGES = {
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
     "late": dict(late=True), "early": dict(late=False),
-    # of a WindowConfig
-    "strips": {}, "whole": dict(halves=False), "shift2": dict(shift=2), "v3": dict(more_v=1, o_direct=True),
 }
 
-WINDOW = ("plan", "tasks", "strips", "strips bridge", "strips bridge late", "strips whole", "strips whole bridge",
-          "strips bridge shift2", "strips bridge v3", "bridge", "free", "late")
+WINDOW = ("plan", "bridge", "free", "bridge free", "late", "pairs fetch", "pairs fetch free", "kv96")
 VARIANTS = {
     64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
@@ -71,11 +66,9 @@ VARIANTS = {
 
 
 def config_of(name: str, planned: AttentionConfig) -> AttentionConfig:
-    """The plan with the changes that the name's words say; with "strips" among them, the window kernel's."""
-    changes, words = {}, name.split()
-    if "strips" in words:
-        planned = WindowConfig()
-    for word in words:
+    """The plan with the changes that the name's words say."""
+    changes = {}
+    for word in name.split():
         changes.update(CHANGES[word])
     return replace(planned, **changes)
 
@@ -83,14 +76,14 @@ def config_of(name: str, planned: AttentionConfig) -> AttentionConfig:
 def label(config: AttentionConfig, planned: AttentionConfig) -> str:
     """What differs from the plan."""
     pairs = ((f.name, getattr(config, f.name)) for f in fields(config))
-    return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(planned, name, None)) or "the plan"
+    return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(planned, name)) or "the plan"
 
 
 def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, AttentionConfig]:
     """By name, the configurations that can run; one that is another's double is left out."""
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
-        config = (window_plan(kernel, length) if name == "plan" else None) or config_of(name, planned)
+        config = config_of(name, planned)
         if not kernel.longest_first:  # sections do not matter to the others
             config = replace(config, section_mb=planned.section_mb)
         try:
@@ -193,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def recipe(case: Case, config: AttentionConfig) -> Recipe:
-    return Recipe(builder_of(config), (case.spec.kernel(), config))
+    return Recipe("tkq.attention.forward:build", (case.spec.kernel(), config))
 
 
 def time_one(case: Case, chosen, args):

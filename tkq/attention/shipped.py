@@ -8,7 +8,6 @@ from typing import NamedTuple, Optional
 
 from tkq.attention.plan import LENGTHS, plan
 from tkq.attention.spec import WIDTHS, AttentionSpec
-from tkq.attention.window_plan import builder_of, window_plan
 from tkq.runtime.recipe import Recipe, Shipped
 from tkq.testing.expectation import Expectation
 
@@ -40,10 +39,9 @@ def shipped():
     """Names are unique: flash_attn, dtype, head dims, choices, length."""
     out = {}
     for spec, length, quick in (*_plain(), *_choices(), *_masks(), *of_models()):
-        for name, config in (("", plan(spec, length)), ("_strips", window_plan(spec, length))):
-            if config is not None:
-                recipe = Recipe(builder_of(config), (spec, config))
-                out.setdefault(recipe, Shipped(_name(spec, length) + name, recipe, _expectation(spec, config), quick))
+        config = plan(spec, length)
+        recipe = Recipe("tkq.attention.forward:build", (spec, config))
+        out.setdefault(recipe, Shipped(_name(spec, length), recipe, _expectation(spec, config), quick))
     return list(out.values())
 
 
@@ -60,8 +58,7 @@ def _choices():
     for mask in ("causal",), ("causal", "left"), ("left",), ("left", "right"), ("right",):
         yield AttentionSpec("bf16", 128, **dict.fromkeys(mask, True)), "medium", mask == ("causal", "left")
     for mask in ("causal",), ("right",), ():
-        for length in ("medium", "long"):
-            yield AttentionSpec("bf16", 128, left=True, far=True, **dict.fromkeys(mask, True)), length, False
+        yield AttentionSpec("bf16", 128, left=True, far=True, **dict.fromkeys(mask, True)), "medium", False
     for dim, causal in itertools.product((64, 128, 256), (False, True)):
         yield AttentionSpec("bf16", dim, causal, varlen=True), "medium", dim == 128 and causal
     yield AttentionSpec("bf16", 128, varlen=True), "long", False
