@@ -73,7 +73,7 @@ def test_which_windows_take_it():
     assert builder_of(AttentionConfig()) == "tkq.attention.forward:build"
 
 
-@pytest.mark.parametrize("wrong", (dict(kv=112), dict(consumers=1), dict(cluster=2), dict(ahead=True, bridge=True)))
+@pytest.mark.parametrize("wrong", (dict(kv=112), dict(consumers=1), dict(cluster=2), dict(ahead=True, q_stages=1)))
 def test_what_it_cannot_be_built_as(wrong):
     with pytest.raises(ValueError):
         HalvesConfig(**wrong).check(128, 128)

@@ -6,8 +6,8 @@ from tkq.attention.plan import AttentionConfig
 
 @dataclass(frozen=True)
 class HalvesConfig(AttentionConfig):
-    """kv is 128, consumers are 2. ahead: a task's O is written while the next one's first S is computed; without it or
-    a bridge one comes after the other."""
+    """kv is 128, consumers are 2. ahead: a task's O is written while an S of the next one is computed: the first, or
+    over a bridge the second."""
 
     bridge: bool = False
     registers: tuple = (40, 232)
@@ -17,6 +17,6 @@ class HalvesConfig(AttentionConfig):
         """As ``AttentionConfig.check``."""
         if (self.kv, self.consumers, self.cluster) != (128, 2, 1) or self.o_over_q:
             raise ValueError(f"{self}: allowed are kv 128, 2 consumers, cluster 1, O not through Q's tile")
-        if self.ahead and (self.bridge or self.q_stages == 1):
-            raise ValueError(f"{self}: ahead needs two tiles of Q for each consumer, and no bridge")
+        if self.ahead and self.q_stages == 1:
+            raise ValueError(f"{self}: ahead needs two tiles of Q for each consumer")
         return super().check(head_dim, head_dim_v)

@@ -58,11 +58,16 @@ class HalvesConsumer(Consumer):
         c.turns.start()
         blocks, bridged = self.next_task(s, c), Int32(0)  # bridged: the first S of the task at hand is done
         while blocks > 0:
+            start = Int32(1)
             if bridged == 0:
                 self.let_pass(s, c, c.task["before"])
                 self.begin(g, s, c)
-            tk.zero(c.o)
-            self.steps(g, s, c)
+                tk.zero(c.o)
+            elif const_expr(config.bridge and config.ahead):
+                start = self.finish_under_second(g, s, c)
+            else:
+                tk.zero(c.o)
+            self.steps(g, s, c, start)
             tk.arrive(s.q_empty[self.q_at(c)])
             self.turn_page(c)
             if const_expr(config.bridge):
@@ -70,15 +75,17 @@ class HalvesConsumer(Consumer):
                 bridged = self.may_bridge(c, blocks)
                 if bridged > 0:
                     self.bridge(g, s, c)
+                    if const_expr(not config.ahead):
+                        self.finish(g, s, c)
                 else:
                     self.end(s, c)
-                self.finish(g, s, c)
-                self.let_pass(s, c, c.last["after"])
+                    self.finish(g, s, c)
+                    self.let_pass(s, c, c.last["after"])
             elif const_expr(config.ahead):
                 self.end(s, c)
                 self.let_pass(s, c, c.last["after"])
                 blocks = self.next_task(s, c)
-                self.finish_under_next(g, s, c, blocks)
+                self.finish_under_first(g, s, c, blocks)
                 bridged = Int32(1)
             else:
                 self.end(s, c)
@@ -131,7 +138,7 @@ class HalvesConsumer(Consumer):
         self.weights(c, seen)
 
     @cute.jit
-    def finish_under_next(self, g, s, c, blocks):
+    def finish_under_first(self, g, s, c, blocks):
         """Write O of the last task, while the next one's first S is computed."""
         if blocks > 0:
             self.let_pass(s, c, c.task["before"])
@@ -144,14 +151,32 @@ class HalvesConsumer(Consumer):
             self.finish(g, s, c)
 
     @cute.jit
-    def steps(self, g, s, c):
+    def finish_under_second(self, g, s, c):
+        """Write O of the last task, while the second S of the one at hand is computed, if that is of a whole tile
+        without a mask. The step that comes next."""
+        start = Int32(2)
+        if c.task["masked"] > 1 or c.task["blocks"] - c.task["masked_left"] < 2:
+            self.finish(g, s, c)
+            tk.zero(c.o)
+            start = Int32(1)
+        elif c.task["cut"] == LOWER:
+            self.tile(g, s, c, Int32(1), 0, BOTH, LOWER, self.finish)
+        else:
+            self.tile(g, s, c, Int32(1), 0, BOTH, BOTH, self.finish)
+        return start
+
+    @cute.jit
+    def steps(self, g, s, c, start):
+        """From step ``start`` on: 1, or 2."""
         blocks, masked = c.task["blocks"], c.task["masked"]
         whole, end = blocks - c.task["masked_left"], blocks
-        for i in cutlass.range(1, masked, unroll=1):
+        for i in cutlass.range(start, masked, unroll=1):
             self.tile(g, s, c, i, RIGHT | LEFT, BOTH)
+        masked = cutlass.max(masked, start)
         if c.task["cut"] == LOWER:
-            self.tile(g, s, c, masked, 0, BOTH, before=LOWER)
-            masked = masked + 1
+            if start == 1:
+                self.tile(g, s, c, masked, 0, BOTH, before=LOWER)
+                masked = masked + 1
         if c.task["cut"] == UPPER:
             end = end - 1
         for i in cutlass.range(masked, whole, unroll=1):
@@ -161,9 +186,9 @@ class HalvesConsumer(Consumer):
         if end < blocks:
             self.tile(g, s, c, end, LEFT, UPPER)
 
-    def tile(self, g, s, c, i, sides, seen, before=BOTH):
-        """The i-th tile of the visit; before: what was seen of the tile before."""
-        self.pair(s, c, seen, before)
+    def tile(self, g, s, c, i, sides, seen, before=BOTH, meanwhile=None):
+        """The i-th tile of the visit; before: what was seen of the tile before. meanwhile: see ``pair``."""
+        self.pair(g, s, c, seen, before, meanwhile)
         if seen is BOTH:
             self.softmax.step(g, c, i, sides)
         else:
@@ -173,15 +198,22 @@ class HalvesConsumer(Consumer):
         self.weights(c, seen)
         self.correct(c, late=False)
 
-    def pair(self, s, c, seen, before):
-        """The next S, and O += P @ V of the tile before; wait for S."""
+    def pair(self, g, s, c, seen, before, meanwhile=None):
+        """The next S, and O += P @ V of the tile before; wait for S. meanwhile: what is done with O while S is
+        computed; it then begins with this product."""
         s.k_pipe.wait(c.k)
         c.turns.take()
         self.scores(s, c, seen)
-        self.correct(c, late=True)
+        if meanwhile:
+            c.turns.give()
+            meanwhile(g, s, c)
+            tk.zero(c.o)
+        else:
+            self.correct(c, late=True)
         s.v_pipe.wait(c.v)
         self.sum(s, c, before)
-        c.turns.give()
+        if not meanwhile:
+            c.turns.give()
         tk.mma_wait(1)
         self.release(s.k_pipe, c.k)
 
@@ -196,7 +228,7 @@ class HalvesConsumer(Consumer):
             self.cross(g, s, c, BOTH, BOTH)
 
     def cross(self, g, s, c, seen, before):
-        self.pair(s, c, seen, before)
+        self.pair(g, s, c, seen, before)
         self.keep_statistics(c)
         self.first_softmax(g, c, seen)
         tk.mma_wait(0)
