@@ -9,7 +9,7 @@ import tkq
 from tests.attention_run import compare, judge, make, run
 from tkq.attention.halves_config import HalvesConfig
 from tkq.attention.halves_plan import halves_plan
-from tkq.attention.ops import FAR, SHORT
+from tkq.attention.ops import FAR, LONG, SHORT
 from tkq.attention.spec import AttentionSpec
 
 # No more queries than keys. 65, 1153: the last task has rows of one warpgroup; 1: of one row.
@@ -96,6 +96,6 @@ def test_layouts_and_other_head_dims():
 
 
 def test_it_has_gradients():
-    q, k, v = (x.requires_grad_() for x in make(1, SHORT, SHORT, 1, 1, 128))
+    q, k, v = (x.requires_grad_() for x in make(1, LONG, LONG, 1, 1, 128))
     tkq.flash_attn(q, k, v, window_size=(1023, 0)).float().square().sum().backward()
     assert all(x.grad.isfinite().all() and x.grad.any() for x in (q, k, v))
