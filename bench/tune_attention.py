@@ -25,6 +25,8 @@ from bench.attention_peers import Call
 from bench.peers import find
 from bench.tuning import precompile
 from tkq.attention.arguments import Lengths, Options
+from tkq.attention.halves_config import HalvesConfig
+from tkq.attention.halves_plan import builder_of, halves_plan
 from tkq.attention.launch import Operands
 from tkq.attention.plan import AttentionConfig, length_class, plan
 from tkq.attention.spec import FAR, AttentionSpec
@@ -32,7 +34,7 @@ from tkq.runtime import Recipe
 
 # What each name changes of the plan; a name of several words changes all of it.
 CHANGES = {
-    "plan": {}, "kv64": dict(kv=64), "kv80": dict(kv=80), "kv96": dict(kv=96), "kv112": dict(kv=112),
+    "plan": {}, "tasks": {}, "kv64": dict(kv=64), "kv80": dict(kv=80), "kv96": dict(kv=96), "kv112": dict(kv=112),
     "kv128": dict(kv=128), "kv144": dict(kv=144), "kv160": dict(kv=160), "kv176": dict(kv=176), "kv192": dict(kv=192),
     "1wg": dict(consumers=1), "2wg": dict(consumers=2), "3wg": dict(consumers=3), "1stage": dict(stages=1),
     "2stages": dict(stages=2), "3stages": dict(stages=3), "4stages": dict(stages=4), "static": dict(schedule="static"),
@@ -46,9 +48,12 @@ CHANGES = {
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
     "late": dict(late=True), "early": dict(late=False),
+    # of a HalvesConfig
+    "halves": {}, "ahead": dict(ahead=True),
 }
 
-WINDOW = ("plan", "bridge", "free", "bridge free", "late", "pairs fetch", "pairs fetch free", "kv96")
+WINDOW = ("plan", "tasks", "halves", "halves free", "halves bridge", "halves bridge free", "halves ahead",
+          "halves ahead free", "halves bridge ahead", "halves bridge ahead free", "bridge", "free", "late")
 VARIANTS = {
     64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
@@ -66,9 +71,11 @@ VARIANTS = {
 
 
 def config_of(name: str, planned: AttentionConfig) -> AttentionConfig:
-    """The plan with the changes that the name's words say."""
-    changes = {}
-    for word in name.split():
+    """The plan with the changes that the name's words say; with "halves" among them, the window kernel's."""
+    changes, words = {}, name.split()
+    if "halves" in words:
+        planned = HalvesConfig()
+    for word in words:
         changes.update(CHANGES[word])
     return replace(planned, **changes)
 
@@ -76,14 +83,14 @@ def config_of(name: str, planned: AttentionConfig) -> AttentionConfig:
 def label(config: AttentionConfig, planned: AttentionConfig) -> str:
     """What differs from the plan."""
     pairs = ((f.name, getattr(config, f.name)) for f in fields(config))
-    return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(planned, name)) or "the plan"
+    return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(planned, name, None)) or "the plan"
 
 
 def candidates(spec: AttentionSpec, length: str, only=()) -> dict[str, AttentionConfig]:
     """By name, the configurations that can run; one that is another's double is left out."""
     kernel, planned, found = spec.kernel(), plan(spec, length), {}
     for name in only or (WINDOW if spec.left else VARIANTS[max(kernel.head_dim, kernel.head_dim_v)]):
-        config = config_of(name, planned)
+        config = (halves_plan(kernel, length) if name == "plan" else None) or config_of(name, planned)
         if not kernel.longest_first:  # sections do not matter to the others
             config = replace(config, section_mb=planned.section_mb)
         try:
@@ -186,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def recipe(case: Case, config: AttentionConfig) -> Recipe:
-    return Recipe("tkq.attention.forward:build", (case.spec.kernel(), config))
+    return Recipe(builder_of(config), (case.spec.kernel(), config))
 
 
 def time_one(case: Case, chosen, args):

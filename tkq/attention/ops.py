@@ -19,6 +19,7 @@ from tkq.attention.arguments import (
     lowered,
     refuse_out_of_range,
 )
+from tkq.attention.halves_plan import builder_of, halves_plan
 from tkq.attention.launch import Operands
 from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
 from tkq.attention.spec import FAR, AttentionSpec
@@ -183,15 +184,18 @@ def _launch(operands, sizes, options, index, config=None):
         causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right
     pack = 1 if heads == kv_heads else pack_of(rows, heads // kv_heads)
-    short, long = keys < SHORT, keys >= LONG
+    short, long, far = keys < SHORT, keys >= LONG, left >= FAR
     key = (q.dtype, head_dim, head_dim_v, causal, left < 0, right < 0, softcap == 0.0, sinks is None or sinks.dtype,
-           pack, lse is None, short, long, left >= FAR, index, config)
+           pack, lse is None, short, long, far, far and rows <= keys, index, config)
     launcher = _launchers.get(key)
     if launcher is None:
         spec = AttentionSpec(
             dtypes.name_of(q.dtype), head_dim, causal, lse is not None, head_dim_v, left >= 0, right >= 0,
-            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, far=left >= FAR)
-        launcher = _launchers[key] = launcher_of(q.device, spec, length_class(keys), config)
+            softcap > 0, sinks if sinks is None else dtypes.name_of(sinks.dtype), pack=pack, far=far)
+        length = length_class(keys)
+        if config is None and rows <= keys:
+            config = halves_plan(spec.kernel(), length)
+        launcher = _launchers[key] = launcher_of(q.device, spec, length, config)
     kernel, processors, scale = launcher
     scale = scale if softmax_scale is None else softmax_scale
     numbers = scale, softcap, left, right, processors  # a Numbers
@@ -202,8 +206,8 @@ def _launch(operands, sizes, options, index, config=None):
 def launcher_of(device, spec, length, config=None):
     """(the compiled kernel, how many multiprocessors the device has, the softmax scale where none is given)"""
     arch.require_hopper(device)
-    recipe = Recipe("tkq.attention.forward:build", (spec.kernel(), config or plan(spec, length)))
-    return function(recipe), arch.processors(device), spec.head_dim**-0.5
+    config = config or plan(spec, length)
+    return function(Recipe(builder_of(config), (spec.kernel(), config))), arch.processors(device), spec.head_dim**-0.5
 
 
 def _cpu(q, k, v, sinks, options, return_lse):

@@ -6,6 +6,7 @@ for together."""
 import itertools
 from typing import NamedTuple, Optional
 
+from tkq.attention.halves_plan import builder_of, halves_plan
 from tkq.attention.plan import LENGTHS, plan
 from tkq.attention.spec import WIDTHS, AttentionSpec
 from tkq.runtime.recipe import Recipe, Shipped
@@ -39,9 +40,10 @@ def shipped():
     """Names are unique: flash_attn, dtype, head dims, choices, length."""
     out = {}
     for spec, length, quick in (*_plain(), *_choices(), *_masks(), *of_models()):
-        config = plan(spec, length)
-        recipe = Recipe("tkq.attention.forward:build", (spec, config))
-        out.setdefault(recipe, Shipped(_name(spec, length), recipe, _expectation(spec, config), quick))
+        for name, config in (("", plan(spec, length)), ("_halves", halves_plan(spec, length))):
+            if config is not None:
+                recipe = Recipe(builder_of(config), (spec, config))
+                out.setdefault(recipe, Shipped(_name(spec, length) + name, recipe, _expectation(spec, config), quick))
     return list(out.values())
 
 
