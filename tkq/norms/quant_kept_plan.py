@@ -1,5 +1,5 @@
-"""Which rows `quant_kept.KeptLayerNormQuantised` normalises and quantises, and how. No torch, no DSL;
-bench/tune_norms.py times it."""
+"""Which rows `quant_kept` normalises and quantises by blocks that stay, and how. No torch, no DSL; bench/tune_norms.py
+times it."""
 from dataclasses import replace
 from typing import Optional
 
@@ -10,6 +10,8 @@ from .quant_kept_config import shape
 from .spec import GROUP, NormSpec
 
 FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
+# of a row with no more of weight and bias than of x: shorter ones run as fast or faster by blocks that come and go
+LIGHT_FROM_BYTES = 2 * FROM_BYTES + 1
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
 # (rows of up to so many bytes, geometry): 64 elements to a thread, so that what a warp does but once a row counts less
@@ -23,17 +25,24 @@ def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
 
 
 def serves(spec: NormSpec) -> bool:
-    """Long rows of 16 bits an element, of a layernorm with no option but scales, in whole accesses."""
-    return (spec.kind == "layernorm" and spec.scale is not None and replace(spec, scale=None, out=None).plain and
-            spec.width == WIDTH_OF_X and spec.access == 128 and spec.N * spec.width // 8 >= FROM_BYTES)
+    """Long rows of 16 bits an element, with no option but scales and a weight's offset, in whole accesses."""
+    return (spec.scale is not None and replace(spec, scale=None, out=None, offset=False).plain and
+            spec.width == WIDTH_OF_X and spec.access == 128 and _bytes(spec) >= FROM_BYTES)
 
 
 def planned(spec: NormSpec) -> Optional[RowPlan]:
-    """What a spec runs with, where weight and bias are more bytes than x; else None."""
-    if not serves(spec) or sum(shape(spec).vectors) <= spec.width:
+    """What a spec runs with; None where blocks that come and go with a row are faster, or must be."""
+    if not serves(spec):
         return None
-    row = spec.N * spec.width // 8
-    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if row <= limit), None)
+    heavy = sum(shape(spec).vectors) > spec.width
+    if _bytes(spec) < (FROM_BYTES if heavy else LIGHT_FROM_BYTES):
+        return None
+    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if _bytes(spec) <= limit), None)
+
+
+def _bytes(spec):
+    """Of a row of x."""
+    return spec.N * spec.width // 8
 
 
 def variants(spec: NormSpec) -> list[RowPlan]:
