@@ -9,5 +9,7 @@ SQUARES, AMAX = 1, 1  # what is exchanged of an rmsnorm's row; of the scale of a
 def shape(spec: NormSpec) -> RowShape:
     vectors = tuple(WIDTH[d] for d in (spec.weight, spec.bias) if d)
     statistics = SQUARES if spec.kind == "rmsnorm" else SUMS
-    return RowShape(spec.N, (spec.width,), (OUT_WIDTH[spec.out],), vectors,
+    loads = tuple(WIDTH[d] for d in (spec.x, spec.residual) if d)
+    stores = tuple(OUT_WIDTH[d] for d in (spec.out, spec.total) if d)
+    return RowShape(spec.N, loads, stores, vectors,
                     sums=(statistics, *([AMAX] if spec.scale == "row" else ())), vector=spec.vector)

@@ -28,30 +28,31 @@ class KeptRows(RowKernel):
       computing warps   tile t: statistics -> send | tile t - 1: wait, join -> amax -> send
                         tile t - 2: wait -> scale -> results, release the stage
 
-    A thread's part of weight and bias stays in its registers from row to row. A subclass has the first of its exchanges,
-    of what `_statistics` finds, and RowKernel's `row` and `write`."""
+    A thread's part of weight and bias stays in its registers from row to row. A residual comes through the ring beside
+    x, and their sum is computed anew each time. A subclass has the first of its exchanges, of what `_statistics` finds,
+    and RowKernel's `row` and `write`."""
 
-    loads, vectors, parameters = ("x",), ("weight", "bias"), ("eps",)
+    loads, vectors, parameters = ("x", "residual"), ("weight", "bias"), ("eps",)
     stores, results = (), ()  # float8 and scales are written here: no RowKernel else has them
 
     def __init__(self, spec, plan):
         given, self.out = shape(spec), spec.out
         if spec.offset:
             self.parameters = ("eps", "offset")
-        vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
-        super().__init__(RowSpec(__name__, type(self).__qualname__, spec.N, (Stream("x", spec.x),), vectors=vectors,
+        loads, vectors = (tuple(Stream(name, getattr(spec, name)) for name in names if getattr(spec, name))
+                          for names in (self.loads, self.vectors))
+        super().__init__(RowSpec(__name__, type(self).__qualname__, spec.N, loads, vectors=vectors,
                                  vector=given.vector, bulk=given.bulk, sums=given.sums), plan)
 
     @cute.jit
-    def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor, mR, mT,
-                 mRstd, mMean, mScale: cute.Tensor, eps: Float32, offset: Optional[Float32], units: Int32,
-                 stream: cuda.CUstream):
-        """mX, mO: (M, N). mScale: (M, 1), or (M, groups). units: the most clusters that run at once."""
-        self._launch((mX, mO, mScale), _given(mW, mB), _given(eps, offset), units, stream)
+    def __call__(self, mX: cute.Tensor, mW: Optional[cute.Tensor], mB: Optional[cute.Tensor], mO: cute.Tensor,
+                 mR: Optional[cute.Tensor], mT: Optional[cute.Tensor], mRstd, mMean, mScale: cute.Tensor, eps: Float32,
+                 offset: Optional[Float32], units: Int32, stream: cuda.CUstream):
+        """mX, mR, mO, mT: (M, N). mScale: (M, 1), or (M, groups). units: the most clusters that run at once."""
+        self._launch(_given(mX, mR), _given(mO, mT), _given(mW, mB), mScale, _given(eps, offset), units, stream)
 
-    def _launch(self, tensors, vectors, parameters, units, stream):
-        x, out, scale = tensors
-        super().__call__((x,), (out,), vectors, None, (scale,), None, None, None, parameters, units, stream)
+    def _launch(self, loads, stores, vectors, scale, parameters, units, stream):
+        super().__call__(loads, stores, vectors, None, (scale,), None, None, None, parameters, units, stream)
 
     def _vectors(self, c):
         """What is added to the weight is so once: it is the same for all rows."""
@@ -60,12 +61,18 @@ class KeptRows(RowKernel):
             held["weight"].store(held["weight"].load() + c.g.parameters[1])
         return held
 
+    def _elements(self, c, views, j):
+        e = super()._elements(c, views, j)
+        if self.has("residual"):
+            e.x = e.x + e.residual
+        return e
+
     def _accumulate(self, c, k, views, r, total):
         if k == 0:
             self._statistics(c, views, total)
         else:
-            total[0] = _max_of([self._largest(self._result(c, views, j, r), c.part.inside(j))
-                                for j in range(self.plan.chunks)])
+            ys = (self.write(self._elements(c, views, j), r)["y"] for j in range(self.plan.chunks))
+            total[0] = _max_of([self._largest(y, c.part.inside(j)) for j, y in enumerate(ys)])
 
     def _statistics(self, c, views, total):
         """The first exchange's element of the thread's part of a row, into `total`."""
@@ -78,11 +85,14 @@ class KeptRows(RowKernel):
     def _write_row(self, c, views, row, r):
         _store_one(c.g.results[0], (row, 0), r.scale, (c.part.thread == 0) & (c.s.rank == 0))
         for j in range(self.plan.chunks):
-            self._store(c, row, j, self._result(c, views, j, r) * r.inverse)
+            self._store(c, row, j, self._result(c, views, row, j, r) * r.inverse)
 
-    def _result(self, c, views, j, r):
-        """Vector j of the row's result, as fp32."""
-        return self.write(self._elements(c, views, j), r)["y"]
+    def _result(self, c, views, row, j, r):
+        """Vector j of the row's result, as fp32. The sum with the residual, where it is asked for, is written."""
+        e = self._elements(c, views, j)
+        for total in c.g.stores[1:]:
+            self._put(c, total, row, j, e.x)
+        return self.write(e, r)["y"]
 
     def _affine(self, y, e):
         y = y * e.weight if self.has("weight") else y
@@ -94,7 +104,9 @@ class KeptRows(RowKernel):
         return m if inside is True else cutlass.select_(inside, m, Float32(0))
 
     def _store(self, c, row, j, y):
-        out = c.g.stores[0]
+        self._put(c, c.g.stores[0], row, j, y)
+
+    def _put(self, c, out, row, j, y):
         x = cute.make_rmem_tensor((self.plan.vector,), out.element_type)
         x.store(y.to(out.element_type))
         put(c.part.of_row(out, row)[None, j], x, c.part.inside(j), self.plan.streaming)
@@ -108,7 +120,7 @@ class KeptBlocks(KeptRows):
         together = 4 if self.plan.warps <= 8 else 2
         for first in range(0, self.plan.chunks, together):
             js = range(first, min(first + together, self.plan.chunks))
-            ys = [self._result(c, views, j, r) for j in js]
+            ys = [self._result(c, views, row, j, r) for j in js]
             amax = [self._largest(y, c.part.inside(j)) for y, j in zip(ys, js, strict=True)]
             for j, y, m in zip(js, ys, self._of_groups(amax), strict=True):
                 scale = scale_of(m, self.out)
