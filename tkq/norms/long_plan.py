@@ -14,12 +14,11 @@ SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a blo
 
 
 # (largest row of x in bytes; config) where weight and bias are no more bytes than x, by scale ("sum": a row's, with a
-# residual); None, and what is not here: `plan.plan`. Most longer rows, and those with more of weight and bias, are
-# `quant_kept_plan`'s, which comes first. Milliseconds on an H100 beside those of plain layernorm, N 131072 (M 8192):
-# 1.120 of 1.415; blocks 1.308 of 1.415; 262144 (M 4096) with a residual 2.505 of 3.062.
+# residual); None, and what is not here: `plan.plan`. Most longer rows, those with more of weight and bias, and scales
+# of 128 columns are `quant_kept_plan`'s, which comes first. Milliseconds on an H100 beside those of plain layernorm: N
+# 131072 (M 8192) 1.120 of 1.415; 262144 (M 4096) with a residual 2.505 of 3.062.
 _TABLES = {
     "row": ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),),
-    "block": ((262144, LongConfig(512, 512, 8, "registers", resident=2)),),
     "sum": ((262144, None), (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
     None: ((262144, Config(128, 128, 16, "shared")),),
 }

@@ -10,8 +10,8 @@ from .quant_kept_config import shape
 from .spec import GROUP, NormSpec
 
 FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
-# of a row with no more of weight and bias than of x: shorter ones run as fast or faster by blocks that come and go
-LIGHT_FROM_BYTES = 2 * FROM_BYTES + 1
+# of a row with no more of weight and bias than of x, by scale: up to there blocks that come and go are as fast
+LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
 # (rows of up to so many bytes, the residual's among them; geometry): 64 elements to a thread without a residual, so
@@ -36,8 +36,9 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     """What a spec runs with; None where blocks that come and go with a row are faster, or must be."""
     if not serves(spec):
         return None
-    heavy = sum(shape(spec).vectors) > spec.loaded
-    if _bytes(spec) < (FROM_BYTES * spec.loaded // spec.width if heavy else LIGHT_FROM_BYTES):
+    light = sum(shape(spec).vectors) <= spec.loaded
+    least = LIGHT_ABOVE_BYTES[spec.scale] + 1 if light else FROM_BYTES
+    if _bytes(spec) < least * spec.loaded // spec.width:
         return None
     loaded = spec.N * spec.loaded // 8
     return next((_plan(spec, geometry) for limit, geometry in _PLANNED if loaded <= limit), None)
