@@ -2,7 +2,7 @@
 
     python -m bench.norms [--sections calls,forward,residual,quant,heads] [--quick] [--shapes 32768x4096]
 
-Everything is bf16, but for layernorm's vectors, which are float32 as QuACK has them (of a quantising one, where it has
+Everything is bf16, but for layernorm's vectors, which are float32 as QuACK has them (of a quantising norm, where it has
 a bias). Bytes: x and the result; with a residual both sums too; a quantised result is half of bf16's. Results go to
 OUT/norms.json after every case; a table of all of them is printed last. Exit status 0 if every bound that could be
 decided holds and every result is accurate, 1 if not or if something did not run, 2 without a GPU.
@@ -11,6 +11,7 @@ decided holds and every result is accurate, 1 if not or if something did not run
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -101,13 +102,12 @@ def _residual_job(m: int, n: int) -> Job:
 
 def quant_jobs(shapes) -> Iterator[Job]:
     for m, n in shapes:
-        for kind, with_bias in (("rmsnorm", False), ("layernorm", False), ("layernorm", True)):
-            for granularity in ("row", "block"):
-                yield _quant_job(kind, m, n, granularity, with_bias)
+        for way in itertools.product(("rmsnorm", "layernorm"), ("row", "block"), (False, True)):
+            yield _quant_job(m, n, *way)
         yield _quant_residual_job(m, n)
 
 
-def _quant_job(kind: str, m: int, n: int, granularity: str, with_bias: bool) -> Job:
+def _quant_job(m: int, n: int, kind: str, granularity: str, with_bias: bool) -> Job:
     """with_bias: and both vectors in float32."""
     def inputs(i):
         vectors = (torch.float32, torch.float32) if with_bias else (BF16,)

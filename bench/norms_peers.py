@@ -115,6 +115,8 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     },
     "rmsnorm_quant row": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("row"))},
     "rmsnorm_quant block": {"plain": _plain, "torch.compile": lambda: _compiled(_quantised("block"))},
+    "rmsnorm_quant + bias row": {"plain": _plain},
+    "rmsnorm_quant + bias block": {"plain": _plain},
     "layernorm_quant row": {
         "plain": lambda: _plain("layernorm"),
         "torch.compile": lambda: _compiled(_quantised("row", "layernorm")),

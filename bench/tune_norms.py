@@ -38,11 +38,15 @@ CASES = {
     "rmsnorm trained": dict(weight="bf16", stats=True),
     "rmsnorm quant row": dict(weight="bf16", out="e4m3", scale="row"),
     "rmsnorm quant block": dict(weight="bf16", out="e4m3", scale="block"),
+    "rmsnorm quant row with bias": dict(weight="fp32", bias="fp32", out="e4m3", scale="row"),
+    "rmsnorm quant block with bias": dict(weight="fp32", bias="fp32", out="e4m3", scale="block"),
     "layernorm quant row": dict(weight="bf16", out="e4m3", scale="row"),
     "layernorm quant row with bias": dict(weight="fp32", bias="fp32", out="e4m3", scale="row"),
     "layernorm quant block": dict(weight="bf16", out="e4m3", scale="block"),
     "layernorm quant block with bias": dict(weight="fp32", bias="fp32", out="e4m3", scale="block"),
     "rmsnorm quant row with residual": dict(weight="bf16", out="e4m3", scale="row", residual="bf16", total="bf16"),
+    "layernorm quant row with bias and residual": dict(weight="fp32", bias="fp32", out="e4m3", scale="row",
+                                                       residual="bf16", total="bf16"),
 }
 PLAIN = ("rmsnorm", "layernorm", "layernorm with bias")
 

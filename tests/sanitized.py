@@ -126,10 +126,14 @@ def quant(device):
         x, weight = on(device, randn(0, 5, N), randn(1, N))
         q, scale = tkq.layernorm_quant(x, weight)
         yield f"layernorm_quant {N}", (q.cpu().float(), scale)
-    for granularity in ("row", "block"):  # blocks that stay
+    for op, granularity in ((tkq.rmsnorm_quant, "row"), (tkq.layernorm_quant, "block")):  # blocks that stay
         x, weight, bias = on(device, randn(0, 19, 131072), *(randn(i, 131072).float() for i in (1, 2)))
-        q, scale = tkq.layernorm_quant(x, weight, bias, granularity=granularity)
-        yield f"layernorm_quant with float32 vectors {granularity}", (q.cpu().float(), scale)
+        q, scale = op(x, weight, bias=bias, granularity=granularity)
+        yield f"{op.__name__} with float32 vectors {granularity}", (q.cpu().float(), scale)
+    x, residual, weight, bias = on(device, *(randn(i, 19, 131072) for i in (0, 1)),
+                                   *(randn(i, 131072).float() for i in (2, 3)))
+    q, scale, h = tkq.layernorm_quant(x, weight, bias, residual=residual, prenorm=True)
+    yield "layernorm_quant + residual with float32 vectors", (q.cpu().float(), scale, h)
 
 
 def rope(device):

@@ -28,7 +28,7 @@ def jobs(shapes):
 
 def test_every_case_is_a_question_with_peers(tiny):
     found = jobs(SHAPES)
-    assert len({(j.question.op, j.question.shape) for j in found}) == len(found) == 2 * (3 + 1 + 7 + 2)
+    assert len({(j.question.op, j.question.shape) for j in found}) == len(found) == 2 * (3 + 1 + 9 + 2)
     for job in found:
         assert set(job.peer_names) <= set(peers.PEERS[job.peer_op])
         assert set(job.question.bound.against) <= set(job.peer_names)

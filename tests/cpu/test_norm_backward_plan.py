@@ -48,10 +48,10 @@ def test_each_row_once_by_any_of_the_plans(way, m, most):
 
 
 @pytest.mark.parametrize("kind, N, by_rows", [
-    ("rmsnorm", 1024, {1: (4, True), 32768: (4, True), 33792: (4, True), 33793: (8, True), 262144: (8, True)}),
+    ("rmsnorm", 1024, {1: (4, True), 131072: (4, True), 135168: (4, True), 135169: (8, True), 262144: (8, True)}),
     ("layernorm", 1024, {1: (4, True), 32768: (4, True), 33793: (8, True), 262144: (8, True)}),
     ("layernorm", 4096, {1: (8, True), 1024: (8, True), 8192: (8, True), 8448: (8, True), 8449: (4, False)}),
-    ("rmsnorm", 4096, {1: (8, True), 1024: (8, True), 2112: (8, True), 2113: (8, False), 8192: (8, False)}),
+    ("rmsnorm", 4096, {1: (8, True), 4096: (8, True), 4224: (8, True), 4225: (8, False), 8192: (8, False)}),
     ("layernorm", 2048, {1: (8, True), 131072: (8, True)})])
 def test_what_was_measured_on_132_processors(kind, N, by_rows):
     """(warps, do loads leave L2 first?) by rows."""

@@ -113,7 +113,8 @@ def test_quantised_heads(kind):
 @pytest.mark.parametrize("N", [131072, 262144])
 @pytest.mark.parametrize("vectors", [dict(weight="bf16"), dict(weight="fp32", bias="fp32")], ids=["light", "heavy"])
 def test_long_rows_of_layernorm(N, vectors):
-    """`tkq.norms.quant_long`: rows of several at a time, and a rest; hard ones; what is not a number."""
+    """Several at a time, and a rest (`tkq.norms.quant_long`), or by blocks that stay (`tkq.norms.quant_kept`); hard
+    ones; what is not a number."""
     for M in (1, 2, 7):
         x, extra = make((M, N), "bf16", **vectors)
         q, scale = check_quantised("layernorm", x, extra, "row", f"M {M}")

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(TOOL is None, reason="compute
 KNOWN = {
     "tkqnormsbackward": "RowKernel: bulk copies, and numbers in slots, that mbarriers order: see the last test",
     "KeptLayerNorm": "as RowKernel",
+    "KeptRMSNorm": "as RowKernel",
     "RollingFp8Gemm": "as RowKernel: a stage's scales are copied (cp.async) by the producer, read by the consumers, "
                       "and stages come round; the small calls of Fp8Gemm use none twice",
     "MaskedGemm": "both consumers write equal words; its docstring says why",

@@ -13,23 +13,17 @@ FROM_BYTES = 131072  # of a row
 SMEM_BYTES, REGISTERS = 227 * 1024, 65536  # of a multiprocessor, of which a block takes 1 KB more than its own
 
 
-# (largest row of x in bytes; config), by scale ("sum": a row's, with a residual), and by whether weight and bias are no
-# more bytes than x (where they are more, `quant_kept_plan` comes first: what is left here has a weight_offset, or takes
-# the row of other light ones, below); None, and what is not here: `plan.plan`. Milliseconds on an H100 beside those of
-# plain layernorm, N 131072 and 262144 (M 8192, 4096): 1.120 of 1.415, 1.272 of 1.425; blocks 1.308 of 1.415, 1.500 of
-# 1.428; with a residual - , 2.505 of 3.062.
+# (largest row of x in bytes; config) where weight and bias are no more bytes than x, by scale ("sum": a row's, with a
+# residual); None, and what is not here: `plan.plan`. Most longer rows, those with more of weight and bias, and scales
+# of 128 columns are `quant_kept_plan`'s, which comes first. Milliseconds on an H100 beside those of plain layernorm: N
+# 131072 (M 8192) 1.120 of 1.415; 262144 (M 4096) with a residual 2.505 of 3.062.
 _TABLES = {
-    ("row", True): ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),
-                    (524288, LongConfig(256, 256, 16, resident=3))),
-    ("row", False): ((262144, LongConfig(256, 256, 8, early=False, rows_each=2, resident=3)),
-                     (524288, LongConfig(256, 256, 16, early=False, rows_each=2, resident=3))),
-    ("block", True): ((262144, LongConfig(512, 512, 8, "registers", resident=2)),
-                      (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
-    ("block", False): ((262144, None),
-                       (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
-    ("sum", True): ((262144, None), (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
-    (None, True): ((262144, Config(128, 128, 16, "shared")),),
+    "row": ((262144, LongConfig(128, 128, 16, rows_each=2, resident=5)),),
+    "sum": ((262144, None), (524288, LongConfig(512, 512, 16, "registers", early=False, resident=2))),
+    None: ((262144, Config(128, 128, 16, "shared")),),
 }
+# in place of the first, where its blocks would not have as many columns each: asking what is inside takes registers
+_UNEVEN = LongConfig(256, 256, 8, early=False, rows_each=2, resident=3)
 
 
 def plan(spec: NormSpec) -> Config:
@@ -42,17 +36,12 @@ def planned(spec: NormSpec) -> Optional[Config]:
     row, scale = spec.N * spec.width // 8, spec.scale
     if spec.kind != "layernorm" or spec.vector != 8 or spec.width != 16 or row <= FROM_BYTES or spec.heads:
         return None
+    if sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype) > spec.width:
+        return None
     if spec.residual:
         scale = "sum" if scale == "row" else "none such"
-    light = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype) <= spec.width
-    config = _of(scale, light, row)
-    if scale == "row" and light and not config.tile(spec).even(spec.N):  # asking what is inside takes registers
-        return _of(scale, False, row)
-    return config
-
-
-def _of(scale, light, row):
-    return next((config for limit, config in _TABLES.get((scale, light), ()) if row <= limit), None)
+    config = next((config for limit, config in _TABLES.get(scale, ()) if row <= limit), None)
+    return _UNEVEN if scale == "row" and config and not config.tile(spec).even(spec.N) else config
 
 
 def check(spec: NormSpec, config: LongConfig) -> None:

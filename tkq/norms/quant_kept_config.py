@@ -3,10 +3,13 @@ from ..rows.plan import RowShape
 from .kept_plan import SUMS
 from .spec import OUT_WIDTH, WIDTH, NormSpec
 
-AMAX = 1  # what is exchanged of the scale of a row
+SQUARES, AMAX = 1, 1  # what is exchanged of an rmsnorm's row; of the scale of a row
 
 
 def shape(spec: NormSpec) -> RowShape:
     vectors = tuple(WIDTH[d] for d in (spec.weight, spec.bias) if d)
-    return RowShape(spec.N, (spec.width,), (OUT_WIDTH[spec.out],), vectors,
-                    sums=(SUMS, *([AMAX] if spec.scale == "row" else ())), vector=spec.vector)
+    statistics = SQUARES if spec.kind == "rmsnorm" else SUMS
+    loads = tuple(WIDTH[d] for d in (spec.x, spec.residual) if d)
+    stores = tuple(OUT_WIDTH[d] for d in (spec.out, spec.total) if d)
+    return RowShape(spec.N, loads, stores, vectors,
+                    sums=(statistics, *([AMAX] if spec.scale == "row" else ())), vector=spec.vector)

@@ -1,5 +1,5 @@
-"""Which rows `quant_kept.KeptLayerNormQuantised` normalises and quantises, and how. No torch, no DSL;
-bench/tune_norms.py times it."""
+"""Which rows `quant_kept` normalises and quantises by blocks that stay, and how. No torch, no DSL; bench/tune_norms.py
+times it."""
 from dataclasses import replace
 from typing import Optional
 
@@ -10,11 +10,14 @@ from .quant_kept_config import shape
 from .spec import GROUP, NormSpec
 
 FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
+# of a row with no more of weight and bias than of x, by scale: up to there blocks that come and go are as fast
+LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
-# (rows of up to so many bytes, geometry): 64 elements to a thread, so that what a warp does but once a row counts less
-# than its elements. What was measured beside it: docs/attempts.md.
-_PLANNED = ((FROM_BYTES, (4, 8, 6, 1)), (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)))
+# (rows of up to so many bytes, the residual's among them; geometry): 64 elements to a thread without a residual, so
+# that what a warp does but once a row counts less than its elements. Measured beside it: docs/attempts.md.
+_PLANNED = ((FROM_BYTES, (4, 8, 6, 1)), (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)),
+            (8 * FROM_BYTES, (16, 8, 3, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
 
 
@@ -23,17 +26,27 @@ def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
 
 
 def serves(spec: NormSpec) -> bool:
-    """Long rows of 16 bits an element, of a layernorm with no option but scales, in whole accesses."""
-    return (spec.kind == "layernorm" and spec.scale is not None and replace(spec, scale=None, out=None).plain and
-            spec.width == WIDTH_OF_X and spec.access == 128 and spec.N * spec.width // 8 >= FROM_BYTES)
+    """Long rows of 16 bits an element in whole accesses, with any options but statistics, heads and another result."""
+    without = replace(spec, scale=None, out=None, offset=False, residual=None, total=None)
+    return (spec.scale is not None and without.plain and spec.width == WIDTH_OF_X and spec.vector == 8 and
+            _bytes(spec) >= FROM_BYTES)
 
 
 def planned(spec: NormSpec) -> Optional[RowPlan]:
-    """What a spec runs with, where weight and bias are more bytes than x; else None."""
-    if not serves(spec) or sum(shape(spec).vectors) <= spec.width:
+    """What a spec runs with; None where blocks that come and go with a row are faster, or must be."""
+    if not serves(spec):
         return None
-    row = spec.N * spec.width // 8
-    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if row <= limit), None)
+    light = sum(shape(spec).vectors) <= spec.loaded
+    least = LIGHT_ABOVE_BYTES[spec.scale] + 1 if light else FROM_BYTES
+    if _bytes(spec) < least * spec.loaded // spec.width:
+        return None
+    loaded = spec.N * spec.loaded // 8
+    return next((_plan(spec, geometry) for limit, geometry in _PLANNED if loaded <= limit), None)
+
+
+def _bytes(spec):
+    """Of a row of x."""
+    return spec.N * spec.width // 8
 
 
 def variants(spec: NormSpec) -> list[RowPlan]:
@@ -45,8 +58,11 @@ def variants(spec: NormSpec) -> list[RowPlan]:
 
 
 def _plan(spec, geometry) -> Optional[RowPlan]:
-    """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
+    """None where vectors would not stay in registers, which is what it is for, where no row would be on its way while
+    others are worked on, or where anything else does not fit."""
     cluster, warps, stages, resident = geometry
+    if stages < len(shape(spec).sums) + 2:
+        return None
     cols = _cols(spec, cluster)
     try:
         found = rows.plan(shape(spec), cluster=cluster, per_thread=-(-cols // (warps * rows.WARP)), warps=warps,

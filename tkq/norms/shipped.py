@@ -80,9 +80,12 @@ def quantised() -> list:
     specs = [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, "bf16", "bf16", **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
-    specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (131072, 200000, 262144) for o in q]
+    specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (100008, 131072, 262144) for o in q]
+    specs += [NormSpec("rmsnorm", N, "bf16", "fp32", "fp32", 8, **o) for N in (65536, 131072, 262144) for o in q]
     specs += [NormSpec("layernorm", 262144, "bf16", "bf16", None, 8, "bf16", "bf16", **q[0])]
-    specs += [NormSpec("layernorm", 200008, "bf16", "fp32", "fp32", 8, **o) for o in q]
+    specs += [NormSpec(kind, 200008, "bf16", "fp32", "fp32", 8, **o) for kind in KINDS for o in q]
+    specs += [NormSpec(kind, N, "bf16", "fp32", "fp32", 8, "bf16", "bf16", **o) for kind in KINDS
+              for N, o in ((131072, q[0]), (262144, q[1]))]
     specs += [NormSpec("layernorm", N, "fp32", "fp32", "fp32", 4, residual="fp32", total="fp32", **o)
               for N in (4096, 32768, 262144) for o in q]
     specs += [NormSpec(kind, N, x, x, x, v, residual=x, total=x, **o) for kind in KINDS for N, x, v in ODD for o in q]
