@@ -66,8 +66,22 @@ def test_variants_cover_each_row_once(vectors, scale, kind, M, units):
         assert sorted(row for u in range(units) for row in p.rows_of(u, units, M)) == list(range(M))
 
 
+@settings(max_examples=60)
+@given(st.integers(1024, 8191), SCALES, KINDS, st.sampled_from([None, "bf16"]))
+def test_shorter_rows_have_variants_and_no_plan(vectors, scale, kind, residual):
+    """As far as FROM_BYTES says: with another one they are planned."""
+    s = spec(8 * vectors, scale=scale, kind=kind, residual=residual, total=residual)
+    found = quant_kept_plan.variants(s)
+    assert found and quant_kept_plan.planned(s) is None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(quant_kept_plan, "FROM_BYTES", quant_kept_plan.SERVED_FROM_BYTES)
+        found += [quant_kept_plan.planned(s)] if residual is None or s.N >= 16384 else []
+    for p in found:
+        check(s, p)
+
+
 @pytest.mark.parametrize("other", [
-    spec(32768), spec(65528), spec(262144, stats=True), spec(262140, vector=4), spec(262144, x="fp32", vector=4),
+    spec(8184), spec(262144, stats=True), spec(262140, vector=4), spec(262144, x="fp32", vector=4),
     spec(262144, residual="fp32", vector=4), spec(262144, total="fp32", vector=4), spec(262144, heads="rows"),
     spec(262144, out=None, scale=None), spec(262144, out="fp16", scale=None)], ids=str)
 def test_others_have_none(other):

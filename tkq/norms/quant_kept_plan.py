@@ -9,15 +9,19 @@ from ..runtime import Recipe
 from .quant_kept_config import shape
 from .spec import GROUP, NormSpec
 
-FROM_BYTES, WIDTH_OF_X = 131072, 16  # of a row; bits
+SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is planned; bits
 # of a row with no more of weight and bias than of x, by scale: up to there blocks that come and go are as fast
 LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
+# of rows below FROM_BYTES, of which, and of the residual's, a block has at least 16 KB
+_SHORT_GEOMETRIES = ((1, 4, 6, 2), (1, 8, 6, 1), (1, 16, 6, 1), (2, 4, 6, 2), (2, 8, 6, 1), (2, 16, 6, 1), (4, 4, 6, 2),
+                     (4, 8, 6, 1), (8, 8, 6, 1))
+_LEAST_BYTES = 16384
 # (rows of up to so many bytes, the residual's among them; geometry): 64 elements to a thread without a residual, so
 # that what a warp does but once a row counts less than its elements. Measured beside it: docs/attempts.md.
-_PLANNED = ((FROM_BYTES, (4, 8, 6, 1)), (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)),
-            (8 * FROM_BYTES, (16, 8, 3, 1)))
+_PLANNED = ((16384, (1, 4, 6, 2)), (32768, (1, 8, 6, 1)), (65536, (2, 8, 6, 1)), (FROM_BYTES, (4, 8, 6, 1)),
+            (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)), (8 * FROM_BYTES, (16, 8, 3, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
 
 
@@ -26,10 +30,10 @@ def recipe(spec: NormSpec, plan: RowPlan) -> Recipe:
 
 
 def serves(spec: NormSpec) -> bool:
-    """Long rows of 16 bits an element in whole accesses, with any options but statistics, heads and another result."""
+    """Rows of 16 bits an element in whole accesses, with any options but statistics, heads and another result."""
     without = replace(spec, scale=None, out=None, offset=False, residual=None, total=None)
     return (spec.scale is not None and without.plain and spec.width == WIDTH_OF_X and spec.vector == 8 and
-            _bytes(spec) >= FROM_BYTES)
+            _bytes(spec) >= SERVED_FROM_BYTES)
 
 
 def planned(spec: NormSpec) -> Optional[RowPlan]:
@@ -53,7 +57,10 @@ def variants(spec: NormSpec) -> list[RowPlan]:
     """Those worth timing."""
     if not serves(spec):
         return []
-    found = [_plan(spec, geometry) for geometry in _GEOMETRIES]
+    geometries, loaded = _GEOMETRIES, spec.N * spec.loaded // 8
+    if _bytes(spec) < FROM_BYTES:
+        geometries = [geometry for geometry in _SHORT_GEOMETRIES if loaded >= _LEAST_BYTES * geometry[0]]
+    found = [_plan(spec, geometry) for geometry in geometries]
     return list(dict.fromkeys(p for p in found if p))
 
 
