@@ -69,12 +69,12 @@ def test_variants_cover_each_row_once(vectors, scale, kind, M, units):
 @settings(max_examples=60)
 @given(st.integers(1024, 8191), SCALES, KINDS, st.sampled_from([None, "bf16"]))
 def test_shorter_rows_have_variants_and_no_plan(vectors, scale, kind, residual):
-    """As far as FROM_BYTES says: with another one they are planned."""
+    """As far as HEAVY_FROM_BYTES says: with another one they are planned."""
     s = spec(8 * vectors, scale=scale, kind=kind, residual=residual, total=residual)
     found = quant_kept_plan.variants(s)
     assert found and quant_kept_plan.planned(s) is None
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(quant_kept_plan, "FROM_BYTES", quant_kept_plan.SERVED_FROM_BYTES)
+        patched.setattr(quant_kept_plan, "HEAVY_FROM_BYTES", quant_kept_plan.SERVED_FROM_BYTES)
         found += [quant_kept_plan.planned(s)] if residual is None or s.N >= 16384 else []
     for p in found:
         check(s, p)

@@ -9,7 +9,8 @@ from ..runtime import Recipe
 from .quant_kept_config import shape
 from .spec import GROUP, NormSpec
 
-SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is planned; bits
+SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is long; bits
+HEAVY_FROM_BYTES = FROM_BYTES  # of a row with more of weight and bias than of x, that is planned
 # of a row with no more of weight and bias than of x, by scale: up to there blocks that come and go are as fast
 LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
@@ -41,7 +42,7 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     if not serves(spec):
         return None
     light = sum(shape(spec).vectors) <= spec.loaded
-    least = LIGHT_ABOVE_BYTES[spec.scale] + 1 if light else FROM_BYTES
+    least = LIGHT_ABOVE_BYTES[spec.scale] + 1 if light else HEAVY_FROM_BYTES
     if _bytes(spec) < least * spec.loaded // spec.width:
         return None
     loaded = spec.N * spec.loaded // 8
