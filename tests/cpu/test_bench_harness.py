@@ -27,6 +27,8 @@ class FakeBatch:
         self.gpu, self.name, self.turns = gpu, name, 0
 
     def run(self, seconds, during):
+        assert self.gpu.cleared, "what the one before left in the cache would help, or not, whoever comes next"
+        self.gpu.cleared = False
         self.turns += 1
         self.gpu.turns.append((self.name, seconds, during is not None))
         if during is not None:
@@ -39,13 +41,16 @@ class FakeGpu:
 
     def __init__(self, milliseconds, free=2**36):
         self.milliseconds, self.free = milliseconds, free
-        self.turns, self.released, self.sets, self.grad = [], False, [], None
+        self.turns, self.released, self.sets, self.grad, self.cleared = [], False, [], None, False
 
     def l2_bytes(self):
         return L2
 
     def free_bytes(self):
         return self.free
+
+    def clear_cache(self):
+        self.cleared = True
 
     def first_calls(self, call, sets):
         self.sets, self.grad = sets, torch.is_grad_enabled()
@@ -191,6 +196,21 @@ def test_a_device_copy_that_cannot_be_timed_is_none():
         assert 500 < harness.device_copy() < 20000
     else:
         assert harness.device_copy() is None
+
+
+def test_what_clears_the_cache_is_more_than_it_holds_and_goes_with_the_comparison(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch, "empty", lambda n, dtype, device: made.append(torch.zeros(n, dtype=dtype)) or made[-1])
+    monkeypatch.setattr(timing.Gpu, "l2_bytes", lambda self: 4096)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    gpu = object.__new__(timing.Gpu)
+    gpu._others = None
+    for _ in range(3):
+        gpu.clear_cache()
+    assert len(made) == 1 and made[0].all() and made[0].nbytes == timing.CLEARED_MULTIPLE * 4096 > 4096
+    gpu.release()
+    assert gpu._others is None
 
 
 def test_compare_rotates_different_inputs():
