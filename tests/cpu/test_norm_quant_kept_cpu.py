@@ -27,7 +27,7 @@ def check(s, p):
 
 
 @settings(max_examples=60)
-@given(st.integers(8192, 32768), st.sampled_from([("fp32", "fp32"), ("bf16", "bf16"), ("fp32", None)]), SCALES, KINDS,
+@given(st.integers(2048, 32768), st.sampled_from([("fp32", "fp32"), ("bf16", "bf16"), ("fp32", None)]), SCALES, KINDS,
        st.booleans())
 def test_every_long_row_with_more_of_weight_and_bias_than_of_x(vectors, given, scale, kind, offset):
     s = spec(8 * vectors, *given, scale=scale, kind=kind, offset=offset)
@@ -45,7 +45,7 @@ def test_every_row_that_is_longer_still(vectors, given, scale, kind):
 
 
 @settings(max_examples=40)
-@given(st.integers(8192, 32768), SCALES, KINDS, st.sampled_from([None, "bf16", "fp16"]))
+@given(st.integers(1024, 32768), SCALES, KINDS, st.sampled_from([None, "bf16", "fp16"]))
 def test_rows_with_a_residual(vectors, scale, kind, total):
     """Rows of 262144 columns have room for three at once: two exchanges would leave none to come meanwhile."""
     s = spec(8 * vectors, scale=scale, kind=kind, residual="bf16", total=total)
@@ -68,13 +68,14 @@ def test_variants_cover_each_row_once(vectors, scale, kind, M, units):
 
 @settings(max_examples=60)
 @given(st.integers(1024, 8191), SCALES, KINDS, st.sampled_from([None, "bf16"]))
-def test_shorter_rows_have_variants_and_no_plan(vectors, scale, kind, residual):
-    """As far as HEAVY_FROM_BYTES says: with another one they are planned."""
+def test_shorter_rows_have_variants(vectors, scale, kind, residual):
+    """Which of them are planned, HEAVY_FROM_BYTES says: with another one each would have a plan."""
     s = spec(8 * vectors, scale=scale, kind=kind, residual=residual, total=residual)
     found = quant_kept_plan.variants(s)
-    assert found and quant_kept_plan.planned(s) is None
+    assert found and (quant_kept_plan.planned(s) is not None) == (s.N >= 16384 and residual is None)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(quant_kept_plan, "HEAVY_FROM_BYTES", quant_kept_plan.SERVED_FROM_BYTES)
+        for name in ("HEAVY_FROM_BYTES", "HEAVY_BESIDE_RESIDUAL_FROM_BYTES"):
+            patched.setattr(quant_kept_plan, name, quant_kept_plan.SERVED_FROM_BYTES)
         found += [quant_kept_plan.planned(s)] if residual is None or s.N >= 16384 else []
     for p in found:
         check(s, p)
@@ -97,6 +98,8 @@ def test_calls_take_it(monkeypatch, kind, scale):
     for vectors in ((), ("bf16", None)):
         run, units = launch.compiled(spec(262144, *vectors, kind=kind, scale=scale), None)
         assert run.builder == "tkq.norms.quant_kept:build" and units == 16000 + 8 * 32 + 128
+    run, units = launch.compiled(spec(16384, kind=kind, scale=scale), None)
+    assert run.builder == "tkq.norms.quant_kept:build" and units == 1000 + 16 * 32 + 128
     other = launch.compiled(spec(131072 if scale == "row" else 65536, "bf16", None, kind=kind, scale=scale), None)
     long = kind == "layernorm" and scale == "row"
     assert other.builder == f"tkq.norms.{'quant_long' if long else 'build'}:build"

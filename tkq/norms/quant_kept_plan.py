@@ -10,8 +10,10 @@ from .quant_kept_config import shape
 from .spec import GROUP, NormSpec
 
 SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is long; bits
-HEAVY_FROM_BYTES = FROM_BYTES  # of a row with more of weight and bias than of x, that is planned
-# of a row with no more of weight and bias than of x, by scale: up to there blocks that come and go are as fast
+# of a row of x: with more of weight and bias than of x, alone and beside a residual. Below, blocks that come and go are
+# as fast, or faster.
+HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 32768, 2 * FROM_BYTES
+# of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
 LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (8, 8, 6, 1), (16, 4, 6, 2), (8, 16, 6, 1), (4, 8, 6, 1), (8, 4, 6, 2))
@@ -21,7 +23,7 @@ _SHORT_GEOMETRIES = ((1, 4, 6, 2), (1, 8, 6, 1), (1, 16, 6, 1), (2, 4, 6, 2), (2
 _LEAST_BYTES = 16384
 # (rows of up to so many bytes, the residual's among them; geometry): 64 elements to a thread without a residual, so
 # that what a warp does but once a row counts less than its elements. Measured beside it: docs/attempts.md.
-_PLANNED = ((16384, (1, 4, 6, 2)), (32768, (1, 8, 6, 1)), (65536, (2, 8, 6, 1)), (FROM_BYTES, (4, 8, 6, 1)),
+_PLANNED = ((16384, (1, 4, 6, 2)), (32768, (1, 16, 6, 1)), (65536, (2, 8, 6, 1)), (FROM_BYTES, (4, 8, 6, 1)),
             (2 * FROM_BYTES, (8, 8, 6, 1)), (4 * FROM_BYTES, (16, 8, 6, 1)), (8 * FROM_BYTES, (16, 8, 3, 1)))
 _LEAST = 48  # registers of a thread for all but its vectors
 
@@ -41,12 +43,17 @@ def planned(spec: NormSpec) -> Optional[RowPlan]:
     """What a spec runs with; None where blocks that come and go with a row are faster, or must be."""
     if not serves(spec):
         return None
-    light = sum(shape(spec).vectors) <= spec.loaded
-    least = LIGHT_ABOVE_BYTES[spec.scale] + 1 if light else HEAVY_FROM_BYTES
-    if _bytes(spec) < least * spec.loaded // spec.width:
+    if _bytes(spec) < _least(spec):
         return None
     loaded = spec.N * spec.loaded // 8
     return next((_plan(spec, geometry) for limit, geometry in _PLANNED if loaded <= limit), None)
+
+
+def _least(spec) -> int:
+    """Bytes of a row of x from which on blocks that stay are planned."""
+    if sum(shape(spec).vectors) > spec.loaded:
+        return HEAVY_BESIDE_RESIDUAL_FROM_BYTES if spec.residual else HEAVY_FROM_BYTES
+    return (LIGHT_ABOVE_BYTES[spec.scale] + 1) * spec.loaded // spec.width
 
 
 def _bytes(spec):
