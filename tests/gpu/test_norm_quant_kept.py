@@ -54,11 +54,12 @@ def test_each_geometry(kind, N, granularity):
     ("layernorm", 19, 131072, "row", "bf16", dict(weight="bf16", bias="bf16")),
     ("layernorm", 19, 100008, "block", "fp16", dict(weight="fp32")), ("rmsnorm", 19, 262144, "row", "bf16", HEAVY),
     ("rmsnorm", 19, 100008, "block", "fp16", dict(weight="fp32")),
+    ("layernorm", 811, 16384, "row", "bf16", HEAVY), ("rmsnorm", 411, 20008, "block", "fp16", dict(weight="fp32")),
     ("layernorm", 53, 131072, "row", "bf16", dict(residual="bf16", **HEAVY)),
     ("layernorm", 29, 262144, "block", "bf16", dict(residual="bf16", **HEAVY))], ids=str)
 def test_many_rows_and_other_types(kind, most, N, granularity, x, vectors):
-    """One row, and more (53, or 29 with two tensors, are more than the stages of all clusters); rows apart; NaN,
-    infinity and a constant row beside others, which have the bits that they had."""
+    """One row, and more (811, 411 or 53, or 29 with two tensors, are more than the stages of all clusters); rows apart;
+    NaN, infinity and a constant row beside others, which have the bits that they had."""
     quantised = getattr(tkq, f"{kind}_quant")
     assert quant_kept_plan.planned(NormSpec(kind, N, x, vectors["weight"], vectors.get("bias"), 8,
                                             vectors.get("residual"), out="e4m3", scale=granularity))

@@ -29,11 +29,13 @@ def _shipped(s: NormSpec):
 
 
 def kept_expectation(spec: NormSpec, kept) -> Expectation:
-    """Of blocks that stay: bulk copies in, whole vectors from shared memory, no register too many."""
+    """Of blocks that stay: bulk copies in, whole vectors from shared memory, an exchange through the cluster where it is
+    one, no register too many."""
+    exchange = ("STAS",) if kept.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
     shape = quant_kept_config.shape(spec) if spec.scale else kept_plan.shape(spec)
-    return Expectation(instructions=("UBLKCP", "STG.E", "STAS", "LDS.128", "LDG.E.128", *convert), registers=168,
-                       smem=rows.smem_bytes(shape, kept) + 2048)
+    return Expectation(instructions=("UBLKCP", "STG.E", "LDS.128", "LDG.E.128", *exchange, *convert),
+                       registers=kept.launch_registers, smem=rows.smem_bytes(shape, kept) + 2048)
 
 
 def plain() -> list:
@@ -81,7 +83,9 @@ def quantised() -> list:
     specs += [NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, "bf16", "bf16", **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (100008, 131072, 262144) for o in q]
-    specs += [NormSpec("rmsnorm", N, "bf16", "fp32", "fp32", 8, **o) for N in (65536, 131072, 262144) for o in q]
+    specs += [NormSpec("rmsnorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES[3:] for o in q]
+    specs += [NormSpec("rmsnorm", 16384, "bf16", "fp32", None, 8, **q[1]),
+              NormSpec("layernorm", 20008, "bf16", "bf16", "bf16", 8, **q[0])]
     specs += [NormSpec("layernorm", 262144, "bf16", "bf16", None, 8, "bf16", "bf16", **q[0])]
     specs += [NormSpec(kind, 200008, "bf16", "fp32", "fp32", 8, **o) for kind in KINDS for o in q]
     specs += [NormSpec(kind, N, "bf16", "fp32", "fp32", 8, "bf16", "bf16", **o) for kind in KINDS
