@@ -29,8 +29,8 @@ def _shipped(s: NormSpec):
 
 
 def kept_expectation(spec: NormSpec, kept) -> Expectation:
-    """Of blocks that stay: bulk copies in, whole vectors from shared memory, an exchange through the cluster if there is
-    one, no register too many."""
+    """Of blocks that stay: bulk copies in, whole vectors from shared memory, an exchange through the cluster if one
+    is there, no register too many."""
     exchange = ("STAS",) if kept.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3", "STG.E.64") if spec.scale else ()
     shape = quant_kept_config.shape(spec) if spec.scale else kept_plan.shape(spec)
