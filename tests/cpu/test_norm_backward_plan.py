@@ -48,11 +48,12 @@ def test_each_row_once_by_any_of_the_plans(way, m, most):
 
 
 @pytest.mark.parametrize("kind, N, by_rows", [
-    ("rmsnorm", 1024, {1: (4, True), 131072: (4, True), 135168: (4, True), 135169: (8, True), 262144: (8, True)}),
-    ("layernorm", 1024, {1: (4, True), 32768: (4, True), 33793: (8, True), 262144: (8, True)}),
+    ("rmsnorm", 1024, {1: (8, False), 32768: (8, False), 135168: (8, False), 135169: (8, True), 262144: (8, True)}),
+    ("layernorm", 1024, {1: (8, False), 32768: (8, False), 33793: (8, True), 262144: (8, True)}),
     ("layernorm", 4096, {1: (8, True), 1024: (8, True), 8192: (8, True), 8448: (8, True), 8449: (4, False)}),
     ("rmsnorm", 4096, {1: (8, True), 4096: (8, True), 4224: (8, True), 4225: (8, False), 8192: (8, False)}),
-    ("layernorm", 2048, {1: (8, True), 131072: (8, True)})])
+    ("rmsnorm", 2048, {1: (8, False), 16896: (8, False), 16897: (8, True), 131072: (8, True)}),
+    ("layernorm", 2048, {1: (8, False), 16384: (8, False), 16897: (8, True), 131072: (8, True)})])
 def test_what_was_measured_on_132_processors(kind, N, by_rows):
     """(warps, do loads leave L2 first?) by rows."""
     found = {m: of_rows(norm(kind, N), m) for m in by_rows}
@@ -113,7 +114,7 @@ def test_a_call_of_another_number_of_rows_is_looked_up(monkeypatch):
 
 def test_shipped_kernels_are_those_of_all_rows():
     recipes = {k.recipe for k in backward_shipped.shipped()}
-    for kind, N in (("rmsnorm", 1024), ("layernorm", 1024), ("rmsnorm", 4096), ("layernorm", 4096)):
+    for kind, N in (("rmsnorm", 1024), ("layernorm", 2048), ("rmsnorm", 4096), ("layernorm", 4096)):
         found = steps(norm(kind, N))
         s = backward_shipped.spec(kind, N, weight="bf16" if kind == "rmsnorm" else "fp32")
         assert len(found) > 1 and {recipe_of(s, p) for _, p in found} <= recipes

@@ -27,7 +27,7 @@ def check(s, p):
 
 
 @settings(max_examples=60)
-@given(st.integers(2048, 32768), st.sampled_from([("fp32", "fp32"), ("bf16", "bf16"), ("fp32", None)]), SCALES, KINDS,
+@given(st.integers(1536, 32768), st.sampled_from([("fp32", "fp32"), ("bf16", "bf16"), ("fp32", None)]), SCALES, KINDS,
        st.booleans())
 def test_every_long_row_with_more_of_weight_and_bias_than_of_x(vectors, given, scale, kind, offset):
     s = spec(8 * vectors, *given, scale=scale, kind=kind, offset=offset)
@@ -72,7 +72,7 @@ def test_shorter_rows_have_variants(vectors, scale, kind, residual):
     """Which of them are planned, HEAVY_FROM_BYTES says: with another one each would have a plan."""
     s = spec(8 * vectors, scale=scale, kind=kind, residual=residual, total=residual)
     found = quant_kept_plan.variants(s)
-    assert found and (quant_kept_plan.planned(s) is not None) == (s.N >= 16384 and residual is None)
+    assert found and (quant_kept_plan.planned(s) is not None) == (s.N >= 12288 and residual is None)
     with pytest.MonkeyPatch.context() as patched:
         for name in ("HEAVY_FROM_BYTES", "HEAVY_BESIDE_RESIDUAL_FROM_BYTES"):
             patched.setattr(quant_kept_plan, name, quant_kept_plan.SERVED_FROM_BYTES)

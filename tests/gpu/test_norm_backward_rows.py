@@ -9,7 +9,7 @@ from tkq.norms.backward_ops import norm_backward
 from tkq.norms.backward_shipped import spec
 from tkq.runtime import arch
 
-WAYS = [("rmsnorm", 1024), ("layernorm", 1024), ("rmsnorm", 4096), ("layernorm", 4096)]
+WAYS = [("rmsnorm", 1024), ("layernorm", 1024), ("layernorm", 2048), ("rmsnorm", 4096), ("layernorm", 4096)]
 
 
 def ends(kind, N):

@@ -25,17 +25,17 @@ class Step(NamedTuple):
 
 
 # (least and most columns, most elements of a processor, choices), of two loads of 16 bits, by column sums.
-# Measured on an H100 (132 processors) in microseconds, beside the plan for many rows (docs/attempts.md):
-# 1024 columns, one column sum: 32768 rows 70.7 (71.6), 131072 rows 275.0 (276.1); two of them: 32768 rows 72.1 (73.4),
-# 65536 rows 140.6 (140.7), 131072 rows 283.7 (278.3); 262144 rows of both gain by that other plan; 4096 columns, one
-# column sum: 1024 rows 12.8 (13.3), 4096 rows 37.9 (38.4), 8192 rows 71.8 (71.2); two of them: 1024 rows 14.7 (17.0),
-# 8192 rows 74.4 (75.2), 16384 rows 143.1 (140.8).
-_ONCE = dict(cluster=1, evict_first=True, streaming=True)  # nothing is read again, so nothing is to stay in L2
-_SHORT = dict(per_thread=32, warps=4, stages=3, **_ONCE)
-_WHOLE = dict(per_thread=16, warps=8, stages=4, **_ONCE)
+# Measured on an H100 (132 processors) in microseconds with L2 cleared, one column sum, two of them, in brackets the
+# plan for many rows (docs/attempts.md): 32768 x 1024 71.7, 73.2 (73.4, 74.6); 16384 x 2048 71.9, 73.2 (73.6, 74.7);
+# 1024 x 4096 12.7, 14.6 (13.3, 17.1); 4096 x 4096 38.4, 40.0 (38.5, 42.5); 8192 x 4096 73.0, 74.5 (71.2, 75.4). Where
+# they end at 1024 and 4096 columns is of another run.
+_ONCE = dict(evict_first=True, streaming=True)  # nothing is read again, so nothing is to stay in L2
+_SHORT = dict(cluster=1, per_thread=32, warps=8, stages=2)
+_MIDDLE = dict(cluster=1, per_thread=32, warps=8, stages=3)
+_WHOLE = dict(cluster=1, per_thread=16, warps=8, stages=4, **_ONCE)
 _FEW = {
-    1: ((513, 1024, 1 << 20, _SHORT), (2049, 4096, 1 << 17, _WHOLE)),
-    2: ((513, 1024, 1 << 18, _SHORT), (2049, 4096, 1 << 18, _WHOLE)),
+    1: ((513, 1024, 1 << 20, _SHORT), (1025, 2048, 1 << 18, _MIDDLE), (2049, 4096, 1 << 17, _WHOLE)),
+    2: ((513, 1024, 1 << 18, _SHORT), (1025, 2048, 1 << 18, _MIDDLE), (2049, 4096, 1 << 18, _WHOLE)),
 }
 
 

@@ -12,7 +12,7 @@ from .spec import GROUP, NormSpec
 SERVED_FROM_BYTES, FROM_BYTES, WIDTH_OF_X = 16384, 131072, 16  # of a row: what has variants, what is long; bits
 # of a row of x: with more of weight and bias than of x, alone and beside a residual. Below, blocks that come and go are
 # as fast, or faster.
-HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 32768, 2 * FROM_BYTES
+HEAVY_FROM_BYTES, HEAVY_BESIDE_RESIDUAL_FROM_BYTES = 24576, 2 * FROM_BYTES
 # of all that is read of a row with no more of weight and bias than that, by scale: up to there they are as fast
 LIGHT_ABOVE_BYTES = {"row": 2 * FROM_BYTES, "block": FROM_BYTES}
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)

@@ -84,7 +84,8 @@ def quantised() -> list:
     specs += [NormSpec("layernorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES for o in q]
     specs += [NormSpec("layernorm", N, "bf16", "bf16", None, 8, **o) for N in (100008, 131072, 262144) for o in q]
     specs += [NormSpec("rmsnorm", N, "bf16", "fp32", "fp32", 8, **o) for N in SIZES[3:] for o in q]
-    specs += [NormSpec("rmsnorm", 16384, "bf16", "fp32", None, 8, **q[1]),
+    specs += [NormSpec("rmsnorm", 12288, "bf16", "fp32", "fp32", 8, **q[0]),
+              NormSpec("rmsnorm", 16384, "bf16", "fp32", None, 8, **q[1]),
               NormSpec("layernorm", 20008, "bf16", "bf16", "bf16", 8, **q[0])]
     specs += [NormSpec("layernorm", 262144, "bf16", "bf16", None, 8, "bf16", "bf16", **q[0])]
     specs += [NormSpec(kind, 200008, "bf16", "fp32", "fp32", 8, **o) for kind in KINDS for o in q]
