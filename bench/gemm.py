@@ -113,7 +113,7 @@ def judge(cases) -> list[str]:
     """The bounds that no single case decides: the mean over large products, and the bytes a second of few rows."""
     problems = []
     for section in ("large", "rows"):
-        problems += mean_misses(section, [case for case in cases if case.section == section], IN_THE_MEAN)
+        problems += mean_misses(section, [case for case in cases if case.section == section], IN_THE_MEAN, len(LARGE))
     few = [case for case in cases if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS]
     return problems + rate_misses("few", few, FEW_GBS)
 
