@@ -373,6 +373,7 @@ def _in_turn(options) -> int:
     with contextlib.ExitStack() as until_measured:
         if options.turn:
             turns.get_ready(options.against)
+            print("ready, waiting for its turn", flush=True)
             until_measured.enter_context(turns.wait(options.turn))
         turns.end_after(options.at_most)
         bad = measure(options)

@@ -2,9 +2,8 @@
 
 A card's clock differs from run to run and from card to card. What both runs timed beside tkq, peers and roofs, shows by
 how much: the geometric mean of their change is the run's, and ours is judged by what is beyond it. Where nothing else
-was timed in both, our times are compared as they are. Less than 1 % is no change, however little the rounds differ by:
-what only moves bytes repeats itself to 0.1 % within a run, and not from one card, or one placement in memory, to the
-next. What calls cost is compared beside `x + x` of the same host; what peers' calls cost is not ours to compare.
+was timed in both, our times are compared as they are. Less than 1 % is no change, however little the rounds of one run
+differ by. What calls cost is compared beside `x + x` of the same host; what peers' calls cost is not ours to compare.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ def test_what_is_missed_is_told_and_what_holds_is_not():
     report = Report(HERE, [case("good", beside, cuBLAS=0.975), case("slow", beside, cuBLAS=0.96),
                            case("far from its roof", beside, Bound(("copy",), 0.95), cuBLAS=1.0, copy=0.9),
                            case("alone", beside), case("wrong", error=9e-3, cuBLAS=1.0)],
-                    [Cost("CPU per eager call: x + x", 8.0, 8.0, 8.0, 9), Cost("CPU per eager call: a", 8.0, 8, 8, 9, 9),
+                    [Cost("CPU per eager call: x + x", 8, 8, 8, 9), Cost("CPU per eager call: a", 8.0, 8, 8, 9, 9.0),
                      Cost("CPU per eager call: b", 9.04, 9, 9, 9, 9.0)])
     assert bounds.missed({"other": report}) == [
-        "other: gemm slow: 0.960 of cuBLAS, at least 0.98", "other: gemm far from its roof: 0.900 of copy, at least 0.95",
+        "other: gemm slow: 0.960 of cuBLAS, at least 0.98",
+        "other: gemm far from its roof: 0.900 of copy, at least 0.95",
         "other: gemm wrong: the error is beyond twice the best peer's",
         "other: CPU per eager call: b: 9.04 us, at most 9 (`x + x` took 8.0)"]
     assert bounds.undecided({"other": report, "again": report}) == 2
