@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from bench import ahead, command, compared, harness, ops, plots, tables, turns
+from bench import ahead, bounds, command, compared, harness, ops, plots, tables, turns
 from bench.command import Bench, Job
 from bench.join_results import Mixed, join_folders
 from bench.progress import Progress
@@ -252,8 +252,6 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
         progress.step(f"{job.question.op} {job.question.shape}")
         run.case(job, left - k)
         torch.cuda.empty_cache()
-    for text in bench.judge(run.report.cases):
-        progress.say(f"bound missed: {text}")
     if bench.name in options.once:
         _after(bench, run, options)
     run.save()
@@ -318,7 +316,9 @@ def tell(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
     except ImportError as problem:
         print(f"no pictures: {problem}; pip install matplotlib, then: python -m tkq bench --results {out}")
         pictures = []
-    print(f"{out}: {len(reports)} files of results, results.md, {len(pictures)} pictures in plots/")
+    print(f"{out}: {len(reports)} files of results, results.md, {len(pictures)} pictures in plots/\n")
+    missed, undecided = bounds.missed(reports), bounds.undecided(reports)
+    print("\n".join([f"Bounds missed: {len(missed)}; not decided, as a peer was not timed: {undecided}", *missed]))
 
 
 def results(options) -> Mapping[str, Report]:
@@ -373,6 +373,7 @@ def _in_turn(options) -> int:
     with contextlib.ExitStack() as until_measured:
         if options.turn:
             turns.get_ready(options.against)
+            print("ready, waiting for its turn", flush=True)
             until_measured.enter_context(turns.wait(options.turn))
         turns.end_after(options.at_most)
         bad = measure(options)

@@ -26,6 +26,7 @@ from tkq.testing.timing import relative_error
 BF16 = torch.bfloat16
 AT_LEAST, MEAN_AT_LEAST = 0.97, 1.02
 WIDE_AT_LEAST = 440  # TFLOP/s at head_dim 256, S 8192
+SAME_SHAPES = ((1024, 128), (4096, 128), (16384, 128), (4096, 64), (4096, 256))  # what determinism costs: no bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,8 @@ peers.PEERS["attention_backward_deterministic"] = SAME
 def judge(cases) -> list[str]:
     wide = [case for case in cases if case.section == "backward" and " S8192 " in case.shape and " D256 " in case.shape]
     return [*[x for section in ("backward", "gqa")
-              for x in mean_misses(section, [case for case in cases if case.section == section], MEAN_AT_LEAST)],
+              for x in mean_misses(section, [case for case in cases if case.section == section], MEAN_AT_LEAST,
+                                   2 * len(SHAPES))],
             *rate_misses("backward", wide, WIDE_AT_LEAST)]
 
 
@@ -185,7 +187,7 @@ BENCH = Bench(
     "attention_backward", __doc__,
     {**{section: lambda shapes, section=section: jobs(section, shapes) for section in ("backward", "gqa")},
      "deterministic": deterministic},
-    shapes={"backward": SHAPES, "gqa": SHAPES, "deterministic": SHAPES},
+    shapes={"backward": SHAPES, "gqa": SHAPES, "deterministic": SAME_SHAPES},
     quick=QUICK,
     default=("backward",),
     judge=judge,

@@ -84,11 +84,13 @@ class Run:
         report.save(self._path)
 
     def effort(self, cases_left: int, candidates: int) -> Effort:
-        """The effort asked for, or shorter turns if the time left would not do: half of a case is making inputs."""
+        """The effort asked for, or shorter turns if the time left would not do: half of a case is making inputs. Each
+        candidate has a turn that does not count, to warm up; more is not needed, as every turn begins with a lead-in.
+        """
         share = (self._deadline - time.monotonic()) / cases_left
-        laps = self._effort.rounds + 3
+        laps = self._effort.rounds + 1
         turn = min(self._effort.round_seconds, max(0.01, 0.5 * share / laps / candidates))
-        return dataclasses.replace(self._effort, round_seconds=turn, warmup_seconds=3 * candidates * turn)
+        return dataclasses.replace(self._effort, round_seconds=turn, warmup_seconds=0.0)
 
     def case(self, job: Job, cases_left: int) -> None:
         q = job.question
@@ -177,14 +179,18 @@ class Run:
         self.save()
 
 
-def mean_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:
-    """For a ``judge``: what is wrong with the geometric mean of these cases, each beside its best peer. Prints it."""
+def mean_misses(what: str, cases: Iterable[Case], at_least: float, of: int = 0) -> list[str]:
+    """For a ``judge``: what is wrong with the geometric mean of these cases, each beside its best peer. Prints it. of:
+    how many cases the bound means; the mean of fewer is told, and decides nothing."""
     found = [best[1] for case in cases if (best := case.against_best())]
     if not found:
         return []
-    mean = geometric_mean(found)
-    print(f"{what}: {mean:.3f} of the best peer in the mean over {len(found)}, at least {at_least}")
-    return [] if mean >= at_least else [f"{what}: {mean:.3f} of the best peer in the mean, at least {at_least}"]
+    mean, part = geometric_mean(found), len(found) < of
+    over = f"over {len(found)} of {of} shapes: not decided" if part else f"over {len(found)}"
+    print(f"{what}: {mean:.3f} of the best peer in the mean, at least {at_least}, {over}")
+    if part or mean >= at_least:
+        return []
+    return [f"{what}: {mean:.3f} of the best peer in the mean, at least {at_least}"]
 
 
 def rate_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:

@@ -2,7 +2,8 @@
 
 A card's clock differs from run to run and from card to card. What both runs timed beside tkq, peers and roofs, shows by
 how much: the geometric mean of their change is the run's, and ours is judged by what is beyond it. Where nothing else
-was timed in both, our times are compared as they are.
+was timed in both, our times are compared as they are. Less than 1 % is no change, however little the rounds of one run
+differ by. What calls cost is compared beside `x + x` of the same host; what peers' calls cost is not ours to compare.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from dataclasses import dataclass
 from bench import ops
 from bench.results import HOST, Case, Cost, Report, geometric_mean, host
 from tkq.testing.timing import Timing
+
+LEAST = 0.01  # of a change that counts
+CALL = "CPU per eager call"
+_RIVALS = tuple(f" {name}" for names in ops.AGAINST.values() for name in names)
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,10 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        if self.beyond > 1 + self.spread:
+        counts = 1 + max(self.spread, LEAST)
+        if self.beyond > counts:
             return "slower"
-        return "faster" if self.beyond < 1 / (1 + self.spread) else ""
+        return "faster" if self.beyond < 1 / counts else ""
 
 
 def spread(timing: Timing) -> float:
@@ -50,13 +56,14 @@ def spread(timing: Timing) -> float:
 
 
 def changes(old: Report, new: Report) -> list[Change]:
-    """Of every case and cost that both runs have."""
+    """Of every case and every cost of ours that both runs have."""
     before = {(case.section, case.op, case.shape): case for case in old.cases}
     pairs = ((before.get((case.section, case.op, case.shape)), case) for case in new.cases)
     found = [_case(a, b) for a, b in pairs if a and a.comparison[a.ours].ok and b.comparison[b.ours].ok]
     costs = {cost.name: cost for cost in old.costs}
     hosts = host(old.costs), host(new.costs)
-    return found + [_cost(costs[cost.name], cost, hosts) for cost in new.costs if cost.name in costs]
+    return found + [_cost(costs[cost.name], cost, hosts) for cost in new.costs
+                    if cost.name in costs and _is_ours(cost.name)]
 
 
 def _case(old: Case, new: Case) -> Change:
@@ -70,9 +77,14 @@ def _case(old: Case, new: Case) -> Change:
                   spread(a) + spread(b))
 
 
+def _is_ours(name: str) -> bool:
+    """Is a cost tkq's? A peer's call has the peer's name, the host is what calls are compared beside."""
+    return not name.startswith(HOST) and not (name.startswith(CALL) and name.partition(",")[0].endswith(_RIVALS))
+
+
 def _cost(old: Cost, new: Cost, hosts: tuple[Cost | None, Cost | None]) -> Change:
     """The least of the measurements says how far below the median a quiet host comes: that is the spread."""
-    calls = new.name.startswith("CPU per eager call") and new.name != HOST and None not in hosts
+    calls = new.name.startswith(CALL) and None not in hosts
     of = lambda cost: (cost.median_us - cost.least_us) / cost.median_us
     return Change(new.name, "", f"{old.median_us:.1f} us", f"{new.median_us:.1f} us", new.median_us / old.median_us,
                   hosts[1].median_us / hosts[0].median_us if calls else None, of(old) + of(new))

@@ -95,7 +95,7 @@ def judge(cases) -> list[str]:
     """What no single case decides: the mean over the large products, and the bytes a second of few rows."""
     problems = []
     for kind, (_, wanted) in AT_LEAST.items():
-        problems += mean_misses(kind, [case for case in cases if case.section == kind], wanted)
+        problems += mean_misses(kind, [case for case in cases if case.section == kind], wanted, len(LARGE))
     few = [case for case in cases if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS]
     return problems + rate_misses("few", few, FEW_GBS)
 

@@ -41,6 +41,8 @@ def randn(i: int, *shape: int) -> torch.Tensor:
 
 
 def product_jobs(section: str, transposed: bool, shapes, unit="TFLOP/s") -> Iterator[Job]:
+    """QuACK is tuned for the large products alone: it takes seconds a shape."""
+    against = RIVALS if section == "large" else RIVALS[:2]
     for m, n, k in shapes:
         def inputs(i, m=m, n=n, k=k):
             return randn(i, m, k), randn(i + 1000, n, k).t() if transposed else randn(i + 1000, k, n)
@@ -50,8 +52,8 @@ def product_jobs(section: str, transposed: bool, shapes, unit="TFLOP/s") -> Iter
 
         work = 2 * m * n * k if unit == "TFLOP/s" else 2 * (m * k + k * n + m * n)
         shape = f"{m}x{n}x{k} a @ b{'.t()' if transposed else ''}"
-        question = harness.Question(section, "gemm", shape, unit, work, Bound(RIVALS, EACH))
-        yield Job(question, lambda a, b: tkq.gemm(a, b), "gemm", RIVALS, inputs, error)
+        question = harness.Question(section, "gemm", shape, unit, work, Bound(against, EACH))
+        yield Job(question, lambda a, b: tkq.gemm(a, b), "gemm", against, inputs, error)
 
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
@@ -72,7 +74,7 @@ def epilogue_jobs(shapes) -> Iterator[Job]:
 
             names = ("torch", "QuACK", "plain") if activation in ("", *gemm_peers.QUACK_NAMES) else ("torch", "plain")
             question = harness.Question("epilogue", "gemm", f"{m}x{n}x{k} bias {activation}", "TFLOP/s", 2 * m * n * k,
-                                        Bound(("torch", "QuACK"), 1.0), roof=Bound(("plain",), OF_PLAIN))
+                                        Bound(names[:-1], 1.0), roof=Bound(("plain",), OF_PLAIN))
             yield Job(question, ours, "gemm_linear", names, inputs, error, {"activation": activation})
 
 
@@ -113,7 +115,7 @@ def judge(cases) -> list[str]:
     """The bounds that no single case decides: the mean over large products, and the bytes a second of few rows."""
     problems = []
     for section in ("large", "rows"):
-        problems += mean_misses(section, [case for case in cases if case.section == section], IN_THE_MEAN)
+        problems += mean_misses(section, [case for case in cases if case.section == section], IN_THE_MEAN, len(LARGE))
     few = [case for case in cases if case.section == "few" and int(case.shape.partition("x")[0]) <= FEW_ROWS]
     return problems + rate_misses("few", few, FEW_GBS)
 

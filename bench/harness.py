@@ -314,7 +314,7 @@ def _roof(case: Case) -> str:
 def cost_lines(costs: list[Cost]) -> list[str]:
     """Each cost with its spread and its bound."""
     return [
-        f"{c.name:66s} {c.median_us:9.1f} us ({c.least_us:.1f} to {c.most_us:.1f})"
+        f"{c.name:66s} {c.median_us:9.2f} us ({c.least_us:.1f} to {c.most_us:.1f})"
         f"{'' if c.at_most is None else f'  at most {c.at_most:g} {_mark(c.holds())}'} {c.note}".rstrip()
         for c in costs
     ]

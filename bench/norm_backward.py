@@ -102,7 +102,8 @@ def _error(kind):
 
 def mean_of(cases: list[Case]) -> list[str]:
     """What is wrong with the mean against the best peer, over all shapes but the moderate ones."""
-    return mean_misses("backward", [c for c in cases if c.bound.at_least == AGAINST_PEERS], AGAINST_PEERS_MEAN)
+    return mean_misses("backward", [c for c in cases if c.bound.at_least == AGAINST_PEERS], AGAINST_PEERS_MEAN,
+                       len(SHAPES) * len(KINDS))
 
 
 BENCH = Bench("norm_backward", __doc__, {"backward": jobs}, shapes={"backward": SHAPES + MODERATE}, quick=QUICK,

@@ -33,7 +33,7 @@ SECTION = """Times as fast as the fastest peer, a dot for each shape, measured o
 
 A row is an operation at all shapes timed, in bf16 unless its name says otherwise. At each shape the ratio is the median
 over interleaved rounds of the fastest peer's time over ours: above 1, tkq is faster. Mean: geometric. Of a copy: beside
-a kernel that only moves the bytes. Day: of the run."""
+a kernel that only moves the bytes. Day: of the run. {said}"""
 HEAD = """# Speed
 
 Made by `python -m bench.readme_table --write` from `bench/results/h100`, where `results.md` has every candidate with
@@ -41,7 +41,7 @@ its spread, launches, error, clock and power. A roof is what only moves the byte
 two reads and one write. GB/s count the bytes that an operation has to move: of (M, N) tensors two in a norm's or
 softmax's forward (four with a residual), one in a cross entropy's, three in a norm's or softmax's backward, two in a
 cross entropy's. `plain` is tkq's own operation without what is fused into it; `32/32`, `all keys`, `as usual` and `tkq
-apart` are its own too. Each table has the day of its run; the README says which are older than the code they measure.
+apart` are its own too. Each table has the day of its run. {said}
 In the pictures a band is what lies between the quartiles, and the tensor cores' roof is their peak at the SM clock that
 was read while tkq ran. What a call costs depends on the host: compare it with `x + x` of the same run."""
 
@@ -63,7 +63,8 @@ def section(folder: Path = RESULTS) -> str:
         return "Not measured yet."
     newest = max((report.environment for report in found.values()), key=lambda e: e.date)
     versions = ", ".join(f"{name} {version}" for name, version in newest.versions.items() if version)
-    return SECTION.format(device=newest.device, versions=versions, table=tables.summary(found))
+    return SECTION.format(device=newest.device, versions=versions, table=tables.summary(found),
+                          said=" ".join(filter(None, (tables.of_which_run(found), tables.not_timed(found)))))
 
 
 def page(folder: Path = RESULTS) -> str:
@@ -72,7 +73,9 @@ def page(folder: Path = RESULTS) -> str:
     pictures = [name for name, _, _ in plots.drawings(drawn(found))]
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem in TWICE, path.stem))
     runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found)}" for path in paths]
-    return "\n\n".join((HEAD, *runs)) + "\n"
+    old = ", ".join(name.replace("_", " ") for name in tables.earlier(found))
+    said = f"Of an earlier run than the others, of older code: {old}." if old else "All are of one run."
+    return "\n\n".join((HEAD.format(said=said), *runs)) + "\n"
 
 
 def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from bench import ops
 from bench.results import Bound, Case, Cost, Reading, Report, busy, geometric_mean, host
@@ -207,6 +208,46 @@ def summary(reports: Mapping[str, Report]) -> str:
         rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
                      copies, " to ".join(dict.fromkeys((days[0], days[-1])))))
     return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
+
+
+RUN = 3600  # seconds: files whose runs began within so long of the newest are of one run
+
+
+def earlier(reports: Mapping[str, Report]) -> list[str]:
+    """The files that are of an earlier run than the newest one."""
+    began = {name: datetime.fromisoformat(report.environment.date) for name, report in reports.items()}
+    return [name for name, time in began.items() if (max(began.values()) - time).total_seconds() > RUN]
+
+
+def of_which_run(reports: Mapping[str, Report]) -> str:
+    """A sentence about what is older than the rest: results of one run are of one state of the code."""
+    rows, old = grouped(reports), set(earlier(reports))
+    dates = {name: {report.environment.date for report, _ in found} for name, found in rows.items()}
+    of_old = {reports[name].environment.date for name in old}
+    found = [name for name in rows if dates[name] & of_old]
+    if not found:
+        return "All rows are of one run."
+    if len(found) > len(rows) // 2:
+        return "The rows are of several runs, most of them earlier than the newest."
+    return f"Of an earlier run than the other rows, of older code: {_listed(found)}."
+
+
+def not_timed(reports: Mapping[str, Report]) -> str:
+    """A sentence about peers that bounds name and that were not timed at any shape of a row; "" without such."""
+    said = []
+    for name, found in grouped(reports).items():
+        cases = [case for _, case in found]
+        wanted = dict.fromkeys(peer for case in cases if case.bound for peer in case.bound.against)
+        timed = {peer for case in cases for peer in case.ratios()}
+        if absent := [peer for peer in wanted if ops.is_rival(peer) and peer not in timed]:
+            said.append(f"{_listed([name])} beside {', '.join(absent)}")
+    return f"Not timed: {'; '.join(said)}." if said else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Titles as code and words: "`gemm`, few rows" keeps its comma, so titles are apart by semicolons."""
+    parts = (name.partition(",") for name in names)
+    return "; ".join(f"`{op}`{comma}{what}" for op, comma, what in parts)
 
 
 def document(reports: Mapping[str, Report]) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import importlib
 import math
+import os
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,10 +28,13 @@ def get_ready(against: Iterable[str]) -> None:
 
 
 def wait(path: Path):
-    """Wait until nobody else has this file. It is ours until what is returned is closed, or the process ends."""
+    """Wait until nobody else has this file. It is ours until what is returned is closed, or the process ends; our
+    number is in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = path.open("w")
+    held = path.open("a")
     fcntl.flock(held, fcntl.LOCK_EX)
+    held.truncate(0)
+    print(os.getpid(), file=held, flush=True)
     return held
 
 

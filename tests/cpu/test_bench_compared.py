@@ -62,8 +62,20 @@ def test_calls_are_judged_beside_the_host():
 
     of = lambda *us: {c.op: c.verdict for c in compared.changes(report(6.0, 8.0, 100.0), report(*us))}
     assert of(9.0, 12.0, 100.0)["CPU per eager call: rmsnorm tkq"] == ""  # a slower host
-    assert of(6.0, 8.8, 110.0) == {
-        compared.HOST: "", "CPU per eager call: rmsnorm tkq": "slower", "first call": "slower"}
+    assert of(6.0, 8.8, 110.0) == {"CPU per eager call: rmsnorm tkq": "slower", "first call": "slower"}
+
+
+def test_what_peers_calls_cost_is_not_compared():
+    names = ("rmsnorm tkq", "rmsnorm tkq, recorded", "rmsnorm QuACK", "rmsnorm Liger, recorded", "nn.Linear torch",
+             "fp8_gemm row torch", "x + x", "x + x, recorded", "flash_attn")
+    report = Report(HERE, costs=[Cost(f"CPU per eager call: {name}", 8.0, 7.9, 9.0, 9) for name in names])
+    found = [change.op.partition(": ")[2] for change in compared.changes(report, report)]
+    assert found == ["rmsnorm tkq", "rmsnorm tkq, recorded", "flash_attn"]
+
+
+@pytest.mark.parametrize("now, verdict", ((1.009, ""), (1.011, "slower"), (0.991, ""), (0.989, "faster")))
+def test_less_than_one_per_cent_is_no_change(now, verdict):
+    assert one(case("op", tkq=[1.0] * 7), case("op", tkq=[now] * 7)).verdict == verdict
 
 
 def test_the_table_has_what_changed_and_counts_the_rest():

@@ -237,6 +237,7 @@ def test_a_run_leaves_results_tables_and_pictures(run, tmp_path, capsys):
         "made_up_one.png", "made_up_one.svg", "overview.png", "overview.svg"]
     said = capsys.readouterr()
     assert "[........................] 1/3 " in said.err and "s  one M8 N1\n" in said.err
+    assert "Bounds missed: 0; not decided, as a peer was not timed: 0" in said.out
 
 
 def test_a_run_in_pieces_is_one(run, tmp_path):

@@ -26,8 +26,10 @@ def test_one_has_the_file_at_a_time(tmp_path):
     second = start()
     with pytest.raises(subprocess.TimeoutExpired):
         second.wait(timeout=0.5)
+    assert (tmp_path / "turn").read_text() == f"{first.pid}\n"
     first.kill()  # as a hard limit does
     assert second.stdout.readline() == "in\n"
+    assert (tmp_path / "turn").read_text() == f"{second.pid}\n"
     second.communicate("")
     first.communicate()
     assert second.returncode == 0

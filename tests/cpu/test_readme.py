@@ -142,6 +142,27 @@ def test_the_section_has_a_row_for_each_operation(tmp_path):
     assert text.count("| `") == 1  # beside the others' cases nothing was timed
 
 
+def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
+    case, *_ = report().cases
+    of = lambda section, time, **more: dataclasses.replace(
+        report(), environment=dataclasses.replace(report().environment, date=f"2026-11-21T{time}:00+00:00"),
+        cases=[dataclasses.replace(case, section=section, **more)])
+    norms = of("forward", "10:00", bound=Bound(("QuACK", "FA4", "copy"), 1.0))
+    found = {"norms": norms, "gemm": of("large", "10:50", op="gemm"), "softmax": of("forward", "10:20", op="softmax")}
+    assert tables.earlier(found) == [] and tables.of_which_run(found) == "All rows are of one run."
+    assert tables.not_timed(found) == "Not timed: `rmsnorm` beside FA4."
+    assert tables.not_timed({"gemm": found["gemm"]}) == ""
+    found["gemm"] = of("few", "11:10", op="gemm")
+    assert tables.earlier(found) == ["norms"]
+    assert tables.of_which_run(found) == "Of an earlier run than the other rows, of older code: `rmsnorm`."
+    found["gemm"] = of("few", "12:10", op="gemm")
+    assert tables.of_which_run(found) == "The rows are of several runs, most of them earlier than the newest."
+    for name, each in found.items():
+        each.save(tmp_path / f"{name}.json")
+    assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in readme_table.section(tmp_path)
+    assert "Of an earlier run than the others, of older code: norms, softmax." in readme_table.page(tmp_path)
+
+
 def test_the_page_has_a_table_for_each_file(tmp_path):
     report().save(tmp_path / "norms.json")
     report().save(tmp_path / "foundation.json")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,8 +28,9 @@ L2_MULTIPLE = 3
 CLEARED_MULTIPLE = 4  # of the cache, written before a turn
 MOST_SETS = 64
 MOST_CALLS = 256  # in one graph, and in one queue of eager launches: the driver's queue holds about a thousand
-BATCH_SECONDS = 0.01
+BATCH_SECONDS = 0.01  # of calls that are queued at once, where a turn is no shorter
 HOST_SECONDS = 0.01  # of eager calls, to time the host
+HOST_LEAD_IN = 3  # eager calls before those: after a rest the host is slow at first
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,10 @@ def input_sets(set_bytes: int, l2_bytes: int, free_bytes: int) -> int:
     return max(1, min(wanted, affordable, MOST_SETS))
 
 
-def calls_per_batch(seconds_per_call: float, sets: int) -> int:
-    """Calls to queue at once: about 10 ms of them, a multiple of the input sets, at most 256 (or one per set)."""
-    wanted = min(MOST_CALLS, BATCH_SECONDS / max(seconds_per_call, 1e-9))
+def calls_per_batch(seconds_per_call: float, sets: int, turn: float = BATCH_SECONDS) -> int:
+    """Calls to queue at once: about 10 ms of them, or a turn of less, a multiple of the input sets, at most 256 (or one
+    per set)."""
+    wanted = min(MOST_CALLS, min(turn, BATCH_SECONDS) / max(seconds_per_call, 1e-9))
     return sets * max(1, int(wanted) // sets)
 
 
@@ -175,7 +178,8 @@ def compare(
                 del output
                 if effort.host:
                     host[name] = gpu.host_us(call, sets, seconds)
-                batches[name] = gpu.batch(call, sets, calls_per_batch(seconds, count), effort.graphs)
+                calls = calls_per_batch(seconds, count, effort.round_seconds)
+                batches[name] = gpu.batch(call, sets, calls, effort.graphs)
             except Exception as problem:  # whatever a peer raises, the others are still worth timing
                 failed[name] = f"{type(problem).__name__}: {str(problem)[:300]}"
         times = _take_turns(batches, failed, effort, during, gpu.clear_cache)
@@ -258,13 +262,13 @@ class Gpu:
     def host_us(self, call, sets, seconds: float) -> float:
         """The median microseconds until an eager call returns; the GPU may still be at work on those before it."""
         took = []
-        for i in range(max(7, min(50, int(HOST_SECONDS / max(seconds, 1e-9))))):
+        for i in range(HOST_LEAD_IN + max(7, min(50, int(HOST_SECONDS / max(seconds, 1e-9))))):
             begin = time.perf_counter()
             output = call(*sets[i % len(sets)])
             took.append(time.perf_counter() - begin)
             del output  # the memory goes to the next call
         torch.cuda.synchronize()
-        return 1e6 * statistics.median(took)
+        return 1e6 * statistics.median(took[HOST_LEAD_IN:])
 
     def batch(self, call, sets, calls, graphs=True):
         """A graph of the calls where they can be captured, a queue of eager calls elsewhere or without `graphs`."""
@@ -388,9 +392,11 @@ def _profiled_launches(call, inputs) -> float | None:
     try:
         from torch.profiler import ProfilerActivity, profile
 
-        with profile(activities=[ProfilerActivity.CUDA]) as record:
-            call(*inputs)
-            torch.cuda.synchronize()
-        return float(sum(e.device_type == torch.autograd.DeviceType.CUDA for e in record.events()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that it forgets earlier cycles: there is one
+            with profile(activities=[ProfilerActivity.CUDA]) as record:
+                call(*inputs)
+                torch.cuda.synchronize()
+            return float(sum(e.device_type == torch.autograd.DeviceType.CUDA for e in record.events()))
     except Exception:
         return None

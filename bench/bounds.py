@@ -1,0 +1,45 @@
+"""The bounds that results miss, in words: of single shapes, of means, of what calls cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from bench import ops
+from bench.results import Case, Cost, Report, host
+
+
+def missed(reports: Mapping[str, Report]) -> list[str]:
+    """Of all files, by their names."""
+    return [f"{name}: {text}" for name, report in reports.items()
+            for text in (*_of_cases(report.cases), *_of_costs(report.costs), *_of_all(name, report.cases))]
+
+
+def undecided(reports: Mapping[str, Report]) -> int:
+    """How many cases have a bound beside a peer that was not timed."""
+    return sum(case.holds_beside(bound) is None for report in reports.values() for case in report.cases
+               for bound in (case.bound, case.roof) if bound is not None)
+
+
+def _of_cases(cases: Iterable[Case]) -> Iterable[str]:
+    for case in cases:
+        for bound in filter(None, (case.bound, case.roof)):
+            if case.holds_beside(bound) is False:
+                best = case.beside(bound)
+                reached = f"{best[1]:.3f} of {best[0]}" if best else "failed"
+                yield f"{case.op} {case.shape}: {reached}, at least {bound.at_least:.3g}"
+        if case.accurate() is False:
+            yield f"{case.op} {case.shape}: the error is beyond twice the best peer's"
+
+
+def _of_costs(costs: list[Cost]) -> Iterable[str]:
+    x = host(costs)
+    beside = f" (`x + x` took {x.median_us:.1f})" if x else ""
+    for cost in costs:
+        if cost.holds() is False:
+            yield f"{cost.name}: {cost.median_us:.2f} us, at most {cost.at_most:g}{beside}"
+
+
+def _of_all(name: str, cases: list[Case]) -> list[str]:
+    """What a file of cases says of all of them together."""
+    there_are = {part.bench for parts in ops.OPS.values() for part in parts}
+    return ops.bench_of(name).judge(cases) if name in there_are else []
