@@ -44,7 +44,7 @@ class FirstStores(GroupedBackward):
         q, dq = operands.q, gradients.dq
         places = Equal(q.shape[1], operands.k.shape[1], q.shape[0])
         parts = self.parts_of(workspace, places.slots(False, self.config.tile) * q.shape[2] * q.shape[0], 0, 1)
-        PostOfFirst(self.spec, self.config)(parts.acc, counts_of(parts.counters), dq, places, numbers.scale, stream)
+        BackwardPostOfFirst(self.spec, self.config)(parts.acc, counts_of(parts.counters), dq, places, numbers.scale, stream)
 
     def parts_of(self, workspace, tiles, heads, blocks):
         """With two pairs of counters for each tile."""
@@ -137,7 +137,7 @@ class FirstStores(GroupedBackward):
             tk.bulk_commit()
 
 
-class PostOfFirst(BackwardPost):
+class BackwardPostOfFirst(BackwardPost):
     """``BackwardPost``; dQ of rows of which nothing is there, as they see no key, is 0."""
 
     @cute.jit
