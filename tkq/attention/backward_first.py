@@ -1,9 +1,10 @@
 """Attention's backward without zeroes for dQ: who comes first with a part of a tile's dQ stores it, the others add.
 
 Zeroes are written and, when they have left L2, read again before the first part is added: half as many bytes as the
-statistics and dQ take together. Who is first is not known before: each warp that makes dQ has a count for its rows of a
-tile. It asks whether anything is there before it waits for dS; where nothing is, it claims the rows once it has dS.
-Between that and the store it waits for nobody, so nobody waits for ever, in whatever order tasks come."""
+statistics and dQ take together. Who is first is not known before: a tile's word says which block of keys has claimed it
+and how many of that block's warps have stored their rows. A warp asks for it before it waits for dS, and where the tile
+is nobody's it claims it, for all warps of its block, once it has dS. Between that and the stores the block waits for
+nobody, so nobody waits for ever, in whatever order tasks come."""
 from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
@@ -20,15 +21,15 @@ from tkq.attention.backward_sequences import Equal, stores, tile_order
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import await_count, load_acquire
 from tkq.attention.backward_state import Numbers
-from tkq.attention.backward_tasks import claim
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
 
-THERE = 1 << 16  # a count: 0, so many as have claimed the rows, and this more when the first one's part is there
+STORED = 1 << 24  # a tile's word: 0; once it is claimed, 1 + the block, and so much for each warp that has stored
+THERE = 4 * STORED
 
 
 class FirstStores(GroupedBackward):
-    """``GroupedBackward`` with nobody in the background. ``Globals.background`` is the counts: (4 x tile of all heads,)
-    int32, zero in the beginning."""
+    """``GroupedBackward`` with nobody in the background. ``Globals.background`` is the tiles' words: int32, zero in the
+    beginning."""
 
     def __init__(self, spec: BackwardSpec, config: FirstConfig):
         super().__init__(spec, config)
@@ -44,14 +45,11 @@ class FirstStores(GroupedBackward):
         q, dq = operands.q, gradients.dq
         places = Equal(q.shape[1], operands.k.shape[1], q.shape[0])
         parts = self.parts_of(workspace, places.slots(False, self.config.tile) * q.shape[2] * q.shape[0], 0, 1)
-        BackwardPostOfFirst(self.spec, self.config)(parts.acc, counts_of(parts.counters), dq, places, numbers.scale, stream)
-
-    def parts_of(self, workspace, tiles, heads, blocks):
-        """With two pairs of counters for each tile."""
-        return super(GroupedBackward, self).parts_of(workspace, tiles, 2 * tiles, blocks)
+        words = words_of(parts.counters)
+        BackwardPostOfFirst(self.spec, self.config)(parts.acc, words, dq, places, numbers.scale, stream)
 
     def in_background(self, dq, counters, lead, processors):
-        return counts_of(counters)
+        return words_of(counters)
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -61,7 +59,7 @@ class FirstStores(GroupedBackward):
     @cute.jit
     def queries(self, g, s):
         dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
-        cute.arch.griddepcontrol_wait()  # the counts are zero
+        cute.arch.griddepcontrol_wait()  # the words are zero
         self.each_task(g, s, lambda t, again: self.add_task(g, s, t, again, dq, ring, kv))
         tk.store_wait()  # of what is read; the next kernel waits for the whole launch
 
@@ -71,12 +69,11 @@ class FirstStores(GroupedBackward):
 
         def add(_, h, m):
             number = self.tile_number(g, t, self.query_head(g, t, h), m)
-            at = 4 * Int32(number) + tk.warp_id() % 4
-            seen = load_acquire(g.background, at)
+            seen = load_acquire(g.background, Int32(number))
             s.ds_pipe.wait(ring)
-            first = self.first_of(g, at, seen)
+            first = self.is_first(g, t, Int32(number), seen)
             self.send_dq(g, s, dq, ring, number, first)
-            self.tell_if(g, at, first)
+            self.tell_if(g, Int32(number), first)
             ring.advance()
 
         self.each_tile(g, t, add)
@@ -84,24 +81,24 @@ class FirstStores(GroupedBackward):
         self.next_keys(kv)
 
     @cute.jit
-    def first_of(self, g, at, seen):
-        """Is this warp the first with a part of these rows? Else the first one's is there, now or when this returns."""
-        before = seen
+    def is_first(self, g, t, number, seen):
+        """Is the tile this block's, so that its rows are to be stored? Else all of them are there when this returns."""
+        found, mine = seen, t.block + 1
         if seen < THERE:
-            before = claim(g.background, at)
-            if before > 0:
-                await_count(g.background, at, THERE)
+            found = claimed(g.background, number, mine)
+            if owner(found) != mine:
+                await_count(g.background, number, THERE)
         cute.arch.fence_proxy("async.global")
-        return before == 0
+        return (seen < THERE) & (owner(found) == mine)
 
     @cute.jit
-    def tell_if(self, g, at, first):
-        """What has been stored is there."""
+    def tell_if(self, g, number, first):
+        """What this warp has stored is there."""
         if first:
             tk.store_wait(read=False)
             cute.arch.sync_warp()
             if tk.lane_id() == 0:
-                cute.arch.red(g.background.iterator + at, Int32(THERE), op="add", dtype="s32", sem="release",
+                cute.arch.red(g.background.iterator + number, Int32(STORED), op="add", dtype="s32", sem="release",
                               scope="gpu")
 
     @cute.jit
@@ -138,17 +135,17 @@ class FirstStores(GroupedBackward):
 
 
 class BackwardPostOfFirst(BackwardPost):
-    """``BackwardPost``; dQ of rows of which nothing is there, as they see no key, is 0."""
+    """``BackwardPost``; dQ of a tile that is nobody's, as it sees no key, is 0."""
 
     @cute.jit
-    def __call__(self, acc: cute.Tensor, counts: cute.Tensor, dq: cute.Tensor, places: Any, scale: Float32,
+    def __call__(self, acc: cute.Tensor, words: cute.Tensor, dq: cute.Tensor, places: Any, scale: Float32,
                  stream: cuda.CUstream):
-        self.kernel(acc, counts, stores(dq, self.out, False), places, dq.shape[-2], scale).launch(
+        self.kernel(acc, words, stores(dq, self.out, False), places, dq.shape[-2], scale).launch(
             grid=[cute.size(acc, mode=[0]), 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
             stream=stream, use_pdl=True)
 
     @cute.kernel
-    def kernel(self, acc: cute.Tensor, counts: cute.Tensor, dq: tk.gl, places: Any, heads: Int32, scale: Float32):
+    def kernel(self, acc: cute.Tensor, words: cute.Tensor, dq: tk.gl, places: Any, heads: Int32, scale: Float32):
         # the last heads first: they are in L2
         n, part = cute.size(acc, mode=[0]) - Int32(cute.arch.block_idx()[0]) - 1, tk.warpgroup_id()
         out = tk.SharedAllocator().tile(self.out, self.parts[0] * self.parts[1])[part]
@@ -156,7 +153,7 @@ class BackwardPostOfFirst(BackwardPost):
         cute.arch.griddepcontrol_wait()
         x, (rows, cols) = tk.rt_fl(self.config.dq_cols), self.parts
         tk.zero(x)
-        if counts[4 * n + tk.warp_id() % 4] > 0:
+        if words[n] > 0:
             load_part(x, acc[Int64(n), None], part)
         tk.mul(x, x, scale)
         tk.store(out, x)
@@ -167,7 +164,21 @@ class BackwardPostOfFirst(BackwardPost):
             tk.store_wait()
 
 
-def counts_of(counters):
+@cute.jit
+def claimed(words, number, mine):
+    """What a tile's word is, ``mine`` if it was nobody's. A whole warp."""
+    found = Int32(0)
+    if tk.lane_id() == 0:
+        found = Int32(cute.arch.atomic_cas(words.iterator + number, cmp=Int32(0), val=mine, sem="relaxed", scope="gpu"))
+    found = cute.arch.shuffle_sync(found, 0)
+    return cutlass.select_(found == 0, mine, found)
+
+
+def owner(word):
+    return word & (STORED - 1)
+
+
+def words_of(counters):
     """What is behind the number of the next task."""
     return cute.make_tensor(counters.iterator + 1, cute.make_layout((cute.size(counters) - 1,)))
 

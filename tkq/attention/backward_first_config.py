@@ -2,15 +2,10 @@
 from dataclasses import dataclass
 
 from tkq.attention.backward_grouped_config import GroupedConfig
-from tkq.attention.backward_spec import BackwardSpec
 
 
 @dataclass(frozen=True)
 class FirstConfig(GroupedConfig):
-    """Of ``tkq.attention.backward_first``. Its background is empty: no zeroes before, but a kernel behind."""
+    """Of ``tkq.attention.backward_first``: its background is empty, but there are no zeroes before."""
 
     registers: tuple = (24, 72, 208)
-
-    def workspace_floats(self, spec: BackwardSpec, rows: int) -> int:
-        """With counters, four of each tile."""
-        return super().workspace_floats(spec, rows) + 4 * -(-rows // self.tile)
