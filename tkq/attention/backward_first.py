@@ -3,8 +3,9 @@
 Zeroes are written and, when they have left L2, read again before the first part is added: half as many bytes as the
 statistics and dQ take together. Who is first is not known before: a tile's word says which block of keys has claimed it
 and how many of that block's warps have stored their rows. A warp asks for it before it waits for dS, and where the tile
-is nobody's it claims it, for all warps of its block, once it has dS. Between that and the stores the block waits for
-nobody, so nobody waits for ever, in whatever order tasks come."""
+is nobody's it claims it once it has dS: for its block, not for itself, as the block's four warps meet at each product.
+Between that and the last of their stores none of them waits for another block. So nobody waits for ever, in whatever
+order tasks come."""
 from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
@@ -69,7 +70,7 @@ class FirstStores(GroupedBackward):
 
         def add(_, h, m):
             number = self.tile_number(g, t, self.query_head(g, t, h), m)
-            seen = load_acquire(g.background, Int32(number))
+            seen = cute.arch.make_warp_uniform(load_acquire(g.background, Int32(number)))
             s.ds_pipe.wait(ring)
             first = self.is_first(g, t, Int32(number), seen)
             self.send_dq(g, s, dq, ring, number, first)
