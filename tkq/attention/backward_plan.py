@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_first_config import FirstConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
@@ -22,7 +23,9 @@ def packed_class(seqlen_k: int) -> str:
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if isinstance(config, GroupedConfig):
+    if isinstance(config, FirstConfig):
+        module = "backward_first"
+    elif isinstance(config, GroupedConfig):
         module = "backward_grouped"
     elif isinstance(config, SeamlessConfig):
         module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
