@@ -8,6 +8,7 @@ import torch
 import tkq
 from tests.attention_run import compare, judge, make, run
 from tkq.attention.halves_config import HalvesConfig
+from tkq.attention.halves_light_config import LightConfig
 from tkq.attention.halves_plan import halves_plan
 from tkq.attention.ops import FAR, LONG, SHORT
 from tkq.attention.spec import AttentionSpec
@@ -21,6 +22,7 @@ WINDOWS = {"causal": ((512, 0), (575, 0), (576, 0), (600, 0), (1023, 0), (1024, 
 
 FORMS = [HalvesConfig(bridge=bridge, ahead=ahead, turns=turns) for bridge in (False, True) for ahead in (False, True)
          for turns in (False, True)]
+FORMS += [LightConfig(ints=ints, turns=turns) for ints in (False, True) for turns in (False, True)]
 
 
 def planned(kind):

@@ -2,6 +2,7 @@
 from typing import Optional
 
 from tkq.attention.halves_config import HalvesConfig
+from tkq.attention.halves_light_config import LightConfig
 from tkq.attention.plan import AttentionConfig
 from tkq.attention.spec import AttentionSpec
 
@@ -18,4 +19,5 @@ def halves_plan(spec: AttentionSpec, length: str) -> Optional[HalvesConfig]:
 
 def builder_of(config: AttentionConfig) -> str:
     """Of the kernel that a configuration is for, as ``Recipe`` names it."""
-    return f"tkq.attention.{'halves' if isinstance(config, HalvesConfig) else 'forward'}:build"
+    modules = {LightConfig: "halves_light", HalvesConfig: "halves"}
+    return f"tkq.attention.{modules.get(type(config), 'forward')}:build"
