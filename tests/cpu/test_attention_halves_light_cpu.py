@@ -1,4 +1,4 @@
-"""Which scores may stay beside a maximum that is not theirs: the rule of ``halves_light``, with floats as their bits."""
+"""Which scores may stay beside a maximum that is not theirs: the rule of ``halves_light``, of floats as bits."""
 import math
 import struct
 

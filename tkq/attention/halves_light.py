@@ -14,7 +14,7 @@ ROOM = 8.0  # exponents of 2: how far a score may go beyond what stands for the 
 
 
 class LightSoftmax(Softmax):
-    """``max`` is a score that a row has seen, not more than ``ROOM`` (scaled) below its largest. What is subtracted from
+    """``max`` is a score that a row has seen, at most ``ROOM`` (scaled) below its largest. What is subtracted from
     the exponents cancels out in the end, whatever it is: exponentials of up to 2 ** 8 lose nothing in 16 or 32 bits.
 
     As the bits of a float, read as an integer, grow with it where it is positive, one instruction finds the largest of
@@ -115,7 +115,7 @@ class LightConsumer(HalvesConsumer):
 
 
 class LightHalves(halves.HalvesForward):
-    """``HalvesForward`` with ``LightConsumer``. What is left of the softmax for each score is a third of a comparison, a
+    """``HalvesForward`` with ``LightConsumer``. What is left of the softmax for each score is half a comparison, a
     multiplication with a sum, an exponential, a sum and half a conversion."""
 
     def __init__(self, spec: AttentionSpec, config: LightConfig):
