@@ -1,10 +1,8 @@
 """Which windows have a kernel of their own (``halves.HalvesForward``), and how it is built."""
 from typing import Optional
 
+from tkq.attention.config import AttentionConfig
 from tkq.attention.halves_config import HalvesConfig
-from tkq.attention.halves_light_config import LightConfig
-from tkq.attention.light_config import LightForwardConfig
-from tkq.attention.plan import AttentionConfig
 from tkq.attention.spec import AttentionSpec
 
 _D128 = HalvesConfig()
@@ -20,5 +18,4 @@ def halves_plan(spec: AttentionSpec, length: str) -> Optional[HalvesConfig]:
 
 def builder_of(config: AttentionConfig) -> str:
     """Of the kernel that a configuration is for, as ``Recipe`` names it."""
-    modules = {LightConfig: "halves_light", HalvesConfig: "halves", LightForwardConfig: "light"}
-    return f"tkq.attention.{modules.get(type(config), 'forward')}:build"
+    return f"tkq.attention.{'halves' if isinstance(config, HalvesConfig) else 'forward'}:build"
