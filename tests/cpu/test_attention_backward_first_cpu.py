@@ -1,13 +1,15 @@
 """dQ without zeroes before: who stores a tile, who adds, and that nobody waits for ever."""
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tkq.attention import backward_plan, backward_shipped
 from tkq.attention.backward_first import STORED, THERE, owner
 from tkq.attention.backward_first_config import FirstConfig
-from tkq.attention.backward_plan import _BEHIND, recipe
+from tkq.attention.backward_plan import plan, recipe
 from tkq.attention.backward_spec import BackwardSpec
 
 
@@ -74,6 +76,25 @@ def test_a_model_that_hangs_is_found():
             Machine([[(0, 0)], [(0, 1)]], True, alone=True).run(random.Random(seed).choice)
 
 
-def test_its_kernels():
-    config = FirstConfig.of(_BEHIND[128], split=2, registers=(24, 72, 208)).check(128)
-    assert recipe(BackwardSpec(right=True), config).module == "tkq.attention.backward_first"
+@pytest.mark.parametrize("dtype", ("bf16", "fp16"))
+def test_where_it_is_planned(dtype):
+    """Causal, head_dim up to 128, short sequences of one length, an even number of query heads, four or more, on each
+    K/V head; where dQ is added up."""
+    spec = BackwardSpec(dtype, 128, right=True)
+    for wanted, which, length, group in (
+            (True, spec, "short", 4), (True, spec, "short", 8), (True, replace(spec, dlse=True), "short", 6),
+            (False, spec, "short", 1), (False, spec, "short", 2), (False, spec, "short", 5), (False, spec, "medium", 4),
+            (False, spec, "long", 4), (False, replace(spec, right=False), "short", 4),
+            (False, replace(spec, left=True), "short", 4), (False, replace(spec, softcap=True), "short", 4),
+            (False, replace(spec, deterministic=True), "short", 4), (False, replace(spec, dq=False), "short", 4),
+            (False, replace(spec, width=64), "short", 4), (False, replace(spec, varlen=True), "short", 4),
+            (False, replace(spec, varlen=True), "brief", 4)):
+        found = plan(which, length, group)
+        assert isinstance(found, FirstConfig) == wanted, (which, length, group)
+        assert not wanted or recipe(which, found.check(128)).module == "tkq.attention.backward_first"
+
+
+def test_it_is_shipped():
+    for kernels in (backward_plan.shipped(), backward_shipped.shipped()):
+        found = [k for k in kernels if isinstance(k.recipe.args[1], FirstConfig)]
+        assert {k.recipe.args[0].dtype for k in found} == {"bf16", "fp16"}
