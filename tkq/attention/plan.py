@@ -42,34 +42,31 @@ def _measured(spec, length):
         # three consumers leave the producer of varlen too few registers
         return _D64_SHORT if spec.varlen or spec.left or (spec.causal and length == "short") else _D64
     if dims == (128, 128):
-        if spec.left:
-            return _D128_WINDOW
         if long and spec.longest_first:
-            return _D128_LONG_CAUSAL
-        if long:
+            return _D128_FREE
+        if long and not spec.left:
             return _D128_LONG_VARLEN if spec.varlen else _D128_LONG_FULL
+        if length == "medium" and not (spec.longest_first or spec.varlen):
+            return _D128_FREE
         return _D128
     return _WIDE.get(dims)
 
 
-# Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run.
-# head_dim 128, short and medium: dynamic tasks with a bridge were fastest or within the noise of it (2 to 3 %). Beside
-#   it, over all lengths: kv 96 to 176 0.82 to 1.0, static clusters of 2 sharing K and V 0.88 to 1.01, one block a task
-#   0.79 to 0.96, Q in registers 0.93 to 0.99, and O corrected only where the maximum grew by 2 ** 8 0.94 to 1.01.
-# head_dim 128, long, at 16384 keys beside FA4 in runs of three: causal 1.073 without bridge and turns, 1.054 without
-#   turns, 1.038 with both; full 1.031 for the pairs of blocks below, 1.014 with turns, 1.003 for the configuration of
-#   short ones. That long begins at 8192 is a guess between 4096 and 16384.
-#   Packed sequences of 1 to 8192 keys, full: 1.052 for pairs of blocks that fetch tasks. A window: 1.009 to 1.027
-#   without the bridge, where the short tasks come last.
-# head_dim 64: three consumers, a third stage, no bridge; two consumers win where causal tasks are few blocks long.
-_D128 = AttentionConfig()
-_D128_LONG_CAUSAL = AttentionConfig(bridge=False, turns=False)
+# Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run (see
+# docs/attempts.md).
+# head_dim 128: without the bridge, which was best while the softmax took longer: now causal problems of 1024 and 4096
+#   keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. Turns: 4096 keys, full, are 1.04 times
+#   as fast without them; 1024 full have 0.99, causal 0.95, 4096 causal 0.97. Pairs of blocks with the widest tiles of K
+#   and V win where all is full and long; at 4096 keys they have 0.93. That long begins at 8192 is a guess between 4096
+#   and 16384.
+# head_dim 64: three consumers, a third stage; two consumers win where causal tasks are few blocks long.
+_D128 = AttentionConfig(bridge=False)
+_D128_FREE = AttentionConfig(bridge=False, turns=False)
 _D128_LONG_FULL = AttentionConfig(
     kv=176, schedule="static", cluster=2, bridge=False, q_stages=1, o_panels=2, turns=False)
 _D128_LONG_VARLEN = replace(_D128_LONG_FULL, schedule="dynamic")
-_D128_WINDOW = AttentionConfig(bridge=False)
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
-_D64_SHORT = AttentionConfig()
+_D64_SHORT = AttentionConfig(bridge=False)
 
 # Beyond 128 columns the products take so much longer than the softmax that no turns are needed. 192 and 192 is not
 # measured; what the others were chosen from is in docs/attempts.md.

@@ -12,7 +12,7 @@ RIGHT, LEFT = 1, 2  # sides of a mask
 # scores are so far below it that P, in 16 bits, would lose bits of them.
 ROOM = 8.0
 LEAST = 1.0 - ROOM
-BELOW = {"bf16": 32.0, "fp16": 8.0}
+BELOW = {"bf16": 64.0, "fp16": 8.0}
 
 
 class Softmax:
