@@ -95,8 +95,8 @@ class Softmax:
             self.move(g, c, guarded)
 
     def move(self, g, c, guarded):
-        """Where scores are out of range max becomes the largest, or ``LEAST``; norm moves on with it. Other rows stay as
-        they are, so that what comes out for a row does not depend on those beside it.
+        """Where scores are out of range, max becomes the largest, or ``LEAST``, and norm moves on with it. Other rows
+        stay as they are: what comes out for a row does not depend on those beside it.
 
         guarded: a row may have seen no key yet. There are such only in blocks with a mask on the right."""
         tk.copy(c.correct, c.max)
