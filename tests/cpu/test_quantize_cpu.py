@@ -1,5 +1,6 @@
 """quantize_fp8 without a GPU: what it means, what it refuses."""
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +8,10 @@ import torch
 import tkq
 from tests.fp8_cases import E4M3, E5M2
 from tkq.quantize import ops
+from tkq.quantize.shipped import by_claims, way
+from tkq.quantize.spec import TileSpec
 from tkq.reference_fp8 import LARGEST, dequantise
+from tkq.runtime import counters
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
 
@@ -137,11 +141,33 @@ def test_which_kernels(monkeypatch):
     def asked(granularity, n, transpose):
         return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
 
-    assert asked("row", 262144, False) == ("rows", None) and asked("row", 262152, False) == ("twice", 128)
-    for n, found in ((256, "together"), (32 * 128, "together"), (32 * 128 + 8, "twice")):
-        amax = 128 + -(-n // 128) * 128
-        assert asked("row", n, True) == (found, amax) and asked("tensor", n, True) == (found, 1)
-    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0)
+    assert asked("row", 262144, False) == ("rows", None, False)
+    assert asked("row", 262152, False) == ("twice", 128, False)
+    for n, found in ((256, "together"), (32 * 128, "together"), (32 * 128 + 8, "claimed"), (1 << 20, "claimed")):
+        amax, zeros = 128 + -(-n // 128) * 128, found == "claimed"
+        assert asked("row", n, True) == (found, amax, zeros) and asked("tensor", n, True) == (found, 1, zeros)
+    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0, False)
+
+
+def test_room_of_claims(monkeypatch):
+    """The numbers before amax are as many for the host as for the kernel; of each power of two there is one room."""
+    text = (Path(ops.__file__).parent / "claimed.py").read_text()
+    assert f"AHEAD = {ops.AHEAD} " in text
+    made = []
+    monkeypatch.setattr(counters, "_rooms", {})
+    monkeypatch.setattr(counters, "_kept", lambda size, index: made.append((size, index)) or torch.zeros(size))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    first = counters.zeros(0, 5)
+    assert counters.zeros(0, 8) is first and counters.room(0, 8) is not first and counters.zeros(1, 8) is not first
+    assert counters.zeros(0, 9) is not first and made == [(8, 0), (8, 0), (8, 1), (16, 0)]
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("transpose", (False, True, 0, 1, None))
+def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpose):
+    """All that may take a room, and no others: a graph's call takes the long way then."""
+    ways = {way(TileSpec(granularity, transpose=bool(transpose)), tiles) for tiles in (1, 32, 33, 1 << 20)}
+    assert by_claims(granularity, transpose) is ("claimed" in ways)
 
 
 def test_room_for_the_largest():

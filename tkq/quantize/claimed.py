@@ -37,8 +37,9 @@ class Claimed(Twice):
     Tickets and not the blocks' numbers: so those that are waited for run, and wait for nobody. It ends, then, however
     many blocks other kernels leave room for, and in whatever order they begin: the launch need not be cooperative.
 
-    room: int32, zeros before and after. Tickets that were claimed, tiles whose amax is found, tiles that are written; at
-    AHEAD amax, as the kernels of the two steps have it. The last block to end makes zeros of it, as nobody reads then.
+    room: int32, zeros before and after. Tickets that were claimed, tiles whose amax is found, tiles that are written;
+    at AHEAD amax, as the kernels of the two steps have it. The last block that writes a tile makes zeros of all: nobody
+    reads any more, and all tickets have been claimed.
     """
 
     def __init__(self, spec: TileSpec):
