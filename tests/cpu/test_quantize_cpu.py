@@ -155,6 +155,7 @@ def test_room_of_claims(monkeypatch):
     assert f"AHEAD = {ops.AHEAD} " in text
     made = []
     monkeypatch.setattr(counters, "_rooms", {})
+    monkeypatch.setattr(counters, "_rooms_of_zeros", {})
     monkeypatch.setattr(counters, "_kept", lambda size, index: made.append((size, index)) or torch.zeros(size))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     first = counters.zeros(0, 5)
