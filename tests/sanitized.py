@@ -218,7 +218,7 @@ def quantise(device):
             yield f"quantize_fp8 {m} x {n} {granularity}", tkq.quantize_fp8(x, granularity, transpose=True)
         yield f"quantize_fp8 {m} x {n} row alone", tkq.quantize_fp8(x, "row")
     x, = on(device, randn(0, 700, 1100))
-    for granularity in ("tensor", "row"):  # more tiles than a cluster takes
+    for granularity in ("tensor", "row"):  # as many tiles as blocks that wait, and both halves of their room
         yield f"quantize_fp8 700 x 1100 {granularity}", tkq.quantize_fp8(x, granularity, transpose=True)
 
 

@@ -143,32 +143,40 @@ def test_which_kernels(monkeypatch):
 
     assert asked("row", 262144, False) == ("rows", None, False)
     assert asked("row", 262152, False) == ("twice", 128, False)
-    for n, found in ((256, "together"), (32 * 128, "together"), (32 * 128 + 8, "claimed"), (1 << 20, "claimed")):
-        amax, zeros = 128 + -(-n // 128) * 128, found == "claimed"
-        assert asked("row", n, True) == (found, amax, zeros) and asked("tensor", n, True) == (found, 1, zeros)
+    for n in (1, 256, 1 << 20):
+        amax = 128 + -(-n // 128) * 128
+        assert asked("row", n, True) == ("claimed", amax, True) and asked("tensor", n, True) == ("claimed", 1, True)
     assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0, False)
 
 
 def test_room_of_claims(monkeypatch):
-    """The numbers before amax are as many for the host as for the kernel; of each power of two there is one room."""
+    """The numbers beside amax are as many for the host as for the kernel; of each power of two there is one room."""
     text = (Path(ops.__file__).parent / "claimed.py").read_text()
-    assert f"AHEAD = {ops.AHEAD} " in text
+    assert f"LINE = {ops.LINE} " in text
     made = []
     monkeypatch.setattr(counters, "_rooms", {})
-    monkeypatch.setattr(counters, "_rooms_of_zeros", {})
+    monkeypatch.setattr(counters, "_kept_rooms", {})
     monkeypatch.setattr(counters, "_kept", lambda size, index: made.append((size, index)) or torch.zeros(size))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    first = counters.zeros(0, 5)
-    assert counters.zeros(0, 8) is first and counters.room(0, 8) is not first and counters.zeros(1, 8) is not first
-    assert counters.zeros(0, 9) is not first and made == [(8, 0), (8, 0), (8, 1), (16, 0)]
+    first = counters.kept(0, 5)
+    assert counters.kept(0, 8) is first and counters.room(0, 8) is not first and counters.kept(1, 8) is not first
+    assert counters.kept(0, 9) is not first and made == [(8, 0), (8, 0), (8, 1), (16, 0)]
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("transpose", (False, True, 0, 1, None))
 def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpose):
     """All that may take a room, and no others: a graph's call takes the long way then."""
-    ways = {way(TileSpec(granularity, transpose=bool(transpose)), tiles) for tiles in (1, 32, 33, 1 << 20)}
-    assert by_claims(granularity, transpose) is ("claimed" in ways)
+    assert by_claims(granularity, transpose) is (way(TileSpec(granularity, transpose=bool(transpose))) == "claimed")
+
+
+@pytest.mark.parametrize("largest", (1, 256, 1280, 40960))
+def test_halves_of_a_room(largest):
+    """As the kernel finds them in a room of any size that the host may hand out: in it, apart, large enough, of whole
+    vectors, and cleared by as many threads as find amax in few turns."""
+    size = 1 << (ops.LINE + 2 * (ops.LINE + largest) - 1).bit_length()
+    half = (size - ops.LINE) // 2
+    assert half >= ops.LINE + largest and ops.LINE + 2 * half <= size and half % 4 == 0
 
 
 def test_room_for_the_largest():

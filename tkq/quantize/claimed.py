@@ -10,11 +10,11 @@ from cutlass.cutlass_dsl import dsl_user_op
 from .. import tile as tk
 from ..tile.bulk import _asm
 from .spec import EDGE, VECTOR, TileSpec
-from .tiles import THREADS, Operands, Tiles, operands
+from .tiles import THREADS, Operands, Tiles, _same, operands
 from .twice import Twice
 
-TICKET, FOUND, LEFT = range(3)  # numbers of the room
-AHEAD = 4  # and where amax begins in it: at 16 bytes
+LINE = 32  # numbers of the room in a cache line
+SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
 
 
 class OneScale(Tiles):
@@ -31,15 +31,19 @@ class Claimed(Twice):
     by a ticket when it begins.
 
       tickets 0 .. n - 1      x to amax, from the first tile to the last
-      tickets n .. 2 n - 1    wait until all of these are done; x and amax to q .., from the last tile to the first: of
-                              what was read last, much is in L2 still
+      tickets n .. 2 n - 1    load x; wait until all of these are done; x and amax to q .., from the last tile to the
+                              first: of what was read last, much is in L2 still
 
     Tickets and not the blocks' numbers: so those that are waited for run, and wait for nobody. It ends, then, however
     many blocks other kernels leave room for, and in whatever order they begin: the launch need not be cooperative.
 
-    room: int32, zeros before and after. Tickets that were claimed, tiles whose amax is found, tiles that are written;
-    at AHEAD amax, as the kernels of the two steps have it. The last block that writes a tile makes zeros of all: nobody
-    reads any more, and all tickets have been claimed.
+    room: int32, zeros at first. Kernels that follow each other share it, of whatever sizes, and leave it to each other:
+
+      | tickets | half 0: tiles whose amax is found | amax | half 1: the same |     each but amax a line of its own
+
+    A launch has one half, which is zeros, and while it finds amax makes zeros of the other, which was the launch's
+    before: so nobody need know when the last block has read. The last ticket makes zero of the tickets again, and with
+    their highest bit hands the other half to the next launch.
     """
 
     def __init__(self, spec: TileSpec):
@@ -52,43 +56,63 @@ class Claimed(Twice):
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
                  scale_t: Optional[cute.Tensor], room: cute.Tensor, stream: cuda.CUstream):
         down, across = cute.ceil_div(x.shape[0], EDGE), cute.ceil_div(x.shape[1], EDGE)
-        size = 1 if const_expr(self.spec.granularity == "tensor") else (down + across) * EDGE
-        amax = cute.make_tensor(room.iterator + AHEAD, cute.make_layout((size,)))
-        self.kernel(Operands(x, q, scale, qt, scale_t, amax), room, across, down * across).launch(
+        self.kernel(x, q, scale, qt, scale_t, room, across, down * across).launch(
             grid=[2 * down * across, 1, 1], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
-    def kernel(self, g: Operands, room: cute.Tensor, across: Int32, tiles: Int32):
+    def kernel(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
+               scale_t: Optional[cute.Tensor], room: cute.Tensor, across: Int32, tiles: Int32):
         al, t = tk.SharedAllocator(), cute.arch.thread_idx()[0]
         told = al.vector(1, dtype=Int32)
         if t == 0:
-            told[0] = Int32(cute.arch.atomic_add(room.iterator + TICKET, Int32(1), sem="relaxed", scope="gpu"))
+            told[0] = Int32(cute.arch.atomic_add(room.iterator, Int32(1), sem="relaxed", scope="gpu"))
         tk.sync_block()
-        number = told[0]
+        ticket = told[0]
+        second = Int32(ticket < 0)
+        number = ticket - second * SECOND
+        found, amax = self.half(room, x, second)
+        g = Operands(x, q, scale, qt, scale_t, amax)
         if number < tiles:
-            self.find.take(g, al, t, (number // across, number % across))
+            tile = number // across, number % across
+            held = self.find.held(g, t, tile)
+            self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)
+            self.find.finish(g, al, t, tile, held)
             tk.sync_block()
             if t == 0:
-                _count(room.iterator.toint() + FOUND * 4)
+                _count(found)
         else:
-            if t == 0:
-                _wait_for(room.iterator.toint() + FOUND * 4, tiles)
-            tk.sync_block()
             place = 2 * tiles - 1 - number
-            self.write.take(g, al, t, (place // across, place % across))
-            self.leave(room, g.amax, told, t, tiles)
+            tile = place // across, place % across
+            held = self.write.held(g, t, tile)  # before it waits
+            if t == 0:
+                if place == 0:
+                    room[0] = (1 - second) * SECOND
+                _wait_for(found, tiles)
+            tk.sync_block()
+            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            self.write.finish(g, al, t, (place // across, place % across), held)
+
+    def half(self, room, x, number):
+        """(the address of its count, its amax)"""
+        of_all = const_expr(self.spec.granularity == "tensor")
+        size = 1 if of_all else sum(cute.ceil_div(n, EDGE) * EDGE for n in x.shape)
+        begin = room.iterator.toint() + 4 * Int64(_first(room, number))
+        at = cute.make_ptr(Int32, begin + 4 * LINE, cute.AddressSpace.gmem, assumed_align=16)
+        return begin, cute.make_tensor(at, cute.make_layout((size,)))
 
     @cute.jit
-    def leave(self, room: cute.Tensor, amax: cute.Tensor, told: cute.Tensor, t, tiles):
-        tk.sync_block()
-        if t == 0:
-            told[0] = Int32(tk.grid_ticket(room.iterator.toint() + LEFT * 4, tiles))
-        tk.sync_block()
-        if told[0] == tiles - 1:
-            for i in cutlass.range(t, amax.shape[0], THREADS, unroll=1):
-                amax[i] = Int32(0)
-            if t < LEFT:
-                room[t] = Int32(0)
+    def clear_half(self, room: cute.Tensor, number: Int32, i: Int32, step: Int32):
+        first = _first(room, number)
+        for j in cutlass.range(i, _half(room), step, unroll=1):
+            room[first + j] = Int32(0)
+
+
+def _half(room):
+    return (room.shape[0] - LINE) // 2
+
+
+def _first(room, number):
+    return LINE + number * _half(room)
 
 
 @dsl_user_op

@@ -12,7 +12,7 @@ from tkq.runtime import arch, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
 _again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
-AHEAD = 4  # numbers of `claimed`'s room before what is largest
+LINE = 32  # numbers of `claimed`'s room before each half, and in each before what is largest
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
 
@@ -100,7 +100,7 @@ def _launched(x, granularity, dtype, transpose):
                 if granularity in OWN_SCALES:
                     scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
             if claims:
-                room = counters.zeros(index, AHEAD + largest)
+                room = counters.kept(index, LINE + 2 * (LINE + largest))
             elif largest:
                 amax = new.empty(index, (largest,), (1,), torch.int32)
             arguments = x, q, scale, qt, scale_t, room if claims else amax
@@ -140,9 +140,9 @@ def _room(granularity, m, n, device):
 
 @lru_cache(4096)
 def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
-    """(kernel, of how many it finds the largest in memory; None of the norms' kernel; is that memory zero before and
-    after?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where there is
-    nothing to quantise."""
+    """(kernel, of how many it finds the largest in memory; None of the norms' kernel; does it take a room for it that
+    calls share?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where there
+    is nothing to quantise."""
     lines = m * n and (n == 1 or strides[1] == 1)
     if granularity not in GRANULARITIES or not lines:
         raise ValueError
@@ -156,7 +156,7 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
         return function(rows_recipe(norm)), None, False
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
-    module = way(spec, -(-m // EDGE) * -(-n // EDGE))
+    module = way(spec)
     largest = 0 if module == "tiles" else _largest_of(granularity, m, n, transpose)
     return function(tiles_recipe(spec, module)), largest, module == "claimed"
 

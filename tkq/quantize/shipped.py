@@ -3,7 +3,7 @@ from ..norms.plan import plan
 from ..norms.spec import NormSpec
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import Expectation
-from .spec import FEW, TileSpec
+from .spec import TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
 TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
@@ -13,12 +13,10 @@ def rows_recipe(spec: NormSpec) -> Recipe:
     return Recipe("tkq.quantize.rows:build", (spec, plan(spec)))
 
 
-def way(spec: TileSpec, tiles: int) -> str:
-    """The module that quantises so many tiles."""
+def way(spec: TileSpec) -> str:
+    """The module that quantises tiles."""
     if spec.granularity not in TWICE:
         return "tiles"
-    if tiles <= FEW:
-        return "together"
     return "claimed" if by_claims(spec.granularity, spec.transpose) else "twice"
 
 
@@ -46,19 +44,13 @@ def shipped() -> list[Shipped]:
                     spec = TileSpec(granularity, x, transpose=transpose, wide=wide, wide_t=wide)
                     name = "_lines" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
                     name = f"quantize_{granularity}_{x}{name}"
-                    claimed = by_claims(granularity, transpose)
-                    ways = ("claimed", "together") if claimed else (way(spec, FEW + 1),)
-                    for i, module in enumerate(ways):
-                        quick = x == "bf16" and wide and transpose and granularity == "row" and module == "claimed"
-                        found.append(Shipped(name + f"_{module}" * i, tiles_recipe(spec, module),
-                                             _expectation(spec, module), quick))
+                    quick = x == "bf16" and wide and transpose and granularity == "row"
+                    found.append(Shipped(name, tiles_recipe(spec, way(spec)), _expectation(spec, way(spec)), quick))
     return found
 
 
 def _expectation(spec: TileSpec, module: str) -> Expectation:
     """Of a kernel of tiles, and of those that find amax for it."""
-    if module == "together":
-        return Expectation(instructions=("LDG.E", "REDG.E.MAX", "UCGABAR_WAIT", _written(spec)))
     four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers: so many blocks run on a processor
     if module == "claimed":
         return Expectation(instructions=("ATOMG.E.ADD", "LDG.E", "REDG.E.MAX", "REDG.E.ADD", "LDG.E.STRONG.GPU",

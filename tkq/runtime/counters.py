@@ -8,7 +8,7 @@ from . import arch, driver
 
 _of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
 _rooms: dict = {}  # (device index, stream, size) -> room; likewise
-_rooms_of_zeros: dict = {}  # likewise; sizes are powers of two
+_kept_rooms: dict = {}  # likewise; sizes are powers of two
 _of_graphs: dict = {}  # device index -> (counters for captured calls, how many have been handed out)
 CAPTURED_CALLS = 16384
 
@@ -47,10 +47,11 @@ def room(index: int, size: int) -> torch.Tensor:
     return _room(_rooms, index, size)
 
 
-def zeros(index: int, size: int) -> torch.Tensor:
-    """As ``room``, of at least so many elements, all of which are zero and are put back to zero. Of a device and stream
-    there is one of each power of two that was asked for."""
-    return _room(_rooms_of_zeros, index, 1 << (size - 1).bit_length())
+def kept(index: int, size: int) -> torch.Tensor:
+    """As ``room``, of at least so many elements, all of which are zero at first; later they are as the launch before
+    left them, on purpose: only kernels that agree on that share it. Of a device and stream there is one of each power
+    of two that was asked for."""
+    return _room(_kept_rooms, index, 1 << (size - 1).bit_length())
 
 
 def _room(rooms, index, size):
