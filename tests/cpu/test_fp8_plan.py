@@ -75,17 +75,6 @@ def test_what_it_chooses():
     assert plan(row, 1, 16, 16, 132).cluster == 1
 
 
-def test_which_fast_sums_are_promoted():
-    """Long ones of few tiles, which take as long either way; not those of a tile that was given."""
-    for (m, n, k), wanted in (((128, 256, 16384), True), ((1024, 1024, 4096), True), ((1024, 1024, 2048), False),
-                              ((64, 256, 16384), False), ((2048, 2048, 16384), False), ((8192,) * 3, False)):
-        for scales in ("tensor", "row"):
-            spec = Fp8Spec(scales=scales)
-            assert launch(spec, m, n, k, 132)[0].args[0].promote == wanted
-            config = plan(spec, m, n, k, 132)
-            assert launch(spec, m, n, k, 132, config)[0].args == (spec, config)
-
-
 def test_which_products_keep_pace():
     """Of many steps, of which each round reads more than half of L2 holds; with the tile that the plan has."""
     block, row = Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row")

@@ -122,28 +122,17 @@ def test_errors(kind, accumulate):
 @pytest.mark.parametrize("accumulate", ("fast", "fp32"))
 def test_bias_of_long_sums(accumulate):
     """Of positive numbers at K = 16384: the tensor cores cut off, they do not round: in the mean by 0.249 of the
-    result, and by 5.0e-4 where 128 of K at a time are added in float32. Torch's is printed, not compared with."""
-    assert bias_of_long_sums(2048, 2048, accumulate) == pytest.approx({"fast": -0.249, "fp32": -5.0e-4}[accumulate],
-                                                                      rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ((128, 256), (512, 512)))
-def test_fast_sums_of_few_tiles_are_promoted(size):
-    """As long as that costs nothing: torch's were 0.057 off at 128 x 256, where several blocks share such a K."""
-    assert bias_of_long_sums(*size, "fast") == pytest.approx(-5.0e-4, rel=0.02)
-
-
-def bias_of_long_sums(m, n, accumulate):
-    """The mean error of positive numbers' products at K = 16384, as a share of them."""
-    a, b = (torch.rand(rows, 16384, device="cuda").to(E4M3) for rows in (m, n))
+    result, and by 5.0e-4 where 128 of K at a time are added in float32. Torch's product was as far off in one run, and
+    by 0.057 in another with the same versions (what is summed in parts is cut off less): printed, not compared with."""
+    expected = {"fast": -0.249, "fp32": -5.0e-4}[accumulate]
+    a, b = (torch.rand(n, 16384, device="cuda").to(E4M3) for n in (128, 256))
     one = torch.ones((), device="cuda")
     got = tkq.fp8_gemm(a, b.t(), one, one, out_dtype=torch.float32, accumulate=accumulate)
     theirs = torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.float32, use_fast_accum=accumulate == "fast")
     truth = exact((a, b.t(), one, one))
     bias, torchs = (((y - truth) / truth).mean().item() for y in (got, theirs))
     print(f"mean signed error at K = 16384, accumulate={accumulate!r}: {bias:.3e}, torch's {torchs:.3e}")
-    return bias
+    assert expected * 1.02 < bias < expected * 0.98
 
 
 @pytest.mark.parametrize("types", ((E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)))

@@ -38,7 +38,6 @@ PROMOTED = (
 PACED = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
 PACED_BANDS = {192: 10}
 PACED_STEPS, PACED_BYTES = 3000, 25e6  # of K, in all of a block's tiles; of A and B in a round: half of an H100's L2
-LONG_K = 4096  # from which "fast" sums are promoted where it costs nothing
 SMALL = (  # M up to 64: B comes once, and is all that counts
     Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
     Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
@@ -135,22 +134,8 @@ def fitted(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
     return replace(config, spread=config.spread if can_spread(spec) else 0).check(spec)
 
 
-def for_nothing(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Spec:
-    """The same, but long sums are promoted where that should take no longer: where each block has one small tile, whose
-    A and B take longer to come than their products. That errs 500 times less where all products are positive; and
-    cuBLAS, too, loses less there, as it has several blocks share such a K."""
-    if spec.promote or K < LONG_K or M <= 64:
-        return spec
-    better = replace(spec, promote=True)
-    found, other = (plan(s, M, N, K, processors) for s in (spec, better))
-    one = found.cluster == 1 and rounds(found, M, N, processors) == 1
-    same = (found.m, found.n, found.cluster) == (other.m, other.n, other.cluster)
-    return better if one and same else spec
-
-
 def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optional[Fp8Config] = None):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
-    spec = spec if config else for_nothing(spec, M, N, K, processors)
     config = config.check(spec) if config else plan(spec, M, N, K, processors)
     rows, cols = tiles(config, M, N)
     return recipe_of(spec, config), even_blocks(rows * cols, processors, config.cluster)
