@@ -8,7 +8,7 @@ import torch
 import tkq
 from tests.fp8_cases import E4M3, E5M2
 from tkq.quantize import ops
-from tkq.quantize.shipped import by_claims, way
+from tkq.quantize.shipped import KEPT, by_claims, shipped, way
 from tkq.quantize.spec import TileSpec
 from tkq.reference_fp8 import LARGEST, dequantise
 from tkq.runtime import counters
@@ -95,6 +95,7 @@ def test_a_column_of_any_stride(granularity, monkeypatch):
     found, wanted = tkq.quantize_fp8(x, granularity), tkq.quantize_fp8(x.clone(), granularity)
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(ops.arch, "processors", lambda device: 132)
     monkeypatch.setattr(ops, "function", lambda recipe: recipe)
     for strides in ((1, 300), (300, 1)):
         for transpose in (False, True):
@@ -136,6 +137,7 @@ def test_traces(granularity):
 def test_which_kernels(monkeypatch):
     """By rows one launch that reads x once, but where columns have scales too, or a row is too long for it."""
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(ops.arch, "processors", lambda device: 132)
     monkeypatch.setattr(ops, "function", lambda recipe: recipe.module.rpartition(".")[2])
 
     def asked(granularity, n, transpose):
@@ -143,10 +145,17 @@ def test_which_kernels(monkeypatch):
 
     assert asked("row", 262144, False) == ("rows", None, False)
     assert asked("row", 262152, False) == ("twice", 128, False)
-    for n in (1, 256, 1 << 20):
+    for n, found in ((1, "kept"), (264 * 128, "kept"), (264 * 128 + 1, "claimed"), (1 << 20, "claimed")):
         amax = 128 + -(-n // 128) * 128
-        assert asked("row", n, True) == ("claimed", amax, True) and asked("tensor", n, True) == ("claimed", 1, True)
+        assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
     assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0, False)
+
+
+def test_kept_tiles_are_on_the_gpu_at_once():
+    """As many blocks as a cooperative launch of them may have, by their registers."""
+    for kernel in shipped():
+        if kernel.recipe.module.endswith(".kept"):
+            assert kernel.expectation.registers <= 65536 // (256 * KEPT)
 
 
 def test_room_of_claims(monkeypatch):
@@ -167,7 +176,8 @@ def test_room_of_claims(monkeypatch):
 @pytest.mark.parametrize("transpose", (False, True, 0, 1, None))
 def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpose):
     """All that may take a room, and no others: a graph's call takes the long way then."""
-    assert by_claims(granularity, transpose) is (way(TileSpec(granularity, transpose=bool(transpose))) == "claimed")
+    ways = {way(TileSpec(granularity, transpose=bool(transpose)), tiles, 132) for tiles in (1, 264, 265, 1 << 20)}
+    assert ways == {"kept", "claimed"} if by_claims(granularity, transpose) else not ways & {"kept", "claimed"}
 
 
 @pytest.mark.parametrize("largest", (1, 256, 1280, 40960))

@@ -109,22 +109,22 @@ def test_what_was_largest_in_the_call_before_is_forgotten(granularity, shape):
         assert torch.equal(scale, scale_before * 2**-6) and torch.equal(got.float(), want.float())
 
 
-@pytest.mark.parametrize("granularity", ("tensor", "row"))
-def test_few_tiles_and_many(granularity):
-    """Of the same rows and columns the same, to the last bit."""
-    x = torch.randn(2 * 128 + 3, 16 * 128, device="cuda").bfloat16()  # 48 tiles
-    x[0, 0] = 7  # the largest, in both
-    for transpose in (False, True) if granularity == "tensor" else (True,):
-        run(x, granularity, transpose=transpose)
-        for part in (x[:256], x[:255, :1000], x[:, :1280], x[:, :7]):
-            run(part, granularity, transpose=transpose)
-    transpose = granularity == "row"  # by rows alone, another kernel does it
-    (q, scale, *_), (few, few_scale, *_) = (tkq.quantize_fp8(part, granularity, transpose=transpose)
-                                            for part in (x, x[:256]))
-    assert torch.equal(q[:256].float(), few.float()) and torch.equal(scale[:256], few_scale)
-
-
 CLAIMED = (("tensor", False), ("tensor", True), ("row", True))
+
+
+@pytest.mark.parametrize("granularity, transpose", CLAIMED)
+def test_few_tiles_and_many(granularity, transpose):
+    """Tiles that fit on the GPU at once, and more: of the same rows and columns the same, to the last bit."""
+    x = torch.zeros(41 * 128 + 3, 16 * 128, device="cuda").bfloat16()
+    x[:259] = torch.randn(259, 16 * 128)
+    x[0, 0] = 7  # the largest, in all
+    for part in (x[:259], x[:256], x[:255, :1000], x[:, :1280], x[:259, :7]):
+        run(part, granularity, transpose=transpose)
+    many, few = (tkq.quantize_fp8(part, granularity, transpose=transpose) for part in (x, x[:256]))
+    assert torch.equal(many[0][:256].float(), few[0].float()) and torch.equal(many[1][:256], few[1])
+    if transpose:
+        more = tkq.quantize_fp8(x[:259], granularity, transpose=True)
+        assert torch.equal(many[2][:, :259].float(), more[2].float()) and torch.equal(many[3], more[3])
 
 
 @pytest.mark.parametrize("granularity, transpose", CLAIMED)
@@ -138,10 +138,10 @@ def test_more_tiles_than_run_at_once(granularity, transpose):
 
 
 def test_calls_that_share_a_room():
-    """Of several sizes and kinds, after each other: each finds its half as zeros, and odd numbers of them leave the
-    other half to the next."""
+    """Of several sizes and kinds, one of more tiles than fit on the GPU at once, after each other: each finds its half
+    as zeros, and odd numbers of them leave the other half to the next."""
     given = [(torch.randn(m, n, device="cuda").bfloat16() * 2**i, transpose, granularity)
-             for i, (m, n) in enumerate(((1000, 1040), (8, 8), (700, 2000), (136, 1032), (1500, 128)))
+             for i, (m, n) in enumerate(((1000, 1040), (8, 8), (2400, 2000), (136, 1032), (1500, 128)))
              for granularity, transpose in CLAIMED]
     for _ in range(3):
         for x, transpose, granularity in given:

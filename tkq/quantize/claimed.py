@@ -46,6 +46,8 @@ class Claimed(Twice):
     their highest bit hands the other half to the next launch.
     """
 
+    cooperative = False
+
     def __init__(self, spec: TileSpec):
         super().__init__(spec)
         if spec.granularity == "tensor":
@@ -56,8 +58,12 @@ class Claimed(Twice):
     def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
                  scale_t: Optional[cute.Tensor], room: cute.Tensor, stream: cuda.CUstream):
         down, across = cute.ceil_div(x.shape[0], EDGE), cute.ceil_div(x.shape[1], EDGE)
-        self.kernel(x, q, scale, qt, scale_t, room, across, down * across).launch(
-            grid=[2 * down * across, 1, 1], block=[THREADS, 1, 1], stream=stream)
+        tiles = down * across
+        self.kernel(x, q, scale, qt, scale_t, room, across, tiles).launch(
+            grid=[self.blocks(tiles), 1, 1], block=[THREADS, 1, 1], stream=stream, cooperative=self.cooperative)
+
+    def blocks(self, tiles):
+        return 2 * tiles
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],

@@ -12,7 +12,7 @@ from tkq.runtime import arch, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
 _again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
-LINE = 32  # numbers of `claimed`'s room before each half, and in each before what is largest
+LINE = 32  # numbers of the room of `claimed` and `kept` before each half, and in each before what is largest
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
 
@@ -158,9 +158,9 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
         return function(rows_recipe(norm)), None, False
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
-    module = way(spec)
+    module = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.processors(arch.device(index)))
     largest = 0 if module == "tiles" else _largest_of(granularity, m, n, transpose)
-    return function(tiles_recipe(spec, module)), largest, module == "claimed"
+    return function(tiles_recipe(spec, module)), largest, by_claims(granularity, transpose)
 
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,

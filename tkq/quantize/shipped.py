@@ -7,17 +7,21 @@ from .spec import TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
 TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
+# Tiles a processor that `kept` takes: half of what fits, so that kernels on other streams seldom keep it waiting.
+KEPT = 2
 
 
 def rows_recipe(spec: NormSpec) -> Recipe:
     return Recipe("tkq.quantize.rows:build", (spec, plan(spec)))
 
 
-def way(spec: TileSpec) -> str:
-    """The module that quantises tiles."""
+def way(spec: TileSpec, tiles: int, processors: int) -> str:
+    """The module that quantises so many tiles."""
     if spec.granularity not in TWICE:
         return "tiles"
-    return "claimed" if by_claims(spec.granularity, spec.transpose) else "twice"
+    if not by_claims(spec.granularity, spec.transpose):
+        return "twice"
+    return "kept" if tiles <= KEPT * processors else "claimed"
 
 
 def by_claims(granularity: str, transpose: bool) -> bool:
@@ -44,17 +48,20 @@ def shipped() -> list[Shipped]:
                     spec = TileSpec(granularity, x, transpose=transpose, wide=wide, wide_t=wide)
                     name = "_lines" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
                     name = f"quantize_{granularity}_{x}{name}"
-                    quick = x == "bf16" and wide and transpose and granularity == "row"
-                    found.append(Shipped(name, tiles_recipe(spec, way(spec)), _expectation(spec, way(spec)), quick))
+                    for module in dict.fromkeys(way(spec, tiles, 132) for tiles in (1 << 20, 1)):
+                        quick = x == "bf16" and wide and transpose and granularity == "row"
+                        found.append(Shipped(name + "_kept" * (module == "kept"), tiles_recipe(spec, module),
+                                             _expectation(spec, module), quick))
     return found
 
 
 def _expectation(spec: TileSpec, module: str) -> Expectation:
     """Of a kernel of tiles, and of those that find amax for it."""
     four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers: so many blocks run on a processor
-    if module == "claimed":
-        return Expectation(instructions=("ATOMG.E.ADD", "LDG.E", "REDG.E.MAX", "REDG.E.ADD", "LDG.E.STRONG.GPU",
-                                         _written(spec)), registers=four_blocks)
+    if module in ("claimed", "kept"):
+        wanted = ["LDG.E", "REDG.E.MAX", "REDG.E.ADD", "LDG.E.STRONG.GPU", _written(spec)]
+        wanted += ["ATOMG.E.ADD"] * (module == "claimed")
+        return Expectation(instructions=tuple(wanted), registers=min(four_blocks, 128 if module == "kept" else 255))
     others = (("clear", Expectation(instructions=("STG.E",))),
               ("qNone", Expectation(instructions=("LDG.E", "REDG.E.MAX"), registers=four_blocks)))
     return Expectation(instructions=("LDG.E", _written(spec)), registers=four_blocks,
