@@ -87,7 +87,7 @@ def transposes(shapes) -> Iterator[Job]:
 
 
 def calls() -> dict[str, Call]:
-    """Eager calls on small tensors, and on larger ones where these take more launches."""
+    """Eager calls on small tensors, and on larger ones where x is read twice."""
     x, larger = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((128, 256), (1024, 1024)))
     ours = {f"quantize_fp8 {g}": Call(lambda g=g: tkq.quantize_fp8(x, g), False, CALL_US)
             for g in ("row", "block", "tile", "tensor")}

@@ -115,6 +115,14 @@ def test_tune_tries_it_where_rounds_are_many():
         assert all(candidates.fits("fp8_gemm", x, spec, size[0]) for x in found)
 
 
+def test_tune_tries_tiles_that_share_where_there_is_one_round():
+    for promote in (False, True):
+        for size, tried in (((1024, 1024, 4096), True), ((2048, 1024, 16384), True), ((16384,) * 3, False)):
+            spec = Fp8Spec(promote=promote)
+            found = {fitted(x, spec) for x in fp8_plan.SHARING} & set(candidates.of_fp8_gemm(spec, *size, 132))
+            assert bool(found) == (tried and not promote)
+
+
 def test_the_model_grows_with_the_problem():
     for config in FAST:
         assert cycles(config, 4096, 4096, 4096, 132, False) < cycles(config, 4096, 4096, 8192, 132, False)

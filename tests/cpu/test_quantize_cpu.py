@@ -1,5 +1,6 @@
 """quantize_fp8 without a GPU: what it means, what it refuses."""
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +8,10 @@ import torch
 import tkq
 from tests.fp8_cases import E4M3, E5M2
 from tkq.quantize import ops
+from tkq.quantize.shipped import KEPT, by_claims, shipped, way
+from tkq.quantize.spec import TileSpec
 from tkq.reference_fp8 import LARGEST, dequantise
+from tkq.runtime import counters
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
 
@@ -91,6 +95,7 @@ def test_a_column_of_any_stride(granularity, monkeypatch):
     found, wanted = tkq.quantize_fp8(x, granularity), tkq.quantize_fp8(x.clone(), granularity)
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(ops.arch, "processors", lambda device: 132)
     monkeypatch.setattr(ops, "function", lambda recipe: recipe)
     for strides in ((1, 300), (300, 1)):
         for transpose in (False, True):
@@ -132,16 +137,56 @@ def test_traces(granularity):
 def test_which_kernels(monkeypatch):
     """By rows one launch that reads x once, but where columns have scales too, or a row is too long for it."""
     monkeypatch.setattr(ops.arch, "require_hopper", lambda device: None)
+    monkeypatch.setattr(ops.arch, "processors", lambda device: 132)
     monkeypatch.setattr(ops, "function", lambda recipe: recipe.module.rpartition(".")[2])
 
     def asked(granularity, n, transpose):
         return ops._runs.__wrapped__(granularity, torch.bfloat16, 64, n, (n, 1), 0, E4M3, transpose, 0)
 
-    assert asked("row", 262144, False) == ("rows", None) and asked("row", 262152, False) == ("twice", 128)
-    for n, found in ((256, "together"), (32 * 128, "together"), (32 * 128 + 8, "twice")):
+    assert asked("row", 262144, False) == ("rows", None, False)
+    assert asked("row", 262152, False) == ("twice", 128, False)
+    for n, found in ((1, "kept"), (264 * 128, "kept"), (264 * 128 + 1, "claimed"), (1 << 20, "claimed")):
         amax = 128 + -(-n // 128) * 128
-        assert asked("row", n, True) == (found, amax) and asked("tensor", n, True) == (found, 1)
-    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0)
+        assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
+    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0, False)
+
+
+def test_kept_tiles_are_on_the_gpu_at_once():
+    """As many blocks as a cooperative launch of them may have, by their registers."""
+    for kernel in shipped():
+        if kernel.recipe.module.endswith(".kept"):
+            assert kernel.expectation.registers <= 65536 // (256 * KEPT)
+
+
+def test_room_of_claims(monkeypatch):
+    """The numbers beside amax are as many for the host as for the kernel; of each power of two there is one room."""
+    text = (Path(ops.__file__).parent / "claimed.py").read_text()
+    assert f"LINE = {ops.LINE} " in text
+    made = []
+    monkeypatch.setattr(counters, "_rooms", {})
+    monkeypatch.setattr(counters, "_kept_rooms", {})
+    monkeypatch.setattr(counters, "_kept", lambda size, index: made.append((size, index)) or torch.zeros(size))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    first = counters.kept(0, 5)
+    assert counters.kept(0, 8) is first and counters.room(0, 8) is not first and counters.kept(1, 8) is not first
+    assert counters.kept(0, 9) is not first and made == [(8, 0), (8, 0), (8, 1), (16, 0)]
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("transpose", (False, True, 0, 1, None))
+def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpose):
+    """All that may take a room, and no others: a graph's call takes the long way then."""
+    ways = {way(TileSpec(granularity, transpose=bool(transpose)), tiles, 132) for tiles in (1, 264, 265, 1 << 20)}
+    assert ways == {"kept", "claimed"} if by_claims(granularity, transpose) else not ways & {"kept", "claimed"}
+
+
+@pytest.mark.parametrize("largest", (1, 256, 1280, 40960))
+def test_halves_of_a_room(largest):
+    """As the kernel finds them in a room of any size that the host may hand out: in it, apart, large enough, of whole
+    vectors, and cleared by as many threads as find amax in few turns."""
+    size = 1 << (ops.LINE + 2 * (ops.LINE + largest) - 1).bit_length()
+    half = (size - ops.LINE) // 2
+    assert half >= ops.LINE + largest and ops.LINE + 2 * half <= size and half % 4 == 0
 
 
 def test_room_for_the_largest():

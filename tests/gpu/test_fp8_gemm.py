@@ -8,7 +8,7 @@ import torch
 import tkq
 from tests.fp8_cases import E4M3, E5M2, KINDS, blocks, exact, operands, scale_shapes
 from tkq.gemm import fp8_ops
-from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, fitted
+from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SHARING, SMALL, fitted
 from tkq.gemm.fp8_spec import Fp8Spec
 from tkq.testing import assert_2x
 
@@ -44,7 +44,10 @@ def test_sizes(kind):
         check_exact(kind, size)
 
 
-@pytest.mark.parametrize("config", (*FAST, *SMALL, replace(FAST[0], spread=0, pdl=False)), ids=lambda x: x.name)
+TILES = (*FAST, *SMALL, *SHARING, replace(FAST[0], spread=0, pdl=False))
+
+
+@pytest.mark.parametrize("config", TILES, ids=lambda x: x.name)
 def test_every_tile(config):
     for size in SIZES:
         check_exact("row", (size[0], -(-size[1] // 8) * 8, size[2]), config)

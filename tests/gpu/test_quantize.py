@@ -7,8 +7,10 @@ import torch
 import tkq
 from tests.fp8_cases import E4M3, E5M2
 from tests.poison import poisoned
+from tkq.quantize import ops
 from tkq.quantize.spec import BLOCKS
 from tkq.reference_fp8 import dequantise, quantize_fp8
+from tkq.runtime import counters
 
 SHAPES = ((1, 8), (128, 128), (130, 264), (37, 1000), (257, 4096), (5, 333), (129, 7))
 GRANULARITIES = ("tensor", "row", "block", "tile")
@@ -98,8 +100,7 @@ def test_repeats_are_bitwise_equal(granularity):
 @pytest.mark.parametrize("shape", ((300, 1000), (700, 1040)))
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_what_was_largest_in_the_call_before_is_forgotten(granularity, shape):
-    """In calls that take the short way, too, of one launch and of three: numbers 64 times smaller have scales 64 times
-    smaller."""
+    """In calls that take the short way, too: numbers 64 times smaller have scales 64 times smaller."""
     x = torch.randn(shape, device="cuda").bfloat16()
     for _ in range(5):
         first = tkq.quantize_fp8(x, granularity, transpose=True)
@@ -108,19 +109,65 @@ def test_what_was_largest_in_the_call_before_is_forgotten(granularity, shape):
         assert torch.equal(scale, scale_before * 2**-6) and torch.equal(got.float(), want.float())
 
 
-@pytest.mark.parametrize("granularity", ("tensor", "row"))
-def test_one_launch_and_three(granularity):
-    """Of few tiles one launch, of more three: of the same rows and columns the same, to the last bit."""
-    x = torch.randn(2 * 128 + 3, 16 * 128, device="cuda").bfloat16()  # 48 tiles
-    x[0, 0] = 7  # the largest, in both
-    for transpose in (False, True) if granularity == "tensor" else (True,):
+CLAIMED = (("tensor", False), ("tensor", True), ("row", True))
+
+
+@pytest.mark.parametrize("granularity, transpose", CLAIMED)
+def test_few_tiles_and_many(granularity, transpose):
+    """Tiles that fit on the GPU at once, and more: of the same rows and columns the same, to the last bit."""
+    x = torch.zeros(41 * 128 + 3, 16 * 128, device="cuda").bfloat16()
+    x[:259] = torch.randn(259, 16 * 128)
+    x[0, 0] = 7  # the largest, in all
+    for part in (x[:259], x[:256], x[:255, :1000], x[:, :1280], x[:259, :7]):
+        run(part, granularity, transpose=transpose)
+    many, few = (tkq.quantize_fp8(part, granularity, transpose=transpose) for part in (x, x[:256]))
+    assert torch.equal(many[0][:256].float(), few[0].float()) and torch.equal(many[1][:256], few[1])
+    if transpose:
+        more = tkq.quantize_fp8(x[:259], granularity, transpose=True)
+        assert torch.equal(many[2][:, :259].float(), more[2].float()) and torch.equal(many[3], more[3])
+
+
+@pytest.mark.parametrize("granularity, transpose", CLAIMED)
+def test_more_tiles_than_run_at_once(granularity, transpose):
+    """2 * 16 * 128 blocks, of which those that wait must not keep out those that are waited for."""
+    x = torch.randn(16 * 128 - 8, 128 * 128 - 24, device="cuda").bfloat16()
+    for _ in range(3):
         run(x, granularity, transpose=transpose)
-        for part in (x[:256], x[:255, :1000], x[:, :1280], x[:, :7]):
-            run(part, granularity, transpose=transpose)
-    transpose = granularity == "row"  # by rows alone, another kernel does it
-    (q, scale, *_), (few, few_scale, *_) = (tkq.quantize_fp8(part, granularity, transpose=transpose)
-                                            for part in (x, x[:256]))
-    assert torch.equal(q[:256].float(), few.float()) and torch.equal(scale[:256], few_scale)
+    room = counters.kept(0, ops.LINE + 2 * (ops.LINE + ops._largest_of(granularity, *x.shape, transpose)))
+    assert room[0].item() in (0, -1 << 31)  # no tickets
+
+
+def test_calls_that_share_a_room():
+    """Of several sizes and kinds, one of more tiles than fit on the GPU at once, after each other: each finds its half
+    as zeros, and odd numbers of them leave the other half to the next."""
+    given = [(torch.randn(m, n, device="cuda").bfloat16() * 2**i, transpose, granularity)
+             for i, (m, n) in enumerate(((1000, 1040), (8, 8), (2400, 2000), (136, 1032), (1500, 128)))
+             for granularity, transpose in CLAIMED]
+    for _ in range(3):
+        for x, transpose, granularity in given:
+            run(x, granularity, transpose=transpose)
+    sizes = [ops.LINE + 2 * (ops.LINE + ops._largest_of(granularity, *x.shape, transpose))
+             for x, transpose, granularity in given]
+    assert len({counters.kept(0, size).data_ptr() for size in sizes}) < len(set(sizes))  # some do share one
+
+
+@pytest.mark.parametrize("granularity, transpose", CLAIMED)
+def test_side_by_side(granularity, transpose):
+    """Calls on several streams have a room each, and get on where others, or torch's kernels, hold the processors."""
+    given = [torch.randn(1024, 4096 + 264 * i, device="cuda").bfloat16() * 2**i for i in range(4)]
+    a, streams = torch.randn(4096, 4096, device="cuda"), [torch.cuda.Stream() for _ in given]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        found = []
+        for x, stream in zip(given, streams):
+            with torch.cuda.stream(stream):
+                a @ a
+                found.append(tkq.quantize_fp8(x, granularity, transpose=transpose))
+        torch.cuda.synchronize()
+    for x, (q, scale, *rest) in zip(given, found):
+        check(q, scale, x, granularity, E4M3)
+        if transpose:
+            check(*rest, x.t(), granularity, E4M3)
 
 
 @pytest.mark.parametrize("shape", ((257, 528), (700, 1040)))

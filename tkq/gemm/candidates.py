@@ -54,6 +54,9 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
     tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
     found = [planned, *(replace(tile, group=group) for tile in tiles for group in GROUPS)]
+    if not spec.promote:
+        found += [x for x in fp8_plan.SHARING
+                  if fp8_plan.of_use(x, M, N) and fp8_plan.rounds(x, M, N, processors) == 1]
     best = tiles[0]
     found += [replace(best, lag=1 - best.lag, spread=0), replace(best, pdl=not best.pdl), replace(best, spread=0)]
     found += [replace(best, lead=lead) for lead in (0, 1, 3) if best.consumers == 2]

@@ -25,6 +25,8 @@ FAST = (
     Fp8Config(n=128, stages=6, cluster=1),
     Fp8Config(n=64, stages=7, cluster=1),
 )
+# The smaller ones, of which two share A or B: what `tune` tries beside those.
+SHARING = tuple(replace(tile, cluster=2, across=across) for tile in FAST[2:] for across in (False, True))
 BLOCKS = (Fp8Config(split=4, panel_bytes=64, pdl=True, rolling=4),)  # for scales by blocks, beside those of PROMOTED
 PROMOTED = (
     Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),

@@ -35,18 +35,18 @@ class Pace:
     @cute.jit
     def produce(self, g, s: Constexpr):
         order, r, head = self.order_of(g, s), s.pipe.ring(), g.steps // self.config.pace
-        number, round, patient, rounds = order.first(), Int32(0), Int32(1), order.tasks // order.workers()
+        number, begun, patient, rounds = order.first(), Int32(0), Int32(1), order.tasks // order.workers()
         while number < order.tasks:
             t = self.tile_of(g, s, order, number)
-            if round < rounds:
+            if begun < rounds:
                 self.arrive(g, rounds)
             for k in cutlass.range(g.steps, unroll=1):
-                if (k == head) & (round < rounds) & (patient == 1):
-                    patient = _reached(self.counter(g), (round + 1) * cute.arch.grid_dim()[0])
+                if (k == head) & (begun < rounds) & (patient == 1):
+                    patient = _reached(self.counter(g), (begun + 1) * cute.arch.grid_dim()[0])
                 self.load_stage(g, s, t, k, r)
                 r.advance()
             number = order.following(number)
-            round += 1
+            begun += 1
         self.arrive(g, rounds)
 
     @cute.jit

@@ -19,7 +19,7 @@ SHARED = 128  # bytes a clock and processor, reads and writes together
 L2 = 64  # bytes a clock and processor
 TILE_CLOCKS = 1500  # a tile's beginning and end, as far as nothing hides them
 PARTED = ("BRA.DIV",)  # which a warp has that the compiler does not know to be whole: its lanes share no registers
-PACED_ROUNDS, PACED_K = 32, 8192  # from so many rounds of so long tiles on blocks keep pace: as measured
+PACED_STEPS, PACED_K = 6000, 8192  # from so many steps in all of a block's tiles, so long ones, on blocks keep pace
 
 
 TILES = (  # the larger first, and with a cluster before without
@@ -72,7 +72,7 @@ def plan(spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int =
 def needs_pace(config: Config, spec: GemmSpec, M: int, N: int, K: int, processors: int, batches: int = 1) -> bool:
     """Do blocks drift apart: the largest tiles, many and long? What it is worth is in docs/attempts.md."""
     largest = (config.n, config.cluster) == (256, 2)
-    many = rounds(config, M, N, processors, batches) > PACED_ROUNDS
+    many = rounds(config, M, N, processors, batches) * -(-K // STEP) > PACED_STEPS
     return largest and many and K >= PACED_K and takes_pace(spec)
 
 

@@ -6,12 +6,13 @@ from torch import Tensor
 
 from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
-from tkq.quantize.shipped import TWICE, rows_recipe, tiles_recipe
-from tkq.quantize.spec import BLOCKS, EDGE, FEW, GRANULARITIES, INPUTS, VECTOR, TileSpec
-from tkq.runtime import arch, check, dtypes, function, new, ops
+from tkq.quantize.shipped import by_claims, rows_recipe, tiles_recipe, way
+from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
+from tkq.runtime import arch, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
-_again = Again()
+_again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
+LINE = 32  # numbers of the room of `claimed` and `kept` before each half, and in each before what is largest
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
 
@@ -47,11 +48,13 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         contiguous, another granularity. NotImplementedError: a gradient asked for. RuntimeError: a GPU other than
         Hopper.
 
+    One kernel is launched; by rows of more than 262144 elements, without the transpose, three are.
+
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
     """
-    found = None if ops.traced() else _again.take(x, granularity, dtype, transpose)
+    found = None if ops.traced() else _again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
     if found is not None:
-        q, scale, qt, scale_t, _ = found
+        q, scale, qt, scale_t = found[:4]
     elif ops.direct(x):
         q, scale, qt, scale_t, *_ = (_launched if x.is_cuda else _cpu)(x, granularity, dtype, transpose)
     else:
@@ -87,10 +90,10 @@ def _launched(x, granularity, dtype, transpose):
         m, n = x.shape
         aligned = x.data_ptr() & 15
         index = x.get_device()
-        run, largest = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
+        run, largest, claims = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
         q = new.empty(index, (m, n), (n, 1), dtype)
         scale = new.empty(index, *_scales(granularity, m, n), torch.float32)
-        qt = scale_t = amax = None
+        qt = scale_t = amax = room = None
         if largest is None:
             arguments = x, None, None, q, None, None, None, None, scale, 0.0, None
         else:
@@ -98,12 +101,15 @@ def _launched(x, granularity, dtype, transpose):
                 qt = new.empty(index, (n, m), (m, 1), dtype)
                 if granularity in OWN_SCALES:
                     scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
-            if largest:
+            if claims:
+                room = counters.kept(index, LINE + 2 * (LINE + largest))
+            elif largest:
                 amax = new.empty(index, (largest,), (1,), torch.int32)
-            arguments = x, q, scale, qt, scale_t, amax
+            arguments = x, q, scale, qt, scale_t, room if claims else amax
         run(*arguments)
         found = q, scale, qt, scale_t, amax
-        _again.add((x, granularity, dtype, transpose), run, arguments, found)
+        _again[by_claims(granularity, transpose)].add((x, granularity, dtype, transpose), run, arguments, found,
+                                                      kept=() if room is None else (room,))
         return found
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -136,8 +142,9 @@ def _room(granularity, m, n, device):
 
 @lru_cache(4096)
 def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
-    """(kernel, of how many it finds the largest in memory of its own; None of the norms' kernel) for a kind of call.
-    aligned: x's address modulo 16. Raises where something is wrong, and where there is nothing to quantise."""
+    """(kernel, of how many it finds the largest in memory; None of the norms' kernel; does it take a room for it that
+    calls share?) for a kind of call. aligned: x's address modulo 16. Raises where something is wrong, and where there
+    is nothing to quantise."""
     lines = m * n and (n == 1 or strides[1] == 1)
     if granularity not in GRANULARITIES or not lines:
         raise ValueError
@@ -147,11 +154,13 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
         width = 16 // size
         while n % width or (m > 1 and strides[0] % width) or aligned % (width * size):
             width //= 2
-        return function(rows_recipe(NormSpec("rmsnorm", n, names[0], vector=width, out=names[1], scale="row"))), None
+        norm = NormSpec("rmsnorm", n, names[0], vector=width, out=names[1], scale="row")
+        return function(rows_recipe(norm)), None, False
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
-    run = tiles_recipe(spec, few=-(-m // EDGE) * -(-n // EDGE) <= FEW)
-    return function(run), _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
+    module = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.processors(arch.device(index)))
+    largest = 0 if module == "tiles" else _largest_of(granularity, m, n, transpose)
+    return function(tiles_recipe(spec, module)), largest, by_claims(granularity, transpose)
 
 
 def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,

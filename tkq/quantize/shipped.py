@@ -7,16 +7,30 @@ from .spec import TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
 TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
+# Tiles a processor that `kept` takes: half of what fits, so that kernels on other streams seldom keep it waiting.
+KEPT = 2
 
 
 def rows_recipe(spec: NormSpec) -> Recipe:
     return Recipe("tkq.quantize.rows:build", (spec, plan(spec)))
 
 
-def tiles_recipe(spec: TileSpec, few: bool = False) -> Recipe:
-    """few: of at most FEW tiles."""
-    twice = "together" if few else "twice"
-    return Recipe(f"tkq.quantize.{twice if spec.granularity in TWICE else 'tiles'}:build", (spec,))
+def way(spec: TileSpec, tiles: int, processors: int) -> str:
+    """The module that quantises so many tiles."""
+    if spec.granularity not in TWICE:
+        return "tiles"
+    if not by_claims(spec.granularity, spec.transpose):
+        return "twice"
+    return "kept" if tiles <= KEPT * processors else "claimed"
+
+
+def by_claims(granularity: str, transpose: bool) -> bool:
+    """Is x read twice because of what was asked for, and not because rows are longer than a kernel can hold?"""
+    return granularity == "tensor" or (granularity == "row" and bool(transpose))
+
+
+def tiles_recipe(spec: TileSpec, way: str = "tiles") -> Recipe:
+    return Recipe(f"tkq.quantize.{way}:build", (spec,))
 
 
 def shipped() -> list[Shipped]:
@@ -33,21 +47,25 @@ def shipped() -> list[Shipped]:
                 for wide in (True, False):
                     spec = TileSpec(granularity, x, transpose=transpose, wide=wide, wide_t=wide)
                     name = "_lines" * (granularity == "row") + "_transpose" * transpose + "_narrow" * (not wide)
-                    found.append(Shipped(f"quantize_{granularity}_{x}{name}", tiles_recipe(spec), _expectation(spec),
-                                         x == "bf16" and wide and transpose and granularity == "row"))
-                    # rows alone come here only where they are so long that they have more than FEW tiles
-                    if granularity == "tensor" or (granularity == "row" and transpose):
-                        wanted = Expectation(instructions=("LDG.E", "REDG.E.MAX", "UCGABAR_WAIT", _written(spec)))
-                        found.append(Shipped(f"{found[-1].name}_together", tiles_recipe(spec, few=True), wanted))
+                    name = f"quantize_{granularity}_{x}{name}"
+                    for module in dict.fromkeys(way(spec, tiles, 132) for tiles in (1 << 20, 1)):
+                        quick = x == "bf16" and wide and transpose and granularity == "row"
+                        found.append(Shipped(name + "_kept" * (module == "kept"), tiles_recipe(spec, module),
+                                             _expectation(spec, module), quick))
     return found
 
 
-def _expectation(spec: TileSpec) -> Expectation:
+def _expectation(spec: TileSpec, module: str) -> Expectation:
     """Of a kernel of tiles, and of those that find amax for it."""
     four_blocks = 64 if spec.x == "bf16" and spec.wide else 255  # registers: so many blocks run on a processor
+    if module in ("claimed", "kept"):
+        wanted = ["LDG.E", "REDG.E.MAX", "REDG.E.ADD", "LDG.E.STRONG.GPU", _written(spec)]
+        wanted += ["ATOMG.E.ADD"] * (module == "claimed")
+        return Expectation(instructions=tuple(wanted), registers=min(four_blocks, 128 if module == "kept" else 255))
     others = (("clear", Expectation(instructions=("STG.E",))),
               ("qNone", Expectation(instructions=("LDG.E", "REDG.E.MAX"), registers=four_blocks)))
-    return Expectation(instructions=("LDG.E", _written(spec)), registers=four_blocks, others=others)
+    return Expectation(instructions=("LDG.E", _written(spec)), registers=four_blocks,
+                       others=others if module == "twice" else ())
 
 
 def _written(spec: TileSpec) -> str:

@@ -6,8 +6,6 @@ from ..norms.spec import LARGEST
 GRANULARITIES = ("tensor", "row", "block", "tile")
 INPUTS = ("bf16", "fp16", "fp32")
 EDGE = 128  # of a tile; columns of a block
-CLUSTER = 8  # blocks of a launch that reads x twice
-FEW = 32  # tiles that such a launch takes; more take three launches
 VECTOR = 8  # elements that a thread takes at once, along rows and along columns
 
 # granularity -> (rows, columns) that share a scale; 0: all of them
@@ -20,9 +18,8 @@ class TileSpec:
     without a norm (`rows`), which reads x once.
 
     step: "amax", the largest |x| of all (of each row and column), or "quantise" (by it, where the granularity is
-    "tensor" or "row"). wide, wide_t: are
-    rows of x and of the result whole vectors of VECTOR elements, and rows of the transposed result? transpose: is
-    there one?
+    "tensor" or "row"). wide, wide_t: are rows of x and of the result whole vectors of VECTOR elements, and rows of the
+    transposed result? transpose: is there one?
 
     Raises:
         NotImplementedError: a value that no kernel takes, by name.

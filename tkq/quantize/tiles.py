@@ -63,9 +63,19 @@ class Tiles:
 
     def take(self, g, al, t, tile):
         """A step of a tile, by thread t."""
-        spec = self.spec
-        row0, col0 = tile[0] * EDGE + t // SIDE * VECTOR, tile[1] * EDGE + t % SIDE * VECTOR
-        held = [self.load(g.x, row0 + i, col0) for i in range(VECTOR)]
+        self.finish(g, al, t, tile, self.held(g, t, tile))
+
+    def held(self, g, t, tile):
+        """x, of thread t."""
+        row0, col0 = self.corner(t, tile)
+        return [self.load(g.x, row0 + i, col0) for i in range(VECTOR)]
+
+    def corner(self, t, tile):
+        return tile[0] * EDGE + t // SIDE * VECTOR, tile[1] * EDGE + t % SIDE * VECTOR
+
+    def finish(self, g, al, t, tile, held):
+        """The step, of what is held."""
+        spec, (row0, col0) = self.spec, self.corner(t, tile)
         if spec.step == "amax":
             self.find(g, al, t, tile, held)
             return

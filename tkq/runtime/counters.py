@@ -8,6 +8,7 @@ from . import arch, driver
 
 _of_stream: dict = {}  # (device index, stream) -> counter; grows with the streams that a process uses
 _rooms: dict = {}  # (device index, stream, size) -> room; likewise
+_kept_rooms: dict = {}  # likewise; sizes are powers of two
 _of_graphs: dict = {}  # device index -> (counters for captured calls, how many have been handed out)
 CAPTURED_CALLS = 16384
 
@@ -43,14 +44,25 @@ def room(index: int, size: int) -> torch.Tensor:
 
     A call that is being captured gets a new one, its zeroing captured too.
     """
+    return _room(_rooms, index, size)
+
+
+def kept(index: int, size: int) -> torch.Tensor:
+    """As ``room``, of at least so many elements, all of which are zero at first; later they are as the launch before
+    left them, on purpose: only kernels that agree on that share it. Of a device and stream there is one of each power
+    of two that was asked for."""
+    return _room(_kept_rooms, index, 1 << (size - 1).bit_length())
+
+
+def _room(rooms, index, size):
     if index < 0:  # as above
         return torch.empty(size, dtype=torch.int32, device=arch.device(index))
     stream = torch._C._cuda_getCurrentRawStream(index)
     if stream and _capturing(index):
         return _zeros(size, index)
-    found = _rooms.get((index, stream, size))
+    found = rooms.get((index, stream, size))
     if found is None:
-        found = _rooms[index, stream, size] = _kept(size, index)
+        found = rooms[index, stream, size] = _kept(size, index)
     return found
 
 
