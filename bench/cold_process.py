@@ -1,0 +1,119 @@
+"""A process that has done its imports, and copies itself for each case: what bench.cold_start asks.
+
+    python -m bench.cold_process cache|bundle [DEVICE]
+
+Reads names of cases, one a line, and writes what each copy saw, one line of JSON. Copies know of CUDA, of kernels and
+of sources what a new process knows after its imports: nothing. So a case costs a second, not a process's imports.
+"""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+TORCH = "torch.sum, gradients"  # a case: what torch's own kernels and its first backward take, to compare with
+_OF_THE_DSL = ("Exchange", "Monoid", "ReductionBase", "RowKernel", "tune")  # these names import it
+_PATIENCE = 90  # seconds; a case that compiles takes some
+
+
+def imported() -> dict:
+    """Import all that the cases use. Seconds by what was imported."""
+    begin = time.perf_counter()
+    import torch
+
+    torch_s, begin = time.perf_counter() - begin, time.perf_counter()
+    import tkq
+
+    for name in tkq.__all__:
+        if name not in _OF_THE_DSL:
+            getattr(tkq, name)
+    tkq_s = time.perf_counter() - begin
+    import torch.fx.experimental.symbolic_shapes  # torch.autograd.grad does, and with it sympy: seconds
+
+    import tests.smoke  # noqa: F401
+
+    assert not torch.cuda.is_initialized()  # else copies could not use it
+    return {"torch": torch_s, "tkq": tkq_s}
+
+
+def seen(op: str, device: str) -> dict:
+    """What two calls of a case take, in a process that has made none. Seconds: first, second; of a case with gradients
+    as pairs, of the forward pass and of the backward."""
+    import torch
+
+    from tests import smoke
+
+    g = smoke.inputs(device)
+    (g.x + g.x).sum().item()
+    if op == TORCH:
+        steps = [recorded(torch.sum, [g.x], device, lambda y, leaves, dy: y.backward()) for _ in range(2)]
+    else:
+        leaf = g.w.detach().requires_grad_()
+        torch.autograd.grad(leaf * 2, leaf, g.w)  # starts autograd's threads
+        name, of_two, _ = op.rpartition(", gradients")
+        if of_two:
+            f, *given = smoke.recorded(g)[name]
+            steps = [recorded(f, given, device) for _ in range(2)]
+        else:
+            call = smoke.cases(g)[op]
+            steps = [timed(call, device)[0] for _ in range(2)]
+    return {"first": steps[0], "second": steps[1], "dsl": "cutlass" in sys.modules}
+
+
+def recorded(f, given, device, backward=None) -> tuple:
+    """Seconds of a forward pass that autograd records, and of its backward pass: backward(y, leaves, dy), or torch's
+    autograd.grad. What is made between them does not count."""
+    import torch
+
+    from tests import smoke
+
+    leaves = smoke.leaves_of(given)
+    forward, y = timed(lambda: f(*leaves), device)
+    dy, backward = smoke.gradient_for(y), backward or torch.autograd.grad
+    return forward, timed(lambda: backward(y, leaves, dy), device)[0]
+
+
+def timed(call, device):
+    """(seconds, the result) of a call that has ended on the GPU too."""
+    import torch
+
+    wait = torch.cuda.synchronize if device == "cuda" else int
+    wait()
+    begin = time.perf_counter()
+    found = call()
+    wait()
+    return time.perf_counter() - begin, found
+
+
+def copied(op: str, device: str) -> None:
+    """Write what a copy of this process saw, or its problem."""
+    process = os.fork()
+    if process == 0:
+        signal.alarm(_PATIENCE)
+        try:
+            found = seen(op, device)
+        except Exception as problem:
+            found = {"problem": f"{type(problem).__name__}: {problem}"[-400:]}
+        write(found)
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    if status:
+        write({"problem": f"its process ended by signal {status & 127}, status {status >> 8}"})
+
+
+def write(found: dict) -> None:
+    os.write(1, (json.dumps(found) + "\n").encode())
+
+
+def main(source: str, device: str = "cuda") -> None:
+    if source == "bundle":
+        import tests.without_dsl  # noqa: F401
+    write(imported())
+    for line in sys.stdin:
+        copied(line.strip(), device)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
