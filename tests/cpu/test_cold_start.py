@@ -24,6 +24,31 @@ def test_a_process_measures_a_case_in_a_copy_of_itself():
     assert plain["first"] > 0 and plain["second"] > 0
 
 
+IMPORTED_IN_CALLS = """
+import sys, types
+from bench import cold_process, cold_start
+cold_process.imported()
+from tests import smoke
+from tkq.runtime import rehearsal
+on_cpu = vars(smoke.inputs("cpu"))
+rehearsal.begin()
+calls = smoke.cases(types.SimpleNamespace(**{name: t.to("meta") for name, t in on_cpu.items()}))
+before = set(sys.modules)
+for op in cold_start.OPS:
+    if op != cold_process.TORCH:
+        calls[op]()
+assert rehearsal.taken()
+print(sorted(name for name in set(sys.modules) - before if name.startswith(("tkq", "cutlass"))))
+"""
+
+
+def test_a_first_call_imports_nothing_of_tkq():
+    """Forward or backward: it would wait for that."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED_IN_CALLS], cwd=cold_start.ROOT, capture_output=True, text=True,
+                          timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_every_case_is_one_of_the_smoke_cases():
     g = smoke.inputs("cpu")
     assert {op for op in cold_start.OPS if op != TORCH} <= set(smoke.cases(g))
