@@ -44,8 +44,8 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith(("tkq
 
 def test_a_first_call_imports_nothing_of_tkq():
     """Forward or backward: it would wait for that."""
-    done = subprocess.run([sys.executable, "-c", IMPORTED_IN_CALLS], cwd=cold_start.ROOT, capture_output=True, text=True,
-                          timeout=120, check=True)
+    command = [sys.executable, "-c", IMPORTED_IN_CALLS]
+    done = subprocess.run(command, cwd=cold_start.ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
 
 
