@@ -89,7 +89,8 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("norm_backward", ("backward",), ("layernorm_backward",), "backward"),
     ),
     "rmsnorm_quant": (
-        Part("norms", ("quant",), ("rmsnorm_quant row", "rmsnorm_quant block", "rmsnorm_quant + residual")),
+        Part("norms", ("quant",), ("rmsnorm_quant row", "rmsnorm_quant block", "rmsnorm_quant + residual",
+                                   "rmsnorm_quant + bias row", "rmsnorm_quant + bias block")),
     ),
     "layernorm_quant": (
         Part("norms", ("quant",), ("layernorm_quant row", "layernorm_quant block", "layernorm_quant + bias row",

@@ -25,5 +25,5 @@ def test_ours_is_found(say, capfd, caplog):
 def test_others_may_speak(capfd, caplog):
     with no_word(capfd, caplog):
         warned("torch.jit is old")
-        print(f"{CHECKOUT}/tests/x.py, /opt/tkq-env/x.py: a word", file=sys.stderr)
+        print(f"{CHECKOUT}/tests/x.py, elsewhere/tkq-env/x.py: a word", file=sys.stderr)
         logging.getLogger("tkq").info("compiled")

@@ -1,5 +1,5 @@
-"""Windows whose warpgroups leave out halves of tiles, on a GPU: against float64, at all alignments of both edges; and
-when that kernel is taken."""
+"""Windows whose warpgroups leave out halves of tiles, on a GPU: against float64, at all alignments of both edges. When
+that kernel is taken: tests/cpu/test_attention_halves_calls.py."""
 import math
 
 import pytest
@@ -63,8 +63,8 @@ def test_more_tasks_than_blocks(kind):
             compare(*make(*shape, 128), f"{shape}", config=planned(kind), left=left, right=right)
 
 
-def test_when_it_is_taken():
-    """By the public way, with gradients' lse and without; the same bits again."""
+def test_the_public_way():
+    """With gradients' lse and without; the same bits again. Which kernel it is, bits do not tell: tests/cpu does."""
     q, k, v = make(1, SHORT + 70, SHORT + 70, 2, 1, 128)
     for window in ((1023, 0), (FAR, 0), (FAR, 511)):
         options = dict(left=window[0], right=window[1])
@@ -72,11 +72,11 @@ def test_when_it_is_taken():
         judge(o, lse, q, k, v, f"{window}", **options)
         again = torch.full_like(o, math.nan)
         run(q, k, v, again, torch.full_like(lse, math.nan), planned("right" if window[1] else "causal"), **options)
-        assert torch.equal(o, again), "another kernel was taken"
+        assert torch.equal(o, again), f"{window}: other bits than the planned kernel's"
         assert torch.equal(tkq.flash_attn(q, k, v, window_size=window), o)
 
 
-def test_more_queries_than_keys_do_not_take_it():
+def test_more_queries_than_keys():
     q, k, v = make(1, SHORT + 200, SHORT + 100, 2, 1, 128)
     o, lse = tkq.flash_attn(q, k, v, window_size=(1023, 0), return_lse=True)
     judge(o, lse, q, k, v, left=1023, right=0)

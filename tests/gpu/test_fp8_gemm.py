@@ -121,8 +121,10 @@ def test_errors(kind, accumulate):
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", ("fast", "fp32"))
 def test_bias_of_long_sums(accumulate):
-    """Of positive numbers at K = 16384: the tensor cores cut off, they do not round. Torch's products, the same sums,
-    are as far off: in the mean by 0.249 of the result, and by 5.0e-4 where 128 of K at a time are added in float32."""
+    """Of positive numbers at K = 16384: the tensor cores cut off, they do not round: in the mean by 0.249 of the
+    result, and by 5.0e-4 where 128 of K at a time are added in float32. Torch's product was as far off in one run, and
+    by 0.057 in another with the same versions (what is summed in parts is cut off less): printed, not compared with."""
+    expected = {"fast": -0.249, "fp32": -5.0e-4}[accumulate]
     a, b = (torch.rand(n, 16384, device="cuda").to(E4M3) for n in (128, 256))
     one = torch.ones((), device="cuda")
     got = tkq.fp8_gemm(a, b.t(), one, one, out_dtype=torch.float32, accumulate=accumulate)
@@ -130,7 +132,7 @@ def test_bias_of_long_sums(accumulate):
     truth = exact((a, b.t(), one, one))
     bias, torchs = (((y - truth) / truth).mean().item() for y in (got, theirs))
     print(f"mean signed error at K = 16384, accumulate={accumulate!r}: {bias:.3e}, torch's {torchs:.3e}")
-    assert torchs * 1.02 < bias < torchs * 0.98 < 0
+    assert expected * 1.02 < bias < expected * 0.98
 
 
 @pytest.mark.parametrize("types", ((E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)))

@@ -82,14 +82,16 @@ def test_calls_that_a_plan_gives_it(monkeypatch):
         args = operands(2048, 4096, 1024, "block", device="cuda", whole=True, powers=True)
         spec = spec_of("block", n=4096)
         assert isinstance(fp8_plan.plan(spec, 2048, 4096, 1024, 132), PacedFp8Config)
-        want = torch.empty(2048, 4096, dtype=torch.bfloat16, device="cuda")
+        want = torch.full((2048, 4096), math.nan, dtype=torch.bfloat16, device="cuda")
         fp8_ops.run(spec, *args, want, PROMOTED[1])
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         for _ in range(4):
-            assert torch.equal(tkq.fp8_gemm(*args), want)
-            with torch.cuda.stream(side):
-                assert torch.equal(tkq.fp8_gemm(*args), want)
+            for stream in (torch.cuda.current_stream(), side):
+                with torch.cuda.stream(stream):
+                    got = tkq.fp8_gemm(*args)
+                    assert torch.equal(got, want)
+                    got.fill_(math.nan)  # the next call of this stream is given the same memory
         assert at_zero()
         with torch.cuda.stream(side):
             assert at_zero()
