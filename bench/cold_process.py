@@ -26,16 +26,17 @@ def imported() -> dict:
     torch_s, begin = time.perf_counter() - begin, time.perf_counter()
     import tkq
 
+    tkq_s, begin = time.perf_counter() - begin, time.perf_counter()
     for name in tkq.__all__:
         if name not in OF_THE_DSL:
             getattr(tkq, name)
-    tkq_s = time.perf_counter() - begin
+    functions_s = time.perf_counter() - begin
     import torch.fx.experimental.symbolic_shapes  # torch.autograd.grad does, and with it sympy: seconds
 
     import tests.smoke  # noqa: F401
 
     assert not torch.cuda.is_initialized()  # else copies could not use it
-    return {"torch": torch_s, "tkq": tkq_s}
+    return {"torch": torch_s, "tkq": tkq_s, "functions": functions_s}
 
 
 def seen(op: str, device: str) -> dict:

@@ -17,7 +17,7 @@ def test_a_process_measures_a_case_in_a_copy_of_itself():
     done = subprocess.run(command, cwd=cold_start.ROOT, input=asked, capture_output=True, text=True, timeout=120,
                           check=True)
     imports, gradients, plain, problem, torchs = map(json.loads, done.stdout.splitlines())
-    assert imports["torch"] > 0 and imports["tkq"] > 0
+    assert imports.keys() == {"torch", "tkq", "functions"} and min(imports.values()) > 0
     assert problem == {"problem": "KeyError: 'no such case'"}
     for found in (gradients, torchs):
         assert len(found["first"]) == 2 and min(found["first"]) > 0 and not found["dsl"]
@@ -68,12 +68,12 @@ def test_each_call_has_the_bound_and_both_together_have_none():
 
 def test_what_came_is_on_disk_and_what_did_not_is_told(tmp_path):
     results = cold_start.Results(Report(Environment.here()), tmp_path / "cold_start.json")
-    results.add("", "cache", {"torch": 2.0, "tkq": 0.2})
+    results.add("", "cache", {"torch": 2.0, "tkq": 0.002, "functions": 0.2})
     results.add("softmax", "cache", {"first": 0.009, "second": 0.001, "dsl": False})
     saved = Report.from_json((tmp_path / "cold_start.json").read_text())
     assert [c.name for c in saved.costs] == [
         "first call, cache: softmax", "second call, cache: softmax", "import torch",
-        "import tkq and its functions, after torch"]
+        "import tkq, after torch", "all functions of tkq, after that"]
     results.add("rope", "bundle", {"problem": "of its own"})
     results.missing(("softmax", "rope", TORCH))
     assert Report.from_json((tmp_path / "cold_start.json").read_text()).problems == [
