@@ -32,9 +32,9 @@ def results(tmp_path):
 
 def test_ratios_are_of_turns_and_gaps_are_left(results):
     text = llama_page.section(results)
-    assert '| patched, `linear="tkq"` | 15.0 | 1.500 | 17.00 | 10.0 | 1.150 | 17.00 |' in text
-    assert "| torch, its fastest attention | 20.0 |  | 17.00 | 11.5 |  | 17.00 |" in text
-    assert '| patched, `linear="fp8"` |  |  |  | 8.0 | 1.438 | 17.00 |' in text
+    assert '| patched, `linear="tkq"` | 15.0 | 546133 | 1.500 | 17.00 | 10.0 | 819200 | 1.150 | 17.00 |' in text
+    assert "| torch, its fastest attention | 20.0 | 409600 |  | 17.00 | 11.5 | 712348 |  | 17.00 |" in text
+    assert '| patched, `linear="fp8"` |  |  |  |  | 8.0 | 1024000 | 1.438 | 17.00 |' in text
     assert 'turns: patched, `linear="tkq"` 1.150.' in text
     assert "| a token, B1 prompt 8 | 2.00, 14 | 1.00, 7 |" in text
     assert "kernels" not in text and "Losses" not in text
