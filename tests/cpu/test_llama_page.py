@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from bench import llama_page
+from bench import llama, llama_page
 from bench.results import Bound, Case, Cost, Environment, Report
 from tkq.testing.timing import Comparison, Timing
 
@@ -56,3 +56,11 @@ def test_profiles_and_losses_come_when_they_are_there(results):
 def test_a_page_without_markers_is_refused():
     with pytest.raises(ValueError, match="lacks the markers"):
         llama_page.written("a page", "figures")
+
+
+def test_whole_curves_of_runs_that_were_alike_are_kept():
+    new = dict(at_most=0.005, rate=1e-4, batch=2, apart={}, losses={})
+    old = {**new, "apart": {"torch": 0.0, "tkq": 0.001}, "losses": {"torch": [8.0] * llama.STEPS, "tkq": [8.0] * 50}}
+    assert llama.kept_curves(old, new) == {**new, "apart": {"torch": 0.0}, "losses": {"torch": [8.0] * llama.STEPS}}
+    with pytest.raises(ValueError, match="are of rate 0.001 and batch 2: begin a new file"):
+        llama.kept_curves({**old, "rate": 1e-3}, new)
