@@ -1,11 +1,16 @@
 """What a new process waits for: imports, and the first call of each op, from a warm cache and from a bundle.
 
-    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--rounds 3] [--at-once 1] [--bundle DIR] [--seconds 45]
+    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--rounds 3] [--bundle DIR] [--seconds 50]
 
 Each measurement is of a process of its own that has done its imports (see bench.cold_process). Those that take the
 cache find it warm: one that had to compile is asked again. Those that take the bundle have neither the DSL, nor a
 compiler, nor a cache. With gradients two calls are measured: the forward pass, which autograd records, and the backward
-pass. The bound is for each call. Results are saved as they come, all cases once before any comes again.
+pass. The bound is for each call.
+
+One case is measured at a time, and its process has left the GPU before the next begins: with two at a time, one starting
+or ending CUDA while the other loads a kernel, one first call in ten took 30 to 70 ms instead of 10 to 20. Results are
+saved as they come, all cases once before any comes again, and from the third round on those first that have taken
+longest, should the time be up.
 """
 from __future__ import annotations
 
@@ -14,12 +19,12 @@ import compileall
 import json
 import math
 import os
-import queue
+import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -28,6 +33,7 @@ from bench import harness
 from bench.cold_process import TORCH
 from bench.results import Cost, Environment, Report
 
+SOURCES = ("cache", "bundle")
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_CALL_BOUND_US = 30_000
 IMPORT_BOUND_US = 300_000
@@ -42,22 +48,26 @@ class Results:
     """What the processes saw, saved with every new one."""
 
     def __init__(self, report: Report, out: Path):
-        self.report, self._out, self._one_at_a_time = report, out, threading.Lock()
+        self.report, self._out = report, out
         self._imports, self._seen = [], {}
 
     def add(self, op: str, source: str, seen: dict) -> None:
         """op: "" for the imports."""
-        with self._one_at_a_time:
-            if "problem" in seen:
-                self.report.problems.append(f"{op or 'imports'}, {source}: {seen['problem']}")
-                print(f"PROBLEM {self.report.problems[-1]}", flush=True)
-            elif not op:
-                self._imports.append(seen)
-            else:
-                show(costs_of(op, source, [seen]))
-                self._seen.setdefault((op, source), []).append(seen)
-            self.report.costs[:] = self.costs()
-            self.report.save(self._out)
+        if "problem" in seen:
+            self.report.problems.append(f"{op or 'imports'}, {source}: {seen['problem']}")
+            print(f"PROBLEM {self.report.problems[-1]}", flush=True)
+        elif not op:
+            self._imports.append(seen)
+        else:
+            show(costs_of(op, source, [seen]))
+            self._seen.setdefault((op, source), []).append(seen)
+        self.report.costs[:] = self.costs()
+        self.report.save(self._out)
+
+    def longest(self, op: str, source: str) -> float:
+        """Seconds of the longest first call so far, the bound's where none was seen."""
+        seen = self._seen.get((op, source), ())
+        return max((max(calls(s["first"])) for s in seen), default=FIRST_CALL_BOUND_US / 1e6)
 
     def missing(self, ops) -> None:
         """Say which cases were not measured: the time was up."""
@@ -71,13 +81,28 @@ class Results:
         if self._imports:
             found += [cost("import torch", [s["torch"] for s in self._imports]),
                       cost("import tkq, after torch", [s["tkq"] for s in self._imports], IMPORT_BOUND_US),
+                      cost("tvm-ffi, which launches, after that", [s["tvm_ffi"] for s in self._imports]),
                       cost("all functions of tkq, after that", [s["functions"] for s in self._imports])]
         return found
 
 
 def asked_for(ops) -> list:
     """(case, source) of each measurement; torch's own takes neither cache nor bundle."""
-    return [(op, source) for op in ops for source in ("cache", "bundle") if op != TORCH or source == "cache"]
+    return [(op, source) for op in ops for source in SOURCES if op != TORCH or source == "cache"]
+
+
+def in_order(ops, rounds: int, results: Results):
+    """(case, source) of each measurement, in the order of the rounds; later ones begin with what has taken longest."""
+    for turn in range(rounds):
+        cases = asked_for(ops)
+        if turn > 1:
+            cases.sort(key=lambda case: results.longest(*case), reverse=True)
+        yield from cases
+
+
+def calls(seconds) -> list:
+    """Of one call, or of the forward and the backward pass."""
+    return [seconds] if isinstance(seconds, float) else seconds
 
 
 def costs_of(op: str, source: str, seen: list) -> list[Cost]:
@@ -95,8 +120,8 @@ def costs_of(op: str, source: str, seen: list) -> list[Cost]:
 
 
 def cost(name: str, seconds: list, at_most: float | None = None, note: str = "") -> Cost:
-    us = sorted(1e6 * s for s in seconds)
-    return Cost(name, us[len(us) // 2], us[0], us[-1], len(us), at_most, note)
+    us = [1e6 * s for s in seconds]
+    return Cost(name, statistics.median(us), min(us), max(us), len(us), at_most, note)
 
 
 def show(costs) -> None:
@@ -105,28 +130,25 @@ def show(costs) -> None:
               flush=True)
 
 
-def ask(source: str, bundle: Path, wanted: queue.Queue, results: Results, until: float) -> None:
-    """Have a process measure cases, till none is left or the time is up."""
+def started(source: str, bundle: Path) -> subprocess.Popen:
+    """A process that measures cases when it is asked: see `bench.cold_process`."""
     environment = {name: value for name, value in os.environ.items() if name != "TKQ_BUNDLE"}
     environment["OPENBLAS_NUM_THREADS"] = "1"  # numpy's: Python warns of a process with threads that copies itself
     if source == "bundle":
         environment |= {"TKQ_BUNDLE": str(bundle), "TKQ_CACHE_DIR": str(bundle / "no cache")}
-    with subprocess.Popen([sys.executable, "-m", "bench.cold_process", source], cwd=ROOT, env=environment, text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        results.add("", source, answer(process))
-        while process.poll() is None and time.monotonic() < until:
-            try:
-                op = wanted.get_nowait()
-            except queue.Empty:
-                break
-            for _ in range(2):
-                process.stdin.write(op + "\n")
-                process.stdin.flush()
-                seen = answer(process)
-                if source == "bundle" or not seen.get("dsl"):
-                    break
-            results.add(op, source, seen)
-        process.stdin.close()
+    return subprocess.Popen([sys.executable, "-m", "bench.cold_process", source], cwd=ROOT, env=environment, text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def ask(process, op: str, source: str) -> dict:
+    """Have it measure a case; again, where a kernel had to be compiled."""
+    for _ in range(2):
+        process.stdin.write(op + "\n")
+        process.stdin.flush()
+        seen = answer(process)
+        if source == "bundle" or not seen.get("dsl"):
+            break
+    return seen
 
 
 def answer(process) -> dict:
@@ -137,18 +159,19 @@ def answer(process) -> dict:
     return {"problem": "the process that measures has ended"}
 
 
-def measure(ops, rounds: int, at_once: int, bundle: Path, results: Results, until: float) -> None:
-    asking = []
-    for source in ("cache", "bundle"):
-        wanted = queue.Queue()
-        for op, of in asked_for(ops) * rounds:
-            if of == source:
-                wanted.put(op)
-        asking += [threading.Thread(target=ask, args=(source, bundle, wanted, results, until)) for _ in range(at_once)]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
+def measure(ops, rounds: int, bundle: Path, results: Results, until: float) -> None:
+    """Imports side by side, cases one after the other."""
+    with ExitStack() as both:
+        processes = {source: both.enter_context(started(source, bundle)) for source in SOURCES}
+        for source, process in processes.items():
+            results.add("", source, answer(process))
+        for op, source in in_order(ops, rounds, results):
+            if time.monotonic() >= until:
+                break
+            if processes[source].poll() is None:
+                results.add(op, source, ask(processes[source], op, source))
+        for process in processes.values():
+            process.stdin.close()
 
 
 def main(words=None) -> int:
@@ -156,7 +179,6 @@ def main(words=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__.partition("\n")[0])
     parser.add_argument("--ops", default="", help="cases whose name is one of these, apart by semicolons")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each case")
-    parser.add_argument("--at-once", type=int, default=1, help="measured side by side, of each source")
     parser.add_argument("--bundle", type=Path, help="one that has the cases' kernels; otherwise it is made")
     parser.add_argument("--seconds", type=float, default=math.inf, help="what has not begun by then is left out")
     parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
@@ -164,7 +186,7 @@ def main(words=None) -> int:
     if not torch.cuda.is_available():
         print("bench.cold_start times first calls: it needs a GPU, and PyTorch finds none here.")
         return 2
-    until = time.monotonic() + chosen.seconds
+    began = time.monotonic()
     report = Report(Environment.here(harness.Monitor().driver))
     results = Results(report, chosen.out / "cold_start.json")
     ops = tuple(chosen.ops.split(";")) if chosen.ops else OPS
@@ -173,9 +195,9 @@ def main(words=None) -> int:
         if not chosen.bundle:
             subprocess.run([sys.executable, "-m", "tests.smoke", "bundle", made, "-j", str(os.cpu_count())], cwd=ROOT,
                            check=True)
-        measure(ops, chosen.rounds, chosen.at_once, (chosen.bundle or Path(made)).absolute(), results, until)
+        measure(ops, chosen.rounds, (chosen.bundle or Path(made)).absolute(), results, began + chosen.seconds)
     results.missing(ops)
-    print("\nof all rounds:")
+    print(f"\nof all rounds, {time.monotonic() - began:.0f} s:")
     show(report.costs)
     return 1 if report.problems or any(c.holds() is False for c in report.costs) else 0
 
