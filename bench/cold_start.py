@@ -7,10 +7,10 @@ cache find it warm: one that had to compile is asked again. Those that take the 
 compiler, nor a cache. With gradients two calls are measured: the forward pass, which autograd records, and the backward
 pass. The bound is for each call.
 
-One case is measured at a time, and its process has left the GPU before the next begins: with two at a time, one starting
-or ending CUDA while the other loads a kernel, one first call in ten took 30 to 70 ms instead of 10 to 20. Results are
-saved as they come, all cases once before any comes again, and from the third round on those first that have taken
-longest, should the time be up.
+One case is measured at a time, and its process has left the GPU before the next begins: with two at a time, one
+starting or ending CUDA while the other loads a kernel, one first call in nine took 30 to 70 ms instead of 10 to 20.
+Results are saved as they come, all cases once before any comes again, and from the third round on those first that have
+taken longest, should the time be up.
 """
 from __future__ import annotations
 
