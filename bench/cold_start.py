@@ -1,146 +1,204 @@
 """What a new process waits for: imports, and the first call of each op, from a warm cache and from a bundle.
 
-    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--processes 3] [--at-once 1] [--bundle DIR] [--warm]
+    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--rounds 3] [--bundle DIR] [--seconds 50]
 
-Each measurement is a process of its own. Those that take the cache find it warm: a process before them has made the
-same call (with --warm, somebody has). Those that take the bundle have neither the DSL, nor a compiler, nor a cache.
+Each measurement is of a process of its own that has done its imports (see bench.cold_process). Those that take the
+cache find it warm: one that had to compile is asked again. Those that take the bundle have neither the DSL, nor a
+compiler, nor a cache. With gradients two calls are measured: the forward pass, which autograd records, and the backward
+pass. The bound is for each call.
+
+One case is measured at a time, and its process has left the GPU before the next begins: with two at a time, one
+starting or ending CUDA while the other loads a kernel, one first call in nine took 30 to 70 ms instead of 10 to 20.
+Results are saved as they come, all cases once before any comes again, and from the third round on those first that have
+taken longest, should the time be up.
 """
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import compileall
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from bench import harness
+from bench.cold_process import TORCH
 from bench.results import Cost, Environment, Report
 
+SOURCES = ("cache", "bundle")
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_CALL_BOUND_US = 30_000
-OPS = ("rmsnorm", "rmsnorm of three dimensions with a residual", "rmsnorm, gradients", "layernorm", "rmsnorm_quant",
-       "softmax", "log_softmax of three dimensions", "cross_entropy, mean", "cross_entropy, gradients",
-       "linear_cross_entropy, gradients", "swiglu", "geglu of one tensor", "rope", "rope_qk", "flash_attn",
-       "flash_attn, gradients", "flash_attn_varlen", "gemm", "gemm with an epilogue", "gemm, gradients", "fp8_gemm",
-       "grouped_gemm", "quantize_fp8")
-PROCESS = """
-import json, sys, time
-if sys.argv[2] == "bundle":
-    import tests.without_dsl
-begin = time.perf_counter()
-import torch
-torch_s, begin = time.perf_counter() - begin, time.perf_counter()
-import tkq
-for name in tkq.__all__:
-    if name not in ("Exchange", "Monoid", "ReductionBase", "RowKernel", "tune"):  # those import the DSL
-        getattr(tkq, name)
-tkq_s = time.perf_counter() - begin
-from tests import smoke
-g = smoke.inputs("cuda")
-(g.x + g.x).sum().item()
-leaf = g.w.detach().requires_grad_()
-torch.autograd.grad(leaf * 2, leaf, g.w)  # torch imports sympy for it
-call, seconds = smoke.cases(g)[sys.argv[1]], []
-for _ in range(2):
-    begin = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    seconds.append(time.perf_counter() - begin)
-print(json.dumps(dict(torch=torch_s, tkq=tkq_s, first=seconds[0], second=seconds[1], dsl="cutlass" in sys.modules)))
-"""
+IMPORT_BOUND_US = 300_000
+OPS = ("rmsnorm, gradients", "flash_attn, gradients", "linear_cross_entropy, gradients", "gemm, gradients",
+       "cross_entropy, gradients", TORCH, "gemm", "fp8_gemm", "grouped_gemm", "rmsnorm", "flash_attn",
+       "flash_attn_varlen", "cross_entropy, mean", "rmsnorm_quant", "layernorm", "softmax", "swiglu", "rope_qk",
+       "quantize_fp8", "rmsnorm of three dimensions with a residual", "log_softmax of three dimensions",
+       "geglu of one tensor", "rope", "gemm with an epilogue")
 
 
-def measured(op: str, source: str, bundle: Path | None) -> dict:
-    """What a process saw. source: "cache" or "bundle"."""
-    environment = {name: value for name, value in os.environ.items() if name != "TKQ_BUNDLE"}
-    if source == "bundle":
-        environment |= {"TKQ_BUNDLE": str(bundle), "TKQ_CACHE_DIR": str(bundle / "no cache")}
-    command = [sys.executable, "-c", PROCESS, op, source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{op}, {source}: {done.stderr.strip()[-400:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+class Results:
+    """What the processes saw, saved with every new one."""
+
+    def __init__(self, report: Report, out: Path):
+        self.report, self._out = report, out
+        self._imports, self._seen = [], {}
+
+    def add(self, op: str, source: str, seen: dict) -> None:
+        """op: "" for the imports."""
+        if "problem" in seen:
+            self.report.problems.append(f"{op or 'imports'}, {source}: {seen['problem']}")
+            print(f"PROBLEM {self.report.problems[-1]}", flush=True)
+        elif not op:
+            self._imports.append(seen)
+        else:
+            show(costs_of(op, source, [seen]))
+            self._seen.setdefault((op, source), []).append(seen)
+        self.report.costs[:] = self.costs()
+        self.report.save(self._out)
+
+    def longest(self, op: str, source: str) -> float:
+        """Seconds of the longest first call so far, the bound's where none was seen."""
+        seen = self._seen.get((op, source), ())
+        return max((max(calls(s["first"])) for s in seen), default=FIRST_CALL_BOUND_US / 1e6)
+
+    def missing(self, ops) -> None:
+        """Say which cases were not measured: the time was up."""
+        for op, source in asked_for(ops):
+            tried = any(p.startswith(f"{op}, {source}:") for p in self.report.problems)
+            if not tried and (op, source) not in self._seen:
+                self.add(op, source, {"problem": "not measured"})
+
+    def costs(self) -> list[Cost]:
+        found = [c for (op, source), seen in self._seen.items() for c in costs_of(op, source, seen)]
+        if self._imports:
+            found += [cost("import torch", [s["torch"] for s in self._imports]),
+                      cost("import tkq, after torch", [s["tkq"] for s in self._imports], IMPORT_BOUND_US),
+                      cost("tvm-ffi, which launches, after that", [s["tvm_ffi"] for s in self._imports]),
+                      cost("all functions of tkq, after that", [s["functions"] for s in self._imports])]
+        return found
+
+
+def asked_for(ops) -> list:
+    """(case, source) of each measurement; torch's own takes neither cache nor bundle."""
+    return [(op, source) for op in ops for source in SOURCES if op != TORCH or source == "cache"]
+
+
+def in_order(ops, rounds: int, results: Results):
+    """(case, source) of each measurement, in the order of the rounds; later ones begin with what has taken longest."""
+    for turn in range(rounds):
+        cases = asked_for(ops)
+        if turn > 1:
+            cases.sort(key=lambda case: results.longest(*case), reverse=True)
+        yield from cases
+
+
+def calls(seconds) -> list:
+    """Of one call, or of the forward and the backward pass."""
+    return [seconds] if isinstance(seconds, float) else seconds
 
 
 def costs_of(op: str, source: str, seen: list) -> list[Cost]:
+    """What is reported of a case: each call, and with gradients both together."""
     how = "the DSL was imported" if any(s["dsl"] for s in seen) else ""
-    return [cost(f"first call, {source}: {op}", [s["first"] for s in seen], FIRST_CALL_BOUND_US, how),
-            cost(f"second call, {source}: {op}", [s["second"] for s in seen])]
+    at_most = None if op == TORCH else FIRST_CALL_BOUND_US
+    if isinstance(seen[0]["first"], float):
+        return [cost(f"first call, {source}: {op}", [s["first"] for s in seen], at_most, how),
+                cost(f"second call, {source}: {op}", [s["second"] for s in seen])]
+    op = op.removesuffix(", gradients")
+    return [cost(f"first call, {source}: {op}, recorded", [s["first"][0] for s in seen], at_most, how),
+            cost(f"first call, {source}: {op}, backward", [s["first"][1] for s in seen], at_most, how),
+            cost(f"first calls, {source}: {op}, both", [sum(s["first"]) for s in seen]),
+            cost(f"second calls, {source}: {op}, both", [sum(s["second"]) for s in seen])]
 
 
 def cost(name: str, seconds: list, at_most: float | None = None, note: str = "") -> Cost:
-    us = sorted(1e6 * s for s in seconds)
-    return Cost(name, us[len(us) // 2], us[0], us[-1], len(us), at_most, note)
+    us = [1e6 * s for s in seconds]
+    return Cost(name, statistics.median(us), min(us), max(us), len(us), at_most, note)
 
 
-def gather(wanted: dict, report, out: Path) -> list:
-    """What the processes saw. wanted: {(op, source): futures}. Results are saved after each."""
-    everything = []
-    for (op, source), futures in wanted.items():
-        try:
-            seen = [future.result() for future in futures]
-        except (RuntimeError, subprocess.TimeoutExpired, concurrent.futures.CancelledError) as problem:
-            report.problems.append(f"{op}, {source}: {type(problem).__name__} {problem}")
-            print(f"PROBLEM {report.problems[-1]}", flush=True)
-            continue
-        everything += seen
-        for c in costs_of(op, source, seen):
-            report.costs.append(c)
-            print(f"{c.name:<50} {c.median_us / 1e3:8.2f} ms ({c.least_us / 1e3:.2f} to {c.most_us / 1e3:.2f}) "
-                  f"{c.note}{'' if c.holds() is not False else ' MISSED'}", flush=True)
-        report.save(out)
-    return everything
+def show(costs) -> None:
+    for c in costs:
+        print(f"{c.name:<72} {c.median_us / 1e3:8.2f} ms {c.note}{'' if c.holds() is not False else ' MISSED'}",
+              flush=True)
 
 
-def warm(pool, ops, report) -> None:
-    for op, future in {op: pool.submit(measured, op, "cache", None) for op in ops}.items():
-        if problem := future.exception():
-            report.problems.append(f"warming: {problem}")
-            print(f"PROBLEM warming: {op}: {problem}", flush=True)
+def started(source: str, bundle: Path) -> subprocess.Popen:
+    """A process that measures cases when it is asked: see `bench.cold_process`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TKQ_BUNDLE"}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # numpy's: Python warns of a process with threads that copies itself
+    if source == "bundle":
+        environment |= {"TKQ_BUNDLE": str(bundle), "TKQ_CACHE_DIR": str(bundle / "no cache")}
+    return subprocess.Popen([sys.executable, "-m", "bench.cold_process", source], cwd=ROOT, env=environment, text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def ask(process, op: str, source: str) -> dict:
+    """Have it measure a case; again, where a kernel had to be compiled."""
+    for _ in range(2):
+        process.stdin.write(op + "\n")
+        process.stdin.flush()
+        seen = answer(process)
+        if source == "bundle" or not seen.get("dsl"):
+            break
+    return seen
+
+
+def answer(process) -> dict:
+    line = process.stdout.readline()
+    if line:
+        return json.loads(line)
+    process.wait()
+    return {"problem": "the process that measures has ended"}
+
+
+def measure(ops, rounds: int, bundle: Path, results: Results, until: float) -> None:
+    """Imports side by side, cases one after the other."""
+    with ExitStack() as both:
+        processes = {source: both.enter_context(started(source, bundle)) for source in SOURCES}
+        for source, process in processes.items():
+            results.add("", source, answer(process))
+        for op, source in in_order(ops, rounds, results):
+            if time.monotonic() >= until:
+                break
+            if processes[source].poll() is None:
+                results.add(op, source, ask(processes[source], op, source))
+        for process in processes.values():
+            process.stdin.close()
 
 
 def main(words=None) -> int:
     """0 where all bounds hold, 1 where one does not or something did not run, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__.partition("\n")[0])
     parser.add_argument("--ops", default="", help="cases whose name is one of these, apart by semicolons")
-    parser.add_argument("--processes", type=int, default=3, help="for each case")
-    parser.add_argument("--at-once", type=int, default=1, help="processes that are measured side by side")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case")
     parser.add_argument("--bundle", type=Path, help="one that has the cases' kernels; otherwise it is made")
-    parser.add_argument("--warm", action="store_true", help="the cache has the cases' kernels already")
-    parser.add_argument("--seconds", type=float, help="what has not begun by then is not measured")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="what has not begun by then is left out")
     parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
     chosen = parser.parse_args(words)
     if not torch.cuda.is_available():
         print("bench.cold_start times first calls: it needs a GPU, and PyTorch finds none here.")
         return 2
+    began = time.monotonic()
     report = Report(Environment.here(harness.Monitor().driver))
-    ops, out = tuple(chosen.ops.split(";")) if chosen.ops else OPS, chosen.out / "cold_start.json"
-    with tempfile.TemporaryDirectory() as made, concurrent.futures.ThreadPoolExecutor(chosen.at_once) as pool:
-        bundle = chosen.bundle or Path(made)
+    results = Results(report, chosen.out / "cold_start.json")
+    ops = tuple(chosen.ops.split(";")) if chosen.ops else OPS
+    compileall.compile_dir(ROOT / "tkq", quiet=2)  # as pip does
+    with tempfile.TemporaryDirectory() as made:
         if not chosen.bundle:
             subprocess.run([sys.executable, "-m", "tests.smoke", "bundle", made, "-j", str(os.cpu_count())], cwd=ROOT,
                            check=True)
-        if not chosen.warm:
-            warm(pool, ops, report)
-        wanted = {(op, source): [pool.submit(measured, op, source, bundle) for _ in range(chosen.processes)]
-                  for op in ops for source in ("cache", "bundle")}
-        if chosen.seconds:
-            stop = threading.Timer(chosen.seconds, lambda: [f.cancel() for each in wanted.values() for f in each])
-            stop.daemon = True
-            stop.start()
-        everything = gather(wanted, report, out)
-    if everything:
-        report.costs += [cost("import torch", [s["torch"] for s in everything]),
-                         cost("import tkq and its functions, after torch", [s["tkq"] for s in everything], 300_000)]
-    for c in report.costs[-2:]:
-        print(f"{c.name:<50} {c.median_us / 1e3:8.2f} ms")
-    report.save(out)
+        measure(ops, chosen.rounds, (chosen.bundle or Path(made)).absolute(), results, began + chosen.seconds)
+    results.missing(ops)
+    print(f"\nof all rounds, {time.monotonic() - began:.0f} s:")
+    show(report.costs)
     return 1 if report.problems or any(c.holds() is False for c in report.costs) else 0
 
 

@@ -8,8 +8,8 @@ optimizer for all. The unpatched model has the fastest of torch's attention back
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
 each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Of each
 a profile of one step is kept. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results go to
-OUT/llama.json and llama_profile.json after every section, and to llama_learning.json after every 50 steps. Exit status
-0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
+OUT/llama.json after every section, to llama_profile.json with every profile, and to llama_learning.json after every 50
+steps. Exit status 0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ def by_regions(run):
 
 
 class Steps:
-    """The models and ways to make a step, which share all parameters. attention: of torch, None for the fastest."""
+    """The models and ways to make a step, which share all parameters. out: a folder for profiles and curves.
+    attention: of torch, None for the fastest."""
 
-    def __init__(self, sizes, batch, seqlen, linears, attention=None):
-        self.sizes, self.shape, self.begin = sizes, (batch, seqlen), time.perf_counter()
+    def __init__(self, sizes, batch, seqlen, linears, out, attention=None):
+        self.sizes, self.shape, self.out, self.begin = sizes, (batch, seqlen), out, time.perf_counter()
         self.profiles = {}  # of one step, by the run's name
         self.model = llama_train.make_model(sizes)
         self.batches = llama_train.language(batch, seqlen, STEPS, sizes["vocab_size"])
@@ -146,19 +147,24 @@ class Steps:
         except Exception as problem:  # the times are there already
             print(f"PROBLEM no profile of {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
             return None
+        (self.out / "llama_profile.json").write_text(json.dumps(self.profiles, indent=1) + "\n")
         return self.profiles[name]["launches"]
 
-    def learning(self, rate: float, path: pathlib.Path) -> dict:
-        """The losses of torch, of tkq, of torch with another attention (how far two runs are apart whose results differ
-        by roundings alone) and of tkq's float8 layers, and how far from torch's they are: as far as they are there,
-        written after every 50 steps."""
+    def learning(self, rate: float, resume: bool = False) -> dict:
+        """The losses of torch, of tkq, of tkq's float8 layers and of torch with another attention (how far two runs are
+        apart whose results differ by roundings alone), and how far from torch's they are: as far as they are there,
+        written after every 50 steps. resume: whole curves that the file has are kept, and those runs left out."""
         weights = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = None
+        path = self.out / "llama_learning.json"
         found = dict(at_most=APART, rate=rate, batch=self.shape[0], apart={}, losses={})
+        if resume and path.exists():
+            found = kept_curves(json.loads(path.read_text()), found)
         others = [name for name in llama_train.BACKENDS if name != self.best and self.backends.get(name, 1.0)]
-        runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")), *(self.attention(x)[0] for x in others[:1]),
-                *(llama_train.Run(name, self.ours(name)) for name in self.linears if "fp8" in name)]
-        for run in runs:
+        runs = [self.plain, llama_train.Run("tkq", self.ours("tkq")),
+                *(llama_train.Run(name, self.ours(name)) for name in self.linears if "fp8" in name),
+                *(self.attention(x)[0] for x in others[:1])]
+        for run in (run for run in runs if run.name not in found["losses"]):
             def seen(curve, name=run.name):
                 found["losses"][name] = curve
                 found["apart"][name] = llama_train.apart(curve, found["losses"][self.plain.name])
@@ -168,6 +174,14 @@ class Steps:
 
             llama_train.learn(run, self.model, self.batches, weights, rate, seen)
         return found
+
+
+def kept_curves(old: dict, new: dict) -> dict:
+    """What a file has of whole curves that were made alike."""
+    if any(old[key] != new[key] for key in ("at_most", "rate", "batch")):
+        raise ValueError(f"the curves on file are of rate {old['rate']} and batch {old['batch']}: begin a new file")
+    whole = [name for name, curve in old["losses"].items() if len(curve) == STEPS]
+    return {**new, **{key: {name: old[key][name] for name in whole} for key in ("apart", "losses")}}
 
 
 def decoding(model) -> Iterator[Cost]:
@@ -191,11 +205,11 @@ def run(options) -> int:
     report = Report(Environment.here(harness.Monitor().driver))
     sizes, seqlen = (llama_train.SMALL, 512) if options.small else (llama_train.SIZES, SEQLEN)
     options.out.mkdir(parents=True, exist_ok=True)
-    steps = Steps(sizes, options.batch, seqlen, options.linear, options.attention)
+    steps = Steps(sizes, options.batch, seqlen, options.linear, options.out, options.attention)
     for section in options.sections:
         try:
             if section == "learning":
-                found = steps.learning(options.rate, options.out / "llama_learning.json")
+                found = steps.learning(options.rate, options.resume)
                 report.problems += [f"learning: {name} {100 * by:.3f} % apart" for name, by in found["apart"].items()
                                     if name.startswith("tkq") and not by <= APART]
             elif section == "generate":
@@ -207,7 +221,6 @@ def run(options) -> int:
                 print("\n".join(harness.case_lines(report.cases[-1])), flush=True)
                 if steps.profiles:
                     print("\n".join(llama_profile.lines(steps.profiles)), flush=True)
-                    (options.out / "llama_profile.json").write_text(json.dumps(steps.profiles, indent=1) + "\n")
         except Exception as problem:  # the other sections can still run
             report.problems.append(f"{section}: {type(problem).__name__}: {str(problem)[:300]}")
             print("PROBLEM", report.problems[-1], flush=True)
@@ -224,6 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--attention", choices=llama_train.BACKENDS, help="torch's; without it the fastest is found")
     parser.add_argument("--batch", type=int, default=2, help="sequences")
     parser.add_argument("--rate", type=float, default=llama_train.RATE, help="of learning")
+    parser.add_argument("--resume", action="store_true", help="learning: keep the curves that OUT has")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="a small model: to try it")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results/h100"))

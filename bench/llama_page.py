@@ -47,7 +47,7 @@ def steps(report: Report) -> str:
     names = dict.fromkeys(t.name for case in cases.values() for t in case.comparison.timings if t.times_ms)
     rows = [(words(name), *(cell for case in cases.values() for cell in _step(case, name)))
             for name in names if not name.endswith(", eager")]
-    head = [x for kind in cases for x in (f"{kind}, ms", "of torch", "GiB")]
+    head = [x for kind in cases for x in (f"{kind}, ms", "tokens/s", "of torch", "GiB")]
     beside = [f"{words(name.removesuffix(', eager'))} {_ratio(case, name):.3f}" for case in cases.values()
               for name in names if name.endswith(", eager") and _timed(case, name)]
     text = table(("a step", *head), rows)
@@ -63,12 +63,13 @@ def _ratio(case: Case, name: str) -> float:
     return statistics.median(a / b for a, b in zip(_timed(case, "torch").times_ms, _timed(case, name).times_ms))
 
 
-def _step(case: Case, name: str) -> tuple[str, str, str]:
+def _step(case: Case, name: str) -> tuple[str, str, str, str]:
     found = _timed(case, name)
     if found is None:
-        return "", "", ""
-    ratio = "" if name == "torch" else f"{_ratio(case, name):.3f}"
-    return f"{found.median_ms:.1f}", ratio, found.note.partition(" GiB")[0]
+        return "", "", "", ""
+    batch, seqlen = (int(word[1:]) for word in case.shape.split())
+    rate, ratio = 1e3 * batch * seqlen / found.median_ms, "" if name == "torch" else f"{_ratio(case, name):.3f}"
+    return f"{found.median_ms:.1f}", f"{rate:.0f}", ratio, found.note.partition(" GiB")[0]
 
 
 def decoding(report: Report) -> str:

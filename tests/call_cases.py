@@ -23,7 +23,8 @@ def inputs(device):
         b8=t(32, 64, dtype=F8).t(), one=torch.ones(1, device=device), by_rows=torch.ones(24, 1, device=device),
         by_columns=torch.ones(1, 32, device=device), classes=ints(*range(6)), ends=ints(10, 24),
         classes_of_many=torch.zeros(2000, dtype=torch.long, device=device),
-        ids=torch.zeros(2, 5, dtype=INT, device=device), cu=ints(0, 3, 40), used_q=ints(1, 2), used_k=ints(3, 4))
+        ids=torch.zeros(2, 5, dtype=INT, device=device), cu=ints(0, 3, 40), used_q=ints(1, 2), used_k=ints(3, 4),
+        w32=t(64, dtype=torch.float32))
 
 
 def _onto(c, a, b):
@@ -43,7 +44,7 @@ def cases(g):
             g.x.view(2, 3, 64), residual=g.x.view(2, 3, 64), prenorm=True),
         "rmsnorm of heads": lambda: tkq.rmsnorm(g.qkv[:, :, 1], g.heads),
         "rmsnorm of slices": lambda: tkq.rmsnorm(g.qkv[:, 1:4, 1], g.w),
-        "layernorm": lambda: tkq.layernorm(g.x, g.w, g.w.float()),
+        "layernorm": lambda: tkq.layernorm(g.x, g.w, g.w32),
         "layernorm in another type": lambda: tkq.layernorm(g.x, g.w, out_dtype=torch.float32),
         "rmsnorm_quant": lambda: tkq.rmsnorm_quant(g.x, g.w),
         "layernorm_quant by blocks": lambda: tkq.layernorm_quant(g.x.view(3, 2, 64), granularity="block"),

@@ -29,7 +29,13 @@ def cases(g) -> dict:
 
 def _with_gradients(g):
     """The same ops, and what autograd makes of them."""
-    return {f"{name}, gradients": lambda f=f, leaves=leaves: _differentiated(f, leaves) for name, f, *leaves in (
+    return {f"{name}, gradients": lambda f=f, leaves=leaves: _differentiated(f, leaves)
+            for name, (f, *leaves) in recorded(g).items()}
+
+
+def recorded(g) -> dict:
+    """{name: (function, the tensors that it takes, of which gradients are wanted)}."""
+    return {name: found for name, *found in (
         ("rmsnorm", lambda x, w: tkq.rmsnorm(x, w), g.x, g.w),
         ("rmsnorm with a residual", lambda x, w, r: tkq.rmsnorm(x, w, residual=r), g.x, g.w, g.x),
         ("rmsnorm of heads", lambda x, w: tkq.rmsnorm(x, w), g.qkv[:, :, 1], g.heads),
@@ -47,11 +53,20 @@ def _with_gradients(g):
     )}
 
 
-def _differentiated(f, given):
-    leaves = [t.detach().clone().requires_grad_() for t in given]
-    y = f(*leaves)
+def leaves_of(given) -> list:
+    return [t.detach().clone().requires_grad_() for t in given]
+
+
+def gradient_for(y):
+    """One for a result: of some values and signs."""
     dy = torch.arange(y.numel()).view(y.shape) % 3 - 1 if y.dim() else torch.ones(())
-    return (y.detach(), *torch.autograd.grad(y, leaves, dy.to(device=y.device, dtype=y.dtype)))
+    return dy.to(device=y.device, dtype=y.dtype)
+
+
+def _differentiated(f, given):
+    leaves = leaves_of(given)
+    y = f(*leaves)
+    return (y.detach(), *torch.autograd.grad(y, leaves, gradient_for(y)))
 
 
 def check(name: str) -> None:

@@ -18,8 +18,9 @@ class _Finder:
 
     @staticmethod
     def find_distributions(*context):
+        asked = context[0].name if context else None  # then nothing is read: a first call asks for some names
         return (found for found in _Path.find_distributions(*context)
-                if not found.metadata["Name"].replace("_", "-").startswith(_DISTRIBUTIONS))
+                if not (asked or found.metadata["Name"]).replace("_", "-").startswith(_DISTRIBUTIONS))
 
     @staticmethod
     def invalidate_caches():

@@ -31,6 +31,28 @@ def test_the_public_functions_do_not_import_the_dsl_and_cost_at_most_0_3_s_on_to
     assert min(s["seconds"] for s in seen) <= 0.3
 
 
+def test_imports_ask_for_no_device_so_a_process_may_fork_after_them():
+    """As PyTorch counts devices it starts CUDA: then a forked process cannot use it."""
+    seen = run("""
+import json, traceback
+import torch
+asked = []
+def count():
+    asked.append(traceback.format_stack())
+    return 1
+torch._C._cuda_getDeviceCount = count  # PyTorch for a CPU, too, then takes itself for one that has CUDA
+assert torch.cuda.is_available() and asked
+asked.clear()
+import tkq
+from bench.cold_process import OF_THE_DSL
+for name in sorted(set(tkq.__all__) - OF_THE_DSL):
+    getattr(tkq, name)
+import tkq.nn, tkq.integrations.sdpa, tests.smoke
+print(json.dumps(asked))
+""")
+    assert seen == []
+
+
 def test_import_tkq_its_plans_and_its_runtime_need_neither_torch_nor_the_dsl():
     seen = run("""
 import json, sys

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from bench import llama_page
+from bench import llama, llama_page
 from bench.results import Bound, Case, Cost, Environment, Report
 from tkq.testing.timing import Comparison, Timing
 
@@ -32,9 +32,9 @@ def results(tmp_path):
 
 def test_ratios_are_of_turns_and_gaps_are_left(results):
     text = llama_page.section(results)
-    assert '| patched, `linear="tkq"` | 15.0 | 1.500 | 17.00 | 10.0 | 1.150 | 17.00 |' in text
-    assert "| torch, its fastest attention | 20.0 |  | 17.00 | 11.5 |  | 17.00 |" in text
-    assert '| patched, `linear="fp8"` |  |  |  | 8.0 | 1.438 | 17.00 |' in text
+    assert '| patched, `linear="tkq"` | 15.0 | 546133 | 1.500 | 17.00 | 10.0 | 819200 | 1.150 | 17.00 |' in text
+    assert "| torch, its fastest attention | 20.0 | 409600 |  | 17.00 | 11.5 | 712348 |  | 17.00 |" in text
+    assert '| patched, `linear="fp8"` |  |  |  |  | 8.0 | 1024000 | 1.438 | 17.00 |' in text
     assert 'turns: patched, `linear="tkq"` 1.150.' in text
     assert "| a token, B1 prompt 8 | 2.00, 14 | 1.00, 7 |" in text
     assert "kernels" not in text and "Losses" not in text
@@ -56,3 +56,11 @@ def test_profiles_and_losses_come_when_they_are_there(results):
 def test_a_page_without_markers_is_refused():
     with pytest.raises(ValueError, match="lacks the markers"):
         llama_page.written("a page", "figures")
+
+
+def test_whole_curves_of_runs_that_were_alike_are_kept():
+    new = dict(at_most=0.005, rate=1e-4, batch=2, apart={}, losses={})
+    old = {**new, "apart": {"torch": 0.0, "tkq": 0.001}, "losses": {"torch": [8.0] * llama.STEPS, "tkq": [8.0] * 50}}
+    assert llama.kept_curves(old, new) == {**new, "apart": {"torch": 0.0}, "losses": {"torch": [8.0] * llama.STEPS}}
+    with pytest.raises(ValueError, match="are of rate 0.001 and batch 2: begin a new file"):
+        llama.kept_curves({**old, "rate": 1e-3}, new)

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from .. import reference_norms
 from ..runtime import ops
+from .backward_ops import norm_backward
+from .heads_ops import heads_backward
 
 
 def remember(ctx, kind, offset, x, weight, bias, residual, total, rstd, mean) -> None:
@@ -60,13 +62,9 @@ def _norm_backward(kind, dy, x, weight, rstd, mean, dtotal, offset, need_dx, nee
     kept = 1 if weight is None else weight.dim()
     dy, rows, dtotal = (_rows(t, kept) for t in (dy, x, dtotal))
     if kept == 2:
-        from .heads_ops import heads_backward
-
         dx, dweight, dbias, dresidual = heads_backward(kind, dy, rows, weight, rstd, mean,
                                                        dresidual_out=dtotal, **options)
     else:
-        from .backward_ops import norm_backward
-
         dx, dweight, dbias, dresidual = norm_backward(kind, dy, rows, weight, rstd, mean, dresidual_out=dtotal,
                                                       **options)
     if rows is x:

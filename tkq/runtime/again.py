@@ -27,12 +27,12 @@ import weakref
 from typing import NamedTuple
 
 import torch
-import tvm_ffi
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import native
+from .ffi import tvm_ffi
 
 _GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
 _MOST_GIVEN = 24  # as in again.c

@@ -243,10 +243,10 @@ def _note_of(data: bytes) -> dict | None:
     if len(tail) < _TAIL or not tail.endswith(_MAGIC):
         return None
     length, digest = int.from_bytes(tail[:8], "little"), tail[8:40]
-    body = data[:-_TAIL]
+    body = memoryview(data)[:-_TAIL]  # not copied: a bundle has megabytes, and this is part of a first call
     if length > len(body) or hashlib.sha256(body).digest() != digest:
         return None
-    return json.loads(body[len(body) - length:])
+    return json.loads(bytes(body[len(body) - length:]))
 
 
 def _size(path) -> int:

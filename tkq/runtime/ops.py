@@ -2,11 +2,12 @@
 import importlib
 
 import torch
-import tvm_ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
+
+from . import ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
 
 _PLAIN = frozenset((Tensor, Parameter))
 _PLAIN_OR_NONE = _PLAIN | {type(None)}

@@ -102,6 +102,8 @@ def _from(origin, names):
     """The modules that ``from origin import names`` may bring."""
     if "*" in names:
         return [origin, *_inside(origin)]
+    if os.path.basename(_file(origin) or "__init__.py") != "__init__.py":  # a module, in which no other can be
+        return [origin]
     modules = [f"{origin}.{name}" for name in names]
     if origin == "tkq" and any(map(_file, modules)):  # of tkq itself modules are imported, or its public functions
         return [module if _file(module) else "tkq" for module in modules]
