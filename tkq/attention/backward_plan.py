@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
+from tkq.attention.backward_light_config import LightConfig
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
@@ -24,6 +25,8 @@ def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     module = "backward"
     if isinstance(config, GroupedConfig):
         module = "backward_grouped"
+    elif isinstance(config, LightConfig):
+        module = "backward_light"
     elif isinstance(config, SeamlessConfig):
         module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
