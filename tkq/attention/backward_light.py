@@ -36,8 +36,8 @@ def load_pair(address, *, loc=None, ip=None):
 class Light:
     """Steps in the order of ``AttentionBackward``'s. With ``pairs`` P, which is there in 16 bits, is multiplied so:
     dP + delta is rounded before, and P is not taken apart. With ``begins`` the accumulators of dP are delta when its
-    product begins: read from shared memory into each of them, once for each of a thread's two rows. With ``keeps`` dS
-    is made behind dV, where it need not be kept in other registers."""
+    product begins: read from shared memory into each of them, once for each of a thread's two rows, with ``moves``
+    once and copied. With ``keeps`` dS is made behind dV, where it need not be kept in other registers."""
 
     @cute.jit
     def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
@@ -108,8 +108,11 @@ class Light:
         tile = self.config.tile
         delta = s.stats[None, c.ring.stage].iterator.toint() + 4 * tile + tk.lane_id() % 4 * 8
         for j in range(tile // 8):
+            found = load_pair(Int32(delta) + 32 * j)
             for row in range(2):
-                c.dp.tensor[4 * j + 2 * row], c.dp.tensor[4 * j + 2 * row + 1] = load_pair(Int32(delta) + 32 * j)
+                if row and not self.config.moves:
+                    found = load_pair(Int32(delta) + 32 * j)
+                c.dp.tensor[4 * j + 2 * row], c.dp.tensor[4 * j + 2 * row + 1] = found
 
     def slopes(self, s, c):
         """c.ds = P * (dP + delta), with ``pairs`` without P."""

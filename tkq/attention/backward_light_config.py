@@ -7,12 +7,13 @@ from tkq.attention.backward_seamless_config import SeamlessConfig
 @dataclass(frozen=True)
 class LightConfig(SeamlessConfig):
     """Of ``tkq.attention.backward_light``. seams: as ``backward`` has it, else as ``backward_seamless``. pairs: dS is
-    a product of pairs of 16 bits. begins: dP begins at delta, which need not be added then. keeps: dS is
-    made behind dV."""
+    a product of pairs of 16 bits. begins: dP begins at delta, which need not be added then; moves: which
+    is read once. keeps: dS is made behind dV."""
 
     seams: bool = False
     pairs: bool = False
     begins: bool = False
+    moves: bool = False
     keeps: bool = False
 
     def check(self, width: int) -> "LightConfig":
