@@ -63,6 +63,7 @@ def cudnn(call: Call) -> Callable:
 PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn}
 OTHER_PROBLEMS = {  # ours, on what a case is set beside: no window; as many heads of K and V as of Q
     "all keys": lambda call: ours(Call()),
+    "all keys, causal": lambda call: ours(Call(True)),
     "32/32": lambda call: lambda q, k, v, k_all, v_all: ours(call)(q, k_all, v_all),
 }
 peers.PEERS["attention_forward"] = PEERS | OTHER_PROBLEMS

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
 ROOFS = ("copy", "add", "copy + add")
-OWN = ("tkq apart", "plain", "32/32", "all keys", "as usual", "example")
+OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example")
 LIBRARIES = ("torch", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
 TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
 

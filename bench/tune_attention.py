@@ -25,10 +25,11 @@ from bench.attention_peers import Call
 from bench.peers import find
 from bench.tuning import precompile
 from tkq.attention.arguments import Lengths, Options
+from tkq.attention.config import AttentionConfig
 from tkq.attention.halves_config import HalvesConfig
 from tkq.attention.halves_plan import builder_of, halves_plan
 from tkq.attention.launch import Operands
-from tkq.attention.plan import AttentionConfig, length_class, plan
+from tkq.attention.plan import length_class, plan
 from tkq.attention.spec import FAR, AttentionSpec
 from tkq.runtime import Recipe
 
@@ -47,25 +48,22 @@ CHANGES = {
     "own_o": dict(o_over_q=False, o_direct=False),
     "direct": dict(o_over_q=False, o_direct=True, o_panels=1),
     **{f"mb{n}": dict(section_mb=n) for n in (8, 16, 20, 24, 32, 40, 48, 64)},
-    "late": dict(late=True), "early": dict(late=False),
-    # of a HalvesConfig
-    "halves": {}, "ahead": dict(ahead=True),
+    "halves": {},  # of a HalvesConfig
 }
 
-WINDOW = ("plan", "tasks", "halves", "halves free", "halves bridge", "halves bridge free", "halves ahead",
-          "halves ahead free", "halves bridge ahead", "halves bridge ahead free", "bridge", "free", "late")
+WINDOW = ("plan", "tasks", "halves", "halves free", "bridge", "free")
 VARIANTS = {
     64: ("plan", "alone", "turns", "free", "2wg bridge 2stages", "2wg alone 3stages",
          "3wg alone 2stages",
-         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8", "late"),
+         "3wg kv112 alone", "2wg kv176 alone", "2wg kv160 bridge", "static", "pairs alone", "mb32", "mb8"),
     96: ("plan", "alone", "free", "3wg kv112 alone q1", "2wg kv160 alone", "2wg kv144 bridge", "pairs alone"),
     128: ("plan", "alone turns", "alone free", "bridge turns", "bridge free",
           "kv176 q1 panels2 free pairs", "kv176 q1 panels2 free pairs fetch", "pairs fetch alone free",
           "kv176 q1 panels2 turns dynamic", "kv160 q1 panels2 free dynamic", "kv144 alone q1 free", "pairs alone free",
           "mb8", "mb32", "mb64"),
-    192: ("plan", "late", "own_o panels2", "turns", "kv112", "kv96 own_o panels2", "kv96 over_q",
+    192: ("plan", "own_o panels2", "turns", "kv112", "kv96 own_o panels2", "kv96 over_q",
           "kv80 own_o bridge panels2", "pairs", "static", "mb20", "mb32", "mb40"),
-    256: ("plan", "early", "turns", "own_o panels4", "over_q", "early over_q", "pairs", "early pairs",
+    256: ("plan", "turns", "own_o panels4", "over_q", "pairs",
           "kv64 own_o panels4", "kv64 own_o panels4 turns", "static", "mb16", "mb24", "mb48", "mb64"),
 }
 

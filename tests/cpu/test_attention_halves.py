@@ -4,10 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tkq.attention.config import AttentionConfig
 from tkq.attention.halves_config import HalvesConfig
 from tkq.attention.halves_plan import builder_of, halves_plan
 from tkq.attention.halves_ranges import LOWER, ROWS, TILE, UPPER, told
-from tkq.attention.plan import AttentionConfig
 from tkq.attention.ranges import Extent, key_range, keys_of_row
 from tkq.attention.spec import AttentionSpec
 
@@ -73,7 +73,7 @@ def test_which_windows_take_it():
     assert builder_of(AttentionConfig()) == "tkq.attention.forward:build"
 
 
-@pytest.mark.parametrize("wrong", (dict(kv=112), dict(consumers=1), dict(cluster=2), dict(ahead=True, q_stages=1)))
+@pytest.mark.parametrize("wrong", (dict(kv=112), dict(consumers=1), dict(cluster=2), dict(bridge=True)))
 def test_what_it_cannot_be_built_as(wrong):
     with pytest.raises(ValueError):
         HalvesConfig(**wrong).check(128, 128)

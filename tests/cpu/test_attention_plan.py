@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.attention.plan import LENGTHS, PACK_ROWS, SHARED_BYTES, AttentionConfig, fitted, length_class, pack_of, plan
+from tkq.attention.config import SHARED_BYTES, AttentionConfig
+from tkq.attention.plan import LENGTHS, PACK_ROWS, fitted, length_class, pack_of, plan
 from tkq.attention.shipped import shipped
 from tkq.attention.spec import DTYPES, HEAD_DIMS, PACKS, WIDTHS, AttentionSpec, width
 

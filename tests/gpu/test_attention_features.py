@@ -11,7 +11,8 @@ import tkq
 from tests.attention_run import compare, in_low_precision, judge, make, run
 from tkq import reference
 from tkq.attention import ops
-from tkq.attention.plan import AttentionConfig, plan
+from tkq.attention.config import AttentionConfig
+from tkq.attention.plan import plan
 from tkq.attention.spec import AttentionSpec
 from tkq.testing import assert_2x
 

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_first_config import FirstConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_light_config import LightConfig
 from tkq.attention.backward_seamless_config import SeamlessConfig
@@ -23,7 +24,9 @@ def packed_class(seqlen_k: int) -> str:
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if isinstance(config, GroupedConfig):
+    if isinstance(config, FirstConfig):
+        module = "backward_first"
+    elif isinstance(config, GroupedConfig):
         module = "backward_grouped"
     elif isinstance(config, LightConfig):
         module = "backward_light"
@@ -66,7 +69,7 @@ def _section(spec, length):
 def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
     together: so there are tasks for two of them at a time, if there are four or more, and with short sequences, where
-    zeroes and dQ come too late in the background, nothing else is kept there."""
+    zeroes and dQ come too late in the background, there are none: a tile's first part of dQ is stored."""
     if spec.varlen or length == "short":
         return _of_short_groups(spec, length, group)
     in_parts = spec.width == 128 and group > 2 and group % 2 == 0
@@ -84,7 +87,7 @@ def _of_short_groups(spec, length, group):
         return SINGLE[64] if spec.width == 64 else _D128_SHORT
     if spec.width == 128 and not spec.varlen:
         in_parts = group > 2 and group % 2 == 0
-        return _BEHIND[128] if not spec.right else _SPLIT if in_parts else _STAYS[128]
+        return _BEHIND[128] if not spec.right else _FIRST if in_parts else _STAYS[128]
     return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
 
 
@@ -102,10 +105,10 @@ _BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), sect
 _CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
           128: replace(_STAYS[128], chain=True, section_mb=4)}
 _CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too few without masks
-_SPLIT = replace(_STAYS[128], split=2, section_mb=8)
 _BY_HEADS = {width: GroupedConfig.of(config) for width, config in _BEHIND.items()}
 _IN_PARTS = replace(_BY_HEADS[128], split=2)
 _LONG_IN_PARTS = replace(_IN_PARTS, rounds=2)
+_FIRST = FirstConfig.of(_BEHIND[128], split=2, registers=(24, 72, 208))
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 

@@ -13,14 +13,18 @@ class Consumer:
         self.spec, self.config, self.softmax = spec, config, Softmax(spec, config)
         self.tiles, self.fields = Tiles.of(spec, config), field_names(spec)
 
+    def state(self, s, wg):
+        """Registers."""
+        config, kv = self.config, self.config.kv
+        return State(att=tk.rt_fl(kv), att_mma=tk.rt(kv, self.tiles.q.dtype), o=tk.rt_fl(self.spec.head_dim_v),
+                     max=tk.rv(), norm=tk.rv(), correct=tk.rv(), shift=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
+                     task=Fields.new(self.fields), last=Fields.new(self.fields),
+                     k=s.k_pipe.ring(), v=s.v_pipe.ring(), q=tk.ring(config.q_stages),
+                     turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg)
+
     @cute.jit
     def run(self, g, s, wg):
-        config, kv = self.config, self.config.kv
-        c = State(att=tk.rt_fl(kv), att_mma=tk.rt(kv, self.tiles.q.dtype), o=tk.rt_fl(self.spec.head_dim_v),
-                  max=tk.rv(), norm=tk.rv(), correct=tk.rv(), max_scaled=tk.rv(), last_max=tk.rv(), last_norm=tk.rv(),
-                  task=Fields.new(self.fields), last=Fields.new(self.fields),
-                  k=s.k_pipe.ring(), v=s.v_pipe.ring(), q=tk.ring(config.q_stages),
-                  turns=tk.Turns(config.consumers, wg, enabled=config.turns), wg=wg)
+        config, c = self.config, self.state(s, wg)
         c.turns.start()
         blocks = self.next_task(s, c)
         if const_expr(config.bridge and not self.spec.varlen):
@@ -98,18 +102,17 @@ class Consumer:
     def step(self, g, s, c, i, sides: Constexpr[int]):
         """The i-th block of the visit."""
         self.issue(s, c)
-        self.softmax.step(g, c, i, sides)
+        moved = self.softmax.step(g, c, i, sides)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
         tk.copy(c.att_mma, c.att)
-        self.correct(c, late=False)
+        self.correct_if(c, moved)
 
     def issue(self, s, c):
         """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
         c.turns.take()
         tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
-        self.correct(c, late=True)
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         c.turns.give()
@@ -129,16 +132,16 @@ class Consumer:
     @cute.jit
     def end(self, s, c):
         """The last P @ V."""
-        self.correct(c, late=True)
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
         self.keep_statistics(c)
         tk.mma_wait()
         self.release(s.v_pipe, c.v)
 
-    def correct(self, c, late):
-        """O so far, after the maximum has moved: at one of two places, which ``late`` names."""
-        if self.config.late == late:
+    @cute.jit
+    def correct_if(self, c, moved):
+        """O so far, after max has moved."""
+        if moved:
             tk.mul_row(c.o, c.o, c.correct)
 
     def release(self, pipe, ring):

@@ -1,4 +1,5 @@
-"""Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024) on the tile layer."""
+"""Flash attention forward (Dao et al., 2022; the pipelining of Shah et al., 2024; FlashAttention-4's rule for
+when O is corrected) on the tile layer."""
 from typing import Optional
 
 import cuda.bindings.driver as cuda
@@ -7,9 +8,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention.config import AttentionConfig
 from tkq.attention.consumer import Consumer
 from tkq.attention.launch import Numbers, Operands, Sequences
-from tkq.attention.plan import AttentionConfig
 from tkq.attention.producer import Producer
 from tkq.attention.ranges import ceil_div, even_section, heads_in_section
 from tkq.attention.spec import AttentionSpec

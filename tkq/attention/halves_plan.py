@@ -1,8 +1,8 @@
 """Which windows have a kernel of their own (``halves.HalvesForward``), and how it is built."""
 from typing import Optional
 
+from tkq.attention.config import AttentionConfig
 from tkq.attention.halves_config import HalvesConfig
-from tkq.attention.plan import AttentionConfig
 from tkq.attention.spec import AttentionSpec
 
 _D128 = HalvesConfig()

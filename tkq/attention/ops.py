@@ -69,8 +69,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     Differentiable once, in q, k, v and sinks, through o and lse. Under torch.autocast q, k and v are cast, and
     sinks that are not float32.
 
-    Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024. CPU tensors take
-    ``tkq.reference.flash_attn``, by the same rules.
+    Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024; FlashAttention-4 for when o is
+    corrected. CPU tensors take ``tkq.reference.flash_attn``, by the same rules.
     """
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
         check_flags("flash_attn", causal=causal, deterministic=deterministic, return_lse=return_lse)

@@ -1,89 +1,16 @@
-"""From what was asked for to how the kernel is built: pure Python, tested without a GPU.
+"""From what was asked for to how the kernel is built: pure Python, tested without a GPU. No kernel depends on this
+file.
 
 The choices come from measurements on an H100 (bench/tune_attention.py repeats them)."""
 import contextlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tkq.attention.spec import FAR, AttentionSpec
-
-SHARED_BYTES = 226 * 1024  # of a block, what the loader grants; the rest is the hardware's
-SEMAPHORE_BYTES = 2048  # semaphores, tasks and the tiles' alignment
-# Registers for S, P and O by consumers: what is left of a thread's 240 (1: 256, 3: 160) beside the softmax's own
-ACCUMULATORS = {1: 208, 2: 208, 3: 136}
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """kv: keys of a K or V tile. consumers: warpgroups, 64 query rows each. stages: K tiles, and V tiles, in flight.
-    schedule: see tkq.tile.Schedule. bridge: the next task's first product runs over this one's last. q_stages: Q tiles
-    for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
-    out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
-    together, in MB of L2. cluster: blocks that share K and V. late: O is corrected under the next S, not before it.
-    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
-
-    kv: int = 128
-    consumers: int = 2
-    stages: int = 2
-    schedule: str = "dynamic"
-    bridge: bool = True
-    q_stages: int = 2
-    o_panels: int = 1
-    section_mb: int = 16
-    cluster: int = 1
-    turns: bool = True
-    o_over_q: bool = False
-    o_direct: bool = False
-    late: bool = False
-    registers: tuple = ()
-
-    @property
-    def rows(self) -> int:
-        """Query rows of a block."""
-        return 64 * self.consumers
-
-    @property
-    def tile_rows(self) -> int:
-        """Query rows of a task."""
-        return self.rows * self.cluster
-
-    def shared_bytes(self, head_dim: int, head_dim_v: int) -> int:
-        """Of a block."""
-        q, o = (2 * self.rows * cols for cols in (head_dim, head_dim_v))
-        out = 0 if self.o_over_q or self.o_direct else o // self.o_panels
-        return SEMAPHORE_BYTES + 2 * self.stages * self.kv * (head_dim + head_dim_v) + self.q_stages * q + out
-
-    def accumulators(self, head_dim_v: int) -> int:
-        """Registers of a consumer's thread that hold S, P (16 bits) and O."""
-        return self.kv // 2 + self.kv // 4 + head_dim_v // 2
-
-    def check(self, head_dim: int, head_dim_v: int) -> "AttentionConfig":
-        """Itself; ValueError for a configuration that cannot run."""
-        taken, dims = self.shared_bytes(head_dim, head_dim_v), f"head dims {head_dim} and {head_dim_v}"
-        if taken > SHARED_BYTES:
-            raise ValueError(f"{self}: {taken} bytes of shared memory at {dims}, there are {SHARED_BYTES}")
-        if self.accumulators(head_dim_v) > ACCUMULATORS[self.consumers]:
-            raise ValueError(f"{self}: accumulators of {self.accumulators(head_dim_v)} registers at {dims}, there is "
-                             f"room for {ACCUMULATORS[self.consumers]}")
-        if self.bridge and (self.schedule == "single" or self.q_stages == 1):
-            raise ValueError(f"{self}: bridge needs persistent blocks, and the next task's Q beside this one's")
-        if self.o_over_q and (self.q_stages > 1 or self.o_panels > 1 or head_dim != head_dim_v):
-            raise ValueError(f"{self}: o_over_q needs one Q tile a consumer, of O's size, and takes O whole")
-        if self.tile_rows + self.kv > FAR:
-            raise ValueError(f"{self}: a task of {self.tile_rows} rows and a tile of {self.kv} keys, more than {FAR}")
-        if self.o_direct and (self.o_over_q or self.o_panels > 1):
-            raise ValueError(f"{self}: o_direct takes O whole, and no shared memory")
-        if head_dim_v % (16 * self.o_panels):
-            raise ValueError(f"{self}: o_panels must cut {head_dim_v} columns of O into multiples of 16")
-        if self.cluster > 2 and self.schedule == "dynamic":
-            raise ValueError(f"{self}: one block of a cluster tells the other the next task, a third is not told")
-        return self
-
+from tkq.attention.config import AttentionConfig
+from tkq.attention.spec import AttentionSpec
 
 LENGTHS = ("short", "medium", "long")
 SHORT, LONG = 2048, 8192  # keys: short below, long from
-
-
 PACK_ROWS = 128  # of a tile, for pack_of
 
 
@@ -115,41 +42,38 @@ def _measured(spec, length):
         # three consumers leave the producer of varlen too few registers
         return _D64_SHORT if spec.varlen or spec.left or (spec.causal and length == "short") else _D64
     if dims == (128, 128):
-        if spec.left:
-            return _D128_WINDOW
         if long and spec.longest_first:
-            return _D128_LONG_CAUSAL
-        if long:
+            return _D128_FREE
+        if long and not spec.left:
             return _D128_LONG_VARLEN if spec.varlen else _D128_LONG_FULL
+        if length == "medium" and not (spec.longest_first or spec.varlen):
+            return _D128_FREE
         return _D128
     return _WIDE.get(dims)
 
 
-# Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run.
-# head_dim 128, short and medium: dynamic tasks with a bridge were fastest or within the noise of it (2 to 3 %). Beside
-#   it, over all lengths: kv 96 to 176 0.82 to 1.0, static clusters of 2 sharing K and V 0.88 to 1.01, one block a task
-#   0.79 to 0.96, Q in registers 0.93 to 0.99, and O corrected only where the maximum grew by 2 ** 8 0.94 to 1.01.
-# head_dim 128, long, at 16384 keys beside FA4 in runs of three: causal 1.073 without bridge and turns, 1.054 without
-#   turns, 1.038 with both; full 1.031 for the pairs of blocks below, 1.014 with turns, 1.003 for the configuration of
-#   short ones. That long begins at 8192 is a guess between 4096 and 16384.
-#   Packed sequences of 1 to 8192 keys, full: 1.052 for pairs of blocks that fetch tasks. A window: 1.009 to 1.027
-#   without the bridge, where the short tasks come last.
-# head_dim 64: three consumers, a third stage, no bridge; two consumers win where causal tasks are few blocks long.
-_D128 = AttentionConfig()
-_D128_LONG_CAUSAL = AttentionConfig(bridge=False, turns=False)
+# Measured on an H100, B * S = 16384, H * D = 2048, at 1024, 4096 and 16384 keys, against others in the same run (see
+# docs/attempts.md).
+# head_dim 128: without the bridge, which was best while the softmax took longer: now causal problems of 1024 and 4096
+#   keys have 0.95 and 0.97 of what is planned with it, full ones 0.99 and 0.96. Turns: 4096 keys, full, are 1.04 times
+#   as fast without them; 1024 full have 0.99, causal 0.95, 4096 causal 0.97. Pairs of blocks with the widest tiles of K
+#   and V win where all is full and long; at 4096 keys they have 0.93. That long begins at 8192 is a guess between 4096
+#   and 16384.
+# head_dim 64: three consumers, a third stage; two consumers win where causal tasks are few blocks long.
+_D128 = AttentionConfig(bridge=False)
+_D128_FREE = AttentionConfig(bridge=False, turns=False)
 _D128_LONG_FULL = AttentionConfig(
     kv=176, schedule="static", cluster=2, bridge=False, q_stages=1, o_panels=2, turns=False)
 _D128_LONG_VARLEN = replace(_D128_LONG_FULL, schedule="dynamic")
-_D128_WINDOW = AttentionConfig(bridge=False)
 _D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
-_D64_SHORT = AttentionConfig()
+_D64_SHORT = AttentionConfig(bridge=False)
 
 # Beyond 128 columns the products take so much longer than the softmax that no turns are needed. 192 and 192 is not
 # measured; what the others were chosen from is in docs/attempts.md.
 _WIDE = {
     (192, 128): AttentionConfig(bridge=False, turns=False, q_stages=1, o_direct=True),
     (192, 192): AttentionConfig(kv=112, bridge=False, turns=False, q_stages=1, o_over_q=True),
-    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_direct=True, late=True, section_mb=32),
+    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_direct=True, section_mb=32),
 }
 
 

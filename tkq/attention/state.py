@@ -104,7 +104,7 @@ class State:
     max: tk.RowVec
     norm: tk.RowVec
     correct: tk.RowVec
-    max_scaled: tk.RowVec
+    shift: tk.RowVec
     last_max: tk.RowVec  # of the task that is being finished
     last_norm: tk.RowVec
     task: Fields

@@ -1,0 +1,58 @@
+"""Scores that rise, fall, or lie far from 0, on a GPU: what is subtracted from them moves in each tile, in some, or
+never; by the kernels that are planned for the other tests."""
+import pytest
+import torch
+
+from tests.attention_run import compare, make
+from tkq.attention.halves_plan import halves_plan
+from tkq.attention.plan import LENGTHS, plan
+from tkq.attention.softmax import BELOW, LEAST
+from tkq.attention.spec import AttentionSpec
+
+LOG2E = 1.4426950408889634
+
+
+def moved_by(q, k, exponents):
+    """q and k whose scores, as exponents of 2, are moved by a number, or by one for each key."""
+    q, k = q.clone(), k.clone()
+    q[..., 0] = 4
+    along = torch.as_tensor(exponents, device="cuda").expand(k.shape[1])
+    k[..., 0] = (along / LOG2E * q.shape[-1] ** 0.5 / 4)[None, :, None].to(k.dtype)
+    return q, k
+
+
+def cases(keys, dtype):
+    ramp = torch.arange(keys, device="cuda") / keys
+    edge = LEAST - BELOW[dtype]
+    for at in (30.0, -5.0, -20.0, edge + 2, edge, edge - 2, -100.0):
+        yield f"all at {at}", at
+    yield "rising to the first key", 60 - 120 * ramp
+    yield "rising to the last key", 120 * ramp - 60
+    yield "up from below what is least", 80 * (1 - ramp) - 80
+    yield "down to below what is least", 80 * ramp - 80
+    yield "a step", torch.where(ramp < 0.5, 20.0, -20.0)
+
+
+@pytest.mark.parametrize("dim, causal, dtype", ((64, False, "bf16"), (64, True, "bf16"), (128, False, "bf16"),
+                                                (128, True, "bf16"), (128, True, "fp16"), (256, True, "bf16")))
+def test_each_plan(dim, causal, dtype):
+    spec = AttentionSpec(dtype, dim, causal)
+    for config in dict.fromkeys(plan(spec, length) for length in LENGTHS):
+        for rows, keys in ((641, 641), (65, 1999)):
+            q, k, v = make(1, rows, keys, 2, 1, dim, {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+            for what, exponents in cases(keys, dtype):
+                compare(*moved_by(q, k, exponents), v, f"{rows} x {keys} {what} {config}", config=config, causal=causal)
+
+
+@pytest.mark.parametrize("mask", (dict(causal=True), dict(right=True)), ids=("causal", "right"))
+def test_windows_by_halves(mask):
+    config = halves_plan(AttentionSpec(left=True, far=True, **mask), "long")
+    q, k, v = make(1, 1290, 1353, 2, 2, 128)
+    for what, exponents in cases(1353, "bf16"):
+        compare(*moved_by(q, k, exponents), v, what, config=config, left=600, right=64 if "right" in mask else 0)
+
+
+def test_small_values_beside_low_scores():
+    """P of 2 ** -62 and values of 1e-4 are no trouble."""
+    q, k, v = make(1, 641, 641, 2, 2, 128)
+    compare(*moved_by(q, k, -69.0), v * 1e-4, "small values", causal=False)
