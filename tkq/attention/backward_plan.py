@@ -6,7 +6,6 @@ from dataclasses import replace
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_first_config import FirstConfig
 from tkq.attention.backward_grouped_config import GroupedConfig
-from tkq.attention.backward_light_config import LightConfig
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import WIDTHS, BackwardSpec
 from tkq.attention.plan import LENGTHS, length_class
@@ -21,15 +20,20 @@ def packed_class(seqlen_k: int) -> str:
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
 
 
+def in_pairs(spec: BackwardSpec) -> bool:
+    """dS is a product of pairs of 16 bits (``tkq.attention.backward_pairs``)."""
+    return spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq and not spec.softcap
+
+
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if isinstance(config, FirstConfig):
+    if in_pairs(spec) and not getattr(config, "two_keys", False):
+        module = "backward_pairs"
+    elif isinstance(config, FirstConfig):
         module = "backward_first"
     elif isinstance(config, GroupedConfig):
         module = "backward_grouped"
-    elif isinstance(config, LightConfig):
-        module = "backward_light"
     elif isinstance(config, SeamlessConfig):
         module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
