@@ -1,9 +1,11 @@
 """Scores that rise, fall, or lie far from 0, on a GPU: what is subtracted from them moves in each tile, in some, or
 never; by the kernels that are planned for the other tests."""
+import math
+
 import pytest
 import torch
 
-from tests.attention_run import compare, make
+from tests.attention_run import compare, make, run
 from tkq.attention.halves_plan import halves_plan
 from tkq.attention.plan import LENGTHS, plan
 from tkq.attention.softmax import BELOW, LEAST
@@ -50,6 +52,25 @@ def test_windows_by_halves(mask):
     q, k, v = make(1, 1290, 1353, 2, 2, 128)
     for what, exponents in cases(1353, "bf16"):
         compare(*moved_by(q, k, exponents), v, what, config=config, left=600, right=64 if "right" in mask else 0)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_a_row_does_not_depend_on_those_beside_it(causal):
+    """Bit for bit, also where the maximum of those moves in each tile, or is not a number."""
+    q, k, v = make(1, 641, 1999, 2, 2, 128)
+    first = run_alone(q, k, v, causal)
+    for change in (lambda x: x * 40, lambda x: x * math.nan, lambda x: x * 0, lambda x: -x):
+        other = q.clone()
+        other[:, ::3] = change(q[:, ::3])
+        found = run_alone(other, k, v, causal)
+        for rows in (slice(1, None, 3), slice(2, None, 3)):
+            assert torch.equal(found[:, rows], first[:, rows])
+
+
+def run_alone(q, k, v, causal):
+    o = torch.full_like(q, math.nan)
+    run(q, k, v, o, torch.full((1, 2, q.shape[1]), math.nan, device="cuda"), causal=causal)
+    return o
 
 
 def test_small_values_beside_low_scores():

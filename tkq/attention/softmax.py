@@ -95,7 +95,8 @@ class Softmax:
             self.move(g, c, guarded)
 
     def move(self, g, c, guarded):
-        """max becomes the largest score, or ``LEAST``; norm moves on with it.
+        """Where scores are out of range, max becomes the largest, or ``LEAST``, and norm moves on with it. Other rows
+        stay as they are: what comes out for a row does not depend on those beside it.
 
         guarded: a row may have seen no key yet. There are such only in blocks with a mask on the right."""
         tk.copy(c.correct, c.max)
@@ -115,11 +116,14 @@ class Softmax:
 
     @cute.jit
     def raise_max(self, c):
-        """To shift."""
+        """To shift, the largest scores."""
         for r in cutlass.range_constexpr(2):
-            top = cute.arch.fmax(c.max.tensor[r], c.shift.tensor[r])
+            standing, found = c.max.tensor[r], c.shift.tensor[r]
+            stays = (standing >= -ROOM) & (found - standing <= ROOM)
+            top = cute.arch.fmax(standing, found)
             near = top >= LEAST - BELOW[self.spec.dtype]
-            c.max.tensor[r] = cute.arch.fmax(top, Float32(LEAST)) if near else top
+            top = cute.arch.fmax(top, Float32(LEAST)) if near else top
+            c.max.tensor[r] = standing if stays else top
 
     def exponentials(self, g, c, guarded):
         """att becomes exp2(scale * att - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
