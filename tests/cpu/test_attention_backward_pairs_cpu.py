@@ -31,8 +31,9 @@ def test_what_is_built_so():
 
 
 @pytest.mark.parametrize("config, kind", [
-    (_BEHIND[128], PairsBackward), (_CHAIN[128], PairsChained), (_FIRST, PairsFirst), (GroupedConfig.of(_BEHIND[128]), PairsGrouped),
-    (SeamlessConfig.of(_BEHIND[128]), PairsSeamless)], ids=lambda x: x.__name__ if isinstance(x, type) else "")
+    (_BEHIND[128], PairsBackward), (_CHAIN[128], PairsChained), (_FIRST, PairsFirst),
+    (GroupedConfig.of(_BEHIND[128]), PairsGrouped), (SeamlessConfig.of(_BEHIND[128]), PairsSeamless)],
+    ids=lambda x: x.__name__ if isinstance(x, type) else "")
 def test_every_form_has_it(config, kind):
     assert recipe(USUAL, config).module.endswith("backward_pairs")
     assert type(build(USUAL, config)[0]) is kind

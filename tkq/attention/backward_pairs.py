@@ -41,8 +41,9 @@ class Pairs:
     bf16 and multiplied by P as it is there for dV, which need not be taken apart. Of the 433 instructions of a warp for
     a tile of 64 queries, head_dim 128, this takes 48 away.
 
-    ``begins``: the accumulators of dP are delta when its product begins, in place of an addition for each score. Delta
-    is read once and copied: reading it again costs more than the additions, as shared memory is short of time.
+    ``begins``: the accumulators of dP are delta when its product begins, in place of an addition for each score: 17
+    instructions less. Delta is read once and copied: to read it again costs more than the additions, as shared memory
+    is short of time.
 
     The error of dQ and dK before their own rounding is 1.2 times that with the same P times fp32, and 1.7 times that
     with P in fp32, too; with all that is in between in bf16 it is 3.7 times that. fp16 might overflow in dP, before P
@@ -50,7 +51,7 @@ class Pairs:
 
     @property
     def begins(self) -> bool:
-        """Where it is faster: masks need the time, and head_dim 64 has twice as many scores for a product."""
+        """Where it is faster, by what was measured."""
         return self.spec.width == 128 and not (self.spec.left or self.spec.right)
 
     @cute.jit
@@ -131,7 +132,7 @@ class Pairs:
 
 
 class PairsBackward(Pairs, AttentionBackward):
-    """Usual ones."""
+    """Blocks that have the keys, and add to dQ."""
 
 
 class PairsChained(Pairs, ChainedBackward):
