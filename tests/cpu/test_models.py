@@ -50,7 +50,7 @@ def test_they_are_those_that_the_host_functions_plan(llama):
                     dict(residual="bf16", total="bf16", stats=True)):
         assert launch.recipe(NormSpec(**norm, **options)) in recipes
     builders = {recipe.builder for recipe in recipes}
-    assert {"tkq.attention.forward:build", "tkq.attention.backward:build", "tkq.gemm.dense:build",
+    assert {"tkq.attention.forward:build", "tkq.attention.backward_pairs:build", "tkq.gemm.dense:build",
             "tkq.gemm.narrow:build", "tkq.losses.build:total", "tkq.pointwise.build:rope"} <= builders
 
 
