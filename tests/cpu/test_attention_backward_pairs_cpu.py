@@ -22,10 +22,13 @@ USUAL = BackwardSpec("bf16", 128)
 
 
 def test_what_is_built_so():
-    assert in_pairs(USUAL) and in_pairs(replace(USUAL, width=64, varlen=True, right=True, dlse=True))
+    for spec in (USUAL, replace(USUAL, width=64, varlen=True, right=True, dlse=True)):
+        assert in_pairs(spec, plan(spec))
+    brief = replace(USUAL, varlen=True)
+    assert not in_pairs(brief, plan(brief, "brief")) and in_pairs(replace(brief, right=True), _CHAIN[128])
     for other in (dict(dtype="fp16"), dict(width=256), dict(softcap=True), dict(deterministic=True), dict(dq=False)):
         spec = replace(USUAL, **other)
-        assert not in_pairs(spec) and not recipe(spec, plan(spec)).module.endswith("pairs")
+        assert not in_pairs(spec, plan(spec)) and not recipe(spec, plan(spec)).module.endswith("pairs")
     two_keys = SeamlessConfig.of(_BEHIND[128], two_keys=True, ds_stages=1)
     assert recipe(USUAL, two_keys).module.endswith("backward_seamless_keys")
 

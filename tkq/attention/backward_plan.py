@@ -20,15 +20,17 @@ def packed_class(seqlen_k: int) -> str:
     return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
 
 
-def in_pairs(spec: BackwardSpec) -> bool:
-    """dS is a product of pairs of 16 bits (``tkq.attention.backward_pairs``)."""
-    return spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq and not spec.softcap
+def in_pairs(spec: BackwardSpec, config: BackwardConfig) -> bool:
+    """dS is a product of pairs of 16 bits (``tkq.attention.backward_pairs``). A chain that is not late has no register
+    left for it at head_dim 128."""
+    registers = spec.width == 64 or config.late or not config.chain
+    return registers and spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq and not spec.softcap
 
 
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if in_pairs(spec) and not getattr(config, "two_keys", False):
+    if in_pairs(spec, config) and not getattr(config, "two_keys", False):
         module = "backward_pairs"
     elif isinstance(config, FirstConfig):
         module = "backward_first"
