@@ -49,8 +49,10 @@ def judge(o, lse, q, k, v, what="", **options):
         return
     error = (lse - true_lse)[finite]
     worst, bias = error.abs().max().item(), abs(error.mean().item())
-    largest = max(1.0, true_lse[finite].abs().max().item())
-    # lse is fp32: its products are exact, the sum of exponentials is good to about 1e-6; the rest is its own rounding.
+    top = true_lse[finite]  # of a row's scores, at most; and by no more than log(keys) less
+    largest = max(1.0, top.abs().max().item(), (top - math.log(max(k.shape[1], 1))).abs().max().item())
+    # lse is fp32: the sum of exponentials is good to about 1e-6, scores are to what tensor cores cut off where they add
+    # up products, which is an error to one side; the rest is lse's own rounding.
     # A softcap's tanh is only good to 2 ** -11: there PyTorch's own error is the measure, and it may err to one side.
     floor = 4e-6 * largest + 4e-6
     theirs = (low_lse.float() - true_lse)[finite].abs().max().item() if options.get("softcap") else 0.0

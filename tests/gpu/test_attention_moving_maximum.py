@@ -26,7 +26,7 @@ def moved_by(q, k, exponents):
 def cases(keys, dtype):
     ramp = torch.arange(keys, device="cuda") / keys
     edge = LEAST - BELOW[dtype]
-    for at in (30.0, -5.0, -20.0, edge + 2, edge, edge - 2, -100.0):
+    for at in (30.0, -5.0, -12.0, -20.0, edge + 2, edge, edge - 2, -100.0):
         yield f"all at {at}", at
     yield "rising to the first key", 60 - 120 * ramp
     yield "rising to the last key", 120 * ramp - 60
