@@ -87,6 +87,17 @@ def test_results_are_as_good_as_with_the_largest_score(dtype, seed, mean, spread
     assert abs(o - (p * v).sum() / p.sum()) <= 2.0 ** -ROUNDED[dtype] * (p * abs(v)).sum() / p.sum() * 1.02 + 1e-6
 
 
+@pytest.mark.parametrize("dtype", BELOW)
+@pytest.mark.parametrize("top", (0.0, LEAST, LEAST - 0.5, LEAST - 8.0, LEAST - 64.0, LEAST - 65.0))
+def test_many_keys_of_little_weight_count(dtype, top):
+    """One key whose value is 0, and 16383 of 2 ** -17 of its weight each, which have a ninth of it together."""
+    scores, values = np.full(16384, top - 17.0, np.float32), np.ones(16384, np.float32)
+    scores[0], values[0] = top, 0.0
+    o, lse, _ = model(scores.reshape(-1, 128), values.reshape(-1, 128), dtype)
+    weight = 16383 * 2.0 ** -17
+    assert abs(o - weight / (1 + weight)) <= 5e-4 and abs(lse - top - math.log2(1 + weight)) <= 1e-5
+
+
 @pytest.mark.parametrize("mean, most", ((0.0, 1), (-20.0, 1), (-68.0, 1), (30.0, 1), (-100.0, 6)))
 def test_what_moves_and_what_does_not(mean, most):
     """Usual rows take the way with few instructions, also where all their scores are low; but for very low ones."""

@@ -54,6 +54,19 @@ def test_windows_by_halves(mask):
         compare(*moved_by(q, k, exponents), v, what, config=config, left=600, right=64 if "right" in mask else 0)
 
 
+@pytest.mark.parametrize("dtype", ("bf16", "fp16"))
+def test_many_keys_of_little_weight_count(dtype):
+    """One key in the last tile whose values are 0, and 8191 of 2 ** -16 of its weight: a ninth of it together."""
+    config = plan(AttentionSpec(dtype, 128, True), "medium")
+    q, k, v = make(1, 65, 8192, 2, 2, 128, {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+    q, k, v = q * 0.1, k * 0.1, torch.ones_like(v)
+    v[:, 8100] = 0
+    for top in (0.0, LEAST, LEAST - 1, LEAST - 7, LEAST - 8, LEAST - 60):
+        exponents = torch.full((8192,), top - 16, device="cuda")
+        exponents[8100] = top
+        compare(*moved_by(q, k, exponents), v, f"{top}", config=config, causal=True)
+
+
 @pytest.mark.parametrize("causal", (False, True))
 def test_a_row_does_not_depend_on_those_beside_it(causal):
     """Bit for bit, also where the maximum of those moves in each tile, or is not a number."""
