@@ -102,7 +102,7 @@ def _launched(x, granularity, dtype, transpose):
                 if granularity in OWN_SCALES:
                     scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
             if claims:
-                room = counters.kept(index, LINE + 2 * (LINE + largest))
+                room = counters.kept(index, room_size(largest))
             elif largest:
                 amax = new.empty(index, (largest,), (1,), torch.int32)
             arguments = x, q, scale, qt, scale_t, room if claims else amax
@@ -117,6 +117,11 @@ def _launched(x, granularity, dtype, transpose):
         if not x.numel():
             return *_cpu(x, granularity, dtype, transpose), None
         raise
+
+
+def room_size(largest: int) -> int:
+    """Numbers of the room of `claimed` and `kept` at the least, where so many are found to be the largest."""
+    return LINE + 2 * (LINE + largest)
 
 
 def _largest_of(granularity, m, n, transpose):
