@@ -8,7 +8,7 @@ import torch
 import tkq
 from tests.fp8_cases import E4M3, E5M2
 from tkq.quantize import ops
-from tkq.quantize.shipped import KEPT, by_claims, shipped, way
+from tkq.quantize.shipped import by_claims, kept_tiles, shipped, way
 from tkq.quantize.spec import TileSpec
 from tkq.reference_fp8 import LARGEST, dequantise
 from tkq.runtime import counters
@@ -152,9 +152,20 @@ def test_which_kernels(monkeypatch):
 
 
 def test_kept_tiles_are_on_the_gpu_at_once():
-    """As many blocks as a cooperative launch of them may have, by their registers."""
-    found = [kernel for kernel in shipped() if kernel.recipe.module.endswith(".kept")]
-    assert found and all(kernel.expectation.registers <= 65536 // (256 * KEPT) for kernel in found)
+    """Twice as many blocks as are launched, by the registers that the tests of machine code allow them."""
+    found = [(kernel.recipe.args[0], kernel.expectation.registers) for kernel in shipped()
+             if kernel.recipe.module.endswith(".kept")]
+    assert {kept_tiles(spec) for spec, _ in found} == {1, 2}
+    for spec, registers in found:
+        assert 2 * kept_tiles(spec) * 256 * registers <= 65536, spec
+
+
+def test_kept_tiles_of_narrow_rows_and_of_32_bits():
+    """Where a thread needs more than 64 registers there are half as many."""
+    for given, most in ((dict(), 2), (dict(x="fp16"), 2), (dict(x="fp32"), 1), (dict(wide=False), 1),
+                        (dict(wide_t=False), 1)):
+        spec = TileSpec("row", transpose=True, **given)
+        assert [way(spec, tiles, 132) for tiles in (132 * most, 132 * most + 1)] == ["kept", "claimed"]
 
 
 def test_room_of_claims(monkeypatch):

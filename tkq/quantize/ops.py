@@ -24,8 +24,10 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     Args:
         x: (M, N), bfloat16, float16 or float32; a row's elements are contiguous, rows any distance apart.
         granularity: what shares a scale:
-            "tensor"  everything. x is read twice: once for its largest element.
-            "row"     a row. With the transpose, and where rows have more than 262144 elements, x is read twice.
+            "tensor"  everything. x is read twice, once for its largest element; small x once.
+            "row"     a row. With the transpose x is read twice, small x once; twice too without it where rows have more
+                      than 262144 elements. Small: up to two 128 by 128 a multiprocessor, one of float32 or of rows
+                      (columns, with the transpose) that are not whole vectors.
             "block"   128 columns of a row.
             "tile"    128 rows by 128 columns.
         dtype: float8_e4m3fn (largest 448) or float8_e5m2 (57344).
