@@ -1,13 +1,13 @@
 """quantize_fp8 without a GPU: what it means, what it refuses."""
 import math
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import tkq
 from tests.fp8_cases import E4M3, E5M2
-from tkq.quantize import ops
+from tkq.quantize import claimed, ops
 from tkq.quantize.shipped import by_claims, kept_tiles, shipped, way
 from tkq.quantize.spec import TileSpec
 from tkq.reference_fp8 import LARGEST, dequantise
@@ -170,8 +170,7 @@ def test_kept_tiles_of_narrow_rows_and_of_32_bits():
 
 def test_room_of_claims(monkeypatch):
     """The numbers beside amax are as many for the host as for the kernel; of each power of two there is one room."""
-    text = (Path(ops.__file__).parent / "claimed.py").read_text()
-    assert f"LINE = {ops.LINE} " in text
+    assert claimed.LINE == ops.LINE
     made = []
     monkeypatch.setattr(counters, "_rooms", {})
     monkeypatch.setattr(counters, "_kept_rooms", {})
@@ -192,11 +191,14 @@ def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpo
 
 @pytest.mark.parametrize("largest", (1, 256, 1280, 40960))
 def test_halves_of_a_room(largest):
-    """As the kernel finds them in a room of any size that the host may hand out: in it, apart, large enough, of whole
-    vectors, and cleared by as many threads as find amax in few turns."""
+    """As the kernel finds them in a room that the host hands out: in it, behind the tickets, apart, each with room for
+    what is largest behind its count, at whole vectors."""
+    room = SimpleNamespace(shape=(1 << (ops.room_size(largest) - 1).bit_length(),))
+    first, second = (claimed._first(room, number) for number in (0, 1))
     size = 1 << (ops.room_size(largest) - 1).bit_length()
-    half = (size - ops.LINE) // 2
-    assert half >= ops.LINE + largest and ops.LINE + 2 * half <= size and half % 4 == 0
+    room = SimpleNamespace(shape=(size,))
+    for begin, end in ((first, second), (second, room.shape[0])):
+        assert begin + claimed.LINE + largest <= end and (begin + claimed.LINE) % 4 == 0
 
 
 def test_room_for_the_largest():
