@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterable, Mapping
 
 from bench import ops
@@ -27,7 +29,7 @@ def _of_cases(cases: Iterable[Case]) -> Iterable[str]:
                 best = case.beside(bound)
                 reached = f"{best[1]:.3f} of {best[0]}" if best else "failed"
                 yield f"{case.op} {case.shape}: {reached}, at least {bound.at_least:.3g}"
-        if case.accurate() is False:
+        if case.comparison[case.ours].ok and case.accurate() is False:
             yield f"{case.op} {case.shape}: the error is beyond twice the best peer's"
 
 
@@ -40,6 +42,12 @@ def _of_costs(costs: list[Cost]) -> Iterable[str]:
 
 
 def _of_all(name: str, cases: list[Case]) -> list[str]:
-    """What a file of cases says of all of them together."""
-    there_are = {part.bench for parts in ops.OPS.values() for part in parts}
-    return ops.bench_of(name).judge(cases) if name in there_are else []
+    """What a file of cases says of all of them together; the means that it prints have its name."""
+    there_are = {part.bench for parts in ops.OPS.values() for part in parts} | {"chapters"}
+    if name not in there_are:
+        return []
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        found = ops.bench_of(name).judge(cases)
+    for line in said.getvalue().splitlines():
+        print(f"{name}: {line}")
+    return found

@@ -101,11 +101,13 @@ def copied(op: str, device: str) -> dict:
     if process == 0:
         signal.alarm(_PATIENCE)
         try:
-            found = seen(op, device)
-        except Exception as problem:
-            found = {"problem": f"{type(problem).__name__}: {problem}"[-400:]}
-        os.write(writing, json.dumps(found).encode())
-        os._exit(0)
+            try:
+                found = seen(op, device)
+            except BaseException as problem:  # SystemExit too: the copy must not read what the next cases are
+                found = {"problem": f"{type(problem).__name__}: {problem}"[-400:]}
+            os.write(writing, json.dumps(found).encode())
+        finally:
+            os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         told = pipe.read()

@@ -85,7 +85,7 @@ class Run:
 
     def effort(self, cases_left: int, candidates: int) -> Effort:
         """The effort asked for, or shorter turns if the time left would not do: half of a case is making inputs. Each
-        candidate has a turn that does not count, to warm up; more is not needed, as every turn begins with a lead-in.
+        candidate has a turn that does not count, to warm up; every other one begins with a lead-in of up to 10 ms.
         """
         share = (self._deadline - time.monotonic()) / cases_left
         laps = self._effort.rounds + 1

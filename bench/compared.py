@@ -78,8 +78,11 @@ def _case(old: Case, new: Case) -> Change:
 
 
 def _is_ours(name: str) -> bool:
-    """Is a cost tkq's? A peer's call has the peer's name, the host is what calls are compared beside."""
-    return not name.startswith(HOST) and not (name.startswith(CALL) and name.partition(",")[0].endswith(_RIVALS))
+    """Is a cost tkq's? A peer's call has the peer's name, a first call or an import torch's; the host is what calls are
+    compared beside."""
+    if name.startswith(CALL):
+        return not name.startswith(HOST) and not name.partition(",")[0].endswith(_RIVALS)
+    return name != "import torch" and ": torch.sum" not in name and not name.startswith("torch: ")
 
 
 def _cost(old: Cost, new: Cost, hosts: tuple[Cost | None, Cost | None]) -> Change:

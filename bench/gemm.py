@@ -41,7 +41,8 @@ def randn(i: int, *shape: int) -> torch.Tensor:
 
 
 def product_jobs(section: str, transposed: bool, shapes, unit="TFLOP/s") -> Iterator[Job]:
-    """QuACK is tuned for the large products alone: it takes seconds a shape."""
+    """QuACK is tuned for the large products with b.t(): seconds a shape, and `rows` are the same shapes in b's other
+    layout."""
     against = RIVALS if section == "large" else RIVALS[:2]
     for m, n, k in shapes:
         def inputs(i, m=m, n=n, k=k):

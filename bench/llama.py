@@ -153,11 +153,14 @@ class Steps:
     def learning(self, rate: float, resume: bool = False) -> dict:
         """The losses of torch, of tkq, of tkq's float8 layers and of torch with another attention (how far two runs are
         apart whose results differ by roundings alone), and how far from torch's they are: as far as they are there,
-        written after every 50 steps. resume: whole curves that the file has are kept, and those runs left out."""
+        written after every 50 steps. resume: whole curves that the file has are kept, and those runs left out. "made"
+        has each curve's day and time."""
         weights = [p.detach().clone() for p in self.model.parameters()]
         self.optimizer = None
         path = self.out / "llama_learning.json"
-        found = dict(at_most=APART, rate=rate, batch=self.shape[0], apart={}, losses={})
+        here, (batch, seqlen) = Environment.here(), self.shape
+        found = dict(at_most=APART, rate=rate, batch=batch, seqlen=seqlen, sizes=dict(self.sizes),
+                     versions=here.versions, made={}, apart={}, losses={})
         if resume and path.exists():
             found = kept_curves(json.loads(path.read_text()), found)
         others = [name for name in llama_train.BACKENDS if name != self.best and self.backends.get(name, 1.0)]
@@ -166,7 +169,7 @@ class Steps:
                 *(self.attention(x)[0] for x in others[:1])]
         for run in (run for run in runs if run.name not in found["losses"]):
             def seen(curve, name=run.name):
-                found["losses"][name] = curve
+                found["losses"][name], found["made"][name] = curve, here.date
                 found["apart"][name] = llama_train.apart(curve, found["losses"][self.plain.name])
                 path.write_text(json.dumps(found, indent=1) + "\n")
                 print(f"learning: {name}: {len(curve)} steps, {curve[0]:.3f} to {curve[-1]:.3f}, "
@@ -177,11 +180,14 @@ class Steps:
 
 
 def kept_curves(old: dict, new: dict) -> dict:
-    """What a file has of whole curves that were made alike."""
-    if any(old[key] != new[key] for key in ("at_most", "rate", "batch")):
-        raise ValueError(f"the curves on file are of rate {old['rate']} and batch {old['batch']}: begin a new file")
+    """What a file has of whole curves that were made alike. Files had no seqlen, sizes, versions and days at first:
+    what those say nothing of is taken to be alike, and their curves have "" for the day."""
+    for key in ("at_most", "rate", "batch", "seqlen", "sizes", "versions"):
+        if old.get(key, new[key]) != new[key]:
+            raise ValueError(f"{key}: the curves on file are of {old[key]}, this run of {new[key]}: begin a new file")
     whole = [name for name, curve in old["losses"].items() if len(curve) == STEPS]
-    return {**new, **{key: {name: old[key][name] for name in whole} for key in ("apart", "losses")}}
+    made = {name: old.get("made", {}).get(name, "") for name in whole}
+    return {**new, "made": made, **{key: {name: old[key][name] for name in whole} for key in ("apart", "losses")}}
 
 
 def decoding(model) -> Iterator[Cost]:

@@ -101,7 +101,16 @@ def learning(found: dict) -> str:
         rows.append((name, f"{curve[0]:.3f}", *means, f"{100 * found['apart'][name]:.3f} %"))
     return ("Losses from the same weights, in a run of their own: means of ten steps, and how far from torch's at\n"
             "most such a mean is:\n\n"
-            + table(("run", "first", *(f"step {i}" for i in marks), "apart"), rows))
+            + table(("run", "first", *(f"step {i}" for i in marks), "apart"), rows) + earlier(found))
+
+
+def earlier(found: dict) -> str:
+    """A paragraph that says which curves a run took over from one before, which may have been of older code."""
+    made = found.get("made", {})
+    newest = max(made.values(), default="")
+    old = [f"{name} ({made[name][:10] or 'no day on file'})" for name in found["losses"]
+           if name in made and made[name] != newest]
+    return f"\n\nOf an earlier run than the rest: {', '.join(old)}." if old else ""
 
 
 def written(page: str, text: str) -> str:

@@ -74,7 +74,7 @@ def page(folder: Path = RESULTS) -> str:
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem in TWICE, path.stem))
     runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found)}" for path in paths]
     old = ", ".join(name.replace("_", " ") for name in tables.earlier(found))
-    said = f"Of an earlier run than the others, of older code: {old}." if old else "All are of one run."
+    said = f"Of an earlier run than the others: {old}." if old else "All are of one run."
     return "\n\n".join((HEAD.format(said=said), *runs)) + "\n"
 
 
@@ -124,7 +124,8 @@ def _learning(found: dict) -> str:
     rows = ((name, *(f"{x[i]:.3f}" for i in (0, len(x) // 2, -1)), f"{100 * found['apart'][name]:.3f} %")
             for name, x in found["losses"].items())
     head = f"From the same weights; at most {100 * found['at_most']:.1f} % from the first one, in means of ten steps."
-    return f"{head}\n\n" + tables.table(("model", "loss", "half way", "at the end", "apart"), rows)
+    table = tables.table(("model", "loss", "half way", "at the end", "apart"), rows)
+    return f"{head}\n\n{table}{llama_page.earlier(found)}"
 
 
 def own_kernels(folder: Path = RESULTS) -> str:

@@ -220,7 +220,7 @@ def earlier(reports: Mapping[str, Report]) -> list[str]:
 
 
 def of_which_run(reports: Mapping[str, Report]) -> str:
-    """A sentence about what is older than the rest: results of one run are of one state of the code."""
+    """A sentence about what is older than the rest. Of which state of the code a run is, no file says."""
     rows, old = grouped(reports), set(earlier(reports))
     dates = {name: {report.environment.date for report, _ in found} for name, found in rows.items()}
     of_old = {reports[name].environment.date for name in old}
@@ -229,7 +229,7 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
         return "All rows are of one run."
     if len(found) > len(rows) // 2:
         return "The rows are of several runs, most of them earlier than the newest."
-    return f"Of an earlier run than the other rows, of older code: {_listed(found)}."
+    return f"Of an earlier run than the other rows: {_listed(found)}."
 
 
 def not_timed(reports: Mapping[str, Report]) -> str:

@@ -1,4 +1,6 @@
 """Which bounds results miss, in words."""
+from dataclasses import replace
+
 from bench import bounds
 from bench.results import Bound, Case, Cost, Environment, Report
 from tkq.testing.timing import Comparison, Timing
@@ -27,8 +29,18 @@ def test_what_is_missed_is_told_and_what_holds_is_not():
     assert bounds.undecided({"other": report, "again": report}) == 2
 
 
+def test_what_failed_is_not_said_to_be_inaccurate():
+    failed = case("failed", Bound(("cuBLAS",), 0.98), cuBLAS=1.0)
+    timings = (Timing("tkq", "failed"), failed.comparison["cuBLAS"])
+    failed = replace(failed, comparison=Comparison(timings, 2, 1, 1))
+    assert failed.accurate() is False
+    assert bounds.missed({"other": Report(HERE, [failed])}) == ["other: gemm failed: failed, at least 0.98"]
+
+
 def test_a_mean_is_missed_where_all_of_its_shapes_are_there(capsys):
     report = lambda n: Report(HERE, [case(str(i), Bound(("cuBLAS",), 0.98), cuBLAS=1.0) for i in range(n)])
     assert bounds.missed({"gemm": report(4)}) == []
     assert bounds.missed({"gemm": report(5)}) == ["gemm: large: 1.000 of the best peer in the mean, at least 1.01"]
-    assert "over 4 of 5 shapes: not decided" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("gemm: large: 1.000 of the best peer") for line in said) and len(said) == 2
+    assert said[0].endswith("over 4 of 5 shapes: not decided")

@@ -73,6 +73,13 @@ def test_what_peers_calls_cost_is_not_compared():
     assert found == ["rmsnorm tkq", "rmsnorm tkq, recorded", "flash_attn"]
 
 
+def test_what_torch_takes_to_begin_is_not_compared():
+    names = ("import torch", "import tkq, after torch", "first call, cache: torch.sum, recorded", "torch: a token, B1",
+             "second calls, cache: torch.sum, both", "first call, bundle: rope", "tkq: a token, B1")
+    report = Report(HERE, costs=[Cost(name, 8.0, 7.9, 9.0, 9) for name in names])
+    assert [change.op for change in compared.changes(report, report)] == [names[1], names[5], names[6]]
+
+
 @pytest.mark.parametrize("now, verdict", ((1.009, ""), (1.011, "slower"), (0.991, ""), (0.989, "faster")))
 def test_less_than_one_per_cent_is_no_change(now, verdict):
     assert one(case("op", tkq=[1.0] * 7), case("op", tkq=[now] * 7)).verdict == verdict

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,6 +213,22 @@ def test_what_clears_the_cache_is_more_than_it_holds_and_goes_with_the_compariso
     assert len(made) == 1 and made[0].all() and made[0].nbytes == timing.CLEARED_MULTIPLE * 4096 > 4096
     gpu.release()
     assert gpu._others is None
+
+
+def test_queued_calls_have_a_lead_in_that_is_not_timed(monkeypatch):
+    """Of a quarter of the calls, at least one, on the inputs that come last."""
+    seen = []
+    event = lambda **_: SimpleNamespace(
+        record=lambda: seen.append("event"), synchronize=int, elapsed_time=lambda end: 8)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: seen.append("sleep"))
+    monkeypatch.setattr(torch.cuda, "synchronize", int)
+    monkeypatch.setattr(timing.timing_launches, "profiled", lambda *_: None)
+    for sets, calls, lead_in in ((4, 8, [2, 3]), (2, 2, [1]), (2, 16, [0, 1])):
+        batch = timing.QueuedBatch(seen.append, [(i,) for i in range(sets)], calls, "")
+        seen.clear()
+        assert batch.run(1e-6, None) == 8 / calls
+        assert seen == ["sleep", *lead_in, "event", *(i % sets for i in range(calls)), "event"]
 
 
 def test_compare_rotates_different_inputs():

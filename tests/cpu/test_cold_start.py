@@ -104,7 +104,10 @@ def test_what_came_is_on_disk_and_what_did_not_is_told(tmp_path):
     saved = Report.from_json((tmp_path / "cold_start.json").read_text())
     assert [c.name for c in saved.costs] == [
         "first call, cache: softmax", "second call, cache: softmax", "import torch",
-        "import tkq, after torch", "tvm-ffi, which launches, after that", "all functions of tkq, after that"]
+        "import tkq, after torch", "tvm-ffi, which launches, after that", "all functions of tkq, after that",
+        "tkq, tvm-ffi and all functions, after torch"]
+    assert saved.costs[-1].median_us == pytest.approx(302_000) and saved.costs[-1].holds() is False
+    assert [c.at_most for c in saved.costs[2:-1]] == [None] * 4
     results.add("rope", "bundle", {"problem": "of its own"})
     results.missing(("softmax", "rope", TORCH))
     assert Report.from_json((tmp_path / "cold_start.json").read_text()).problems == [

@@ -59,8 +59,27 @@ def test_a_page_without_markers_is_refused():
 
 
 def test_whole_curves_of_runs_that_were_alike_are_kept():
-    new = dict(at_most=0.005, rate=1e-4, batch=2, apart={}, losses={})
-    old = {**new, "apart": {"torch": 0.0, "tkq": 0.001}, "losses": {"torch": [8.0] * llama.STEPS, "tkq": [8.0] * 50}}
-    assert llama.kept_curves(old, new) == {**new, "apart": {"torch": 0.0}, "losses": {"torch": [8.0] * llama.STEPS}}
-    with pytest.raises(ValueError, match="are of rate 0.001 and batch 2: begin a new file"):
-        llama.kept_curves({**old, "rate": 1e-3}, new)
+    new = dict(at_most=0.005, rate=1e-4, batch=2, seqlen=4096, sizes={"hidden_size": 8}, versions={"torch": "2.11"},
+               made={}, apart={}, losses={})
+    whole = [8.0] * llama.STEPS
+    old = {**new, "made": {"torch": "2026-11-22T10:00", "tkq": "2026-11-22T10:00"},
+           "apart": {"torch": 0.0, "tkq": 0.001}, "losses": {"torch": whole, "tkq": [8.0] * 50}}
+    kept = {**new, "made": {"torch": "2026-11-22T10:00"}, "apart": {"torch": 0.0}, "losses": {"torch": whole}}
+    assert llama.kept_curves(old, new) == kept
+    for key, other in (("rate", 1e-3), ("seqlen", 512), ("sizes", {}), ("versions", {"torch": "2.12"})):
+        with pytest.raises(ValueError, match=f"{key}: the curves on file are of .*: begin a new file"):
+            llama.kept_curves({**old, key: other}, new)
+    for key in ("seqlen", "sizes", "versions", "made"):
+        del old[key]  # as files were
+    assert llama.kept_curves(old, new) == {**kept, "made": {"torch": ""}}
+
+
+def test_the_page_says_which_curves_are_of_an_earlier_run():
+    found = {"losses": {"torch": [8.0] * 50, "tkq": [8.0] * 50}, "apart": {"torch": 0.0, "tkq": 0.001}}
+    assert "earlier" not in llama_page.learning(found)
+    found["made"] = {"torch": "", "tkq": "2026-11-22T10:00"}
+    assert llama_page.learning(found).endswith("\n\nOf an earlier run than the rest: torch (no day on file).")
+    found["made"] = {"torch": "2026-11-22T10:00", "tkq": "2026-11-23T10:00"}
+    assert "rest: torch (2026-11-22)." in llama_page.learning(found)
+    found["made"]["torch"] = found["made"]["tkq"]
+    assert "earlier" not in llama_page.learning(found)

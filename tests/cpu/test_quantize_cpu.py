@@ -1,14 +1,14 @@
 """quantize_fp8 without a GPU: what it means, what it refuses."""
 import math
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import tkq
 from tests.fp8_cases import E4M3, E5M2
-from tkq.quantize import ops
-from tkq.quantize.shipped import KEPT, by_claims, shipped, way
+from tkq.quantize import claimed, ops
+from tkq.quantize.shipped import by_claims, kept_tiles, shipped, way
 from tkq.quantize.spec import TileSpec
 from tkq.reference_fp8 import LARGEST, dequantise
 from tkq.runtime import counters
@@ -152,16 +152,25 @@ def test_which_kernels(monkeypatch):
 
 
 def test_kept_tiles_are_on_the_gpu_at_once():
-    """As many blocks as a cooperative launch of them may have, by their registers."""
-    for kernel in shipped():
-        if kernel.recipe.module.endswith(".kept"):
-            assert kernel.expectation.registers <= 65536 // (256 * KEPT)
+    """Twice as many blocks as are launched, by the registers that the tests of machine code allow them."""
+    found = [(kernel.recipe.args[0], kernel.expectation.registers) for kernel in shipped()
+             if kernel.recipe.module.endswith(".kept")]
+    assert {kept_tiles(spec) for spec, _ in found} == {1, 2}
+    for spec, registers in found:
+        assert 2 * kept_tiles(spec) * 256 * registers <= 65536, spec
+
+
+def test_kept_tiles_of_narrow_rows_and_of_32_bits():
+    """Where a thread needs more than 64 registers there are half as many."""
+    for given, most in ((dict(), 2), (dict(x="fp16"), 2), (dict(x="fp32"), 1), (dict(wide=False), 1),
+                        (dict(wide_t=False), 1)):
+        spec = TileSpec("row", transpose=True, **given)
+        assert [way(spec, tiles, 132) for tiles in (132 * most, 132 * most + 1)] == ["kept", "claimed"]
 
 
 def test_room_of_claims(monkeypatch):
     """The numbers beside amax are as many for the host as for the kernel; of each power of two there is one room."""
-    text = (Path(ops.__file__).parent / "claimed.py").read_text()
-    assert f"LINE = {ops.LINE} " in text
+    assert claimed.LINE == ops.LINE
     made = []
     monkeypatch.setattr(counters, "_rooms", {})
     monkeypatch.setattr(counters, "_kept_rooms", {})
@@ -182,11 +191,13 @@ def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpo
 
 @pytest.mark.parametrize("largest", (1, 256, 1280, 40960))
 def test_halves_of_a_room(largest):
-    """As the kernel finds them in a room of any size that the host may hand out: in it, apart, large enough, of whole
-    vectors, and cleared by as many threads as find amax in few turns."""
-    size = 1 << (ops.LINE + 2 * (ops.LINE + largest) - 1).bit_length()
-    half = (size - ops.LINE) // 2
-    assert half >= ops.LINE + largest and ops.LINE + 2 * half <= size and half % 4 == 0
+    """As the kernel finds them in a room that the host hands out: in it, behind the tickets, apart, each with room for
+    what is largest behind its count, at whole vectors."""
+    room = SimpleNamespace(shape=(1 << (ops.room_size(largest) - 1).bit_length(),))
+    first, second = (claimed._first(room, number) for number in (0, 1))
+    assert first >= 1 and second + claimed._half(room) <= room.shape[0]
+    for begin, end in ((first, second), (second, room.shape[0])):
+        assert begin + claimed.LINE + largest <= end and (begin + claimed.LINE) % 4 == 0
 
 
 def test_room_for_the_largest():

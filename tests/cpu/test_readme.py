@@ -154,13 +154,13 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     assert tables.not_timed({"gemm": found["gemm"]}) == ""
     found["gemm"] = of("few", "11:10", op="gemm")
     assert tables.earlier(found) == ["norms"]
-    assert tables.of_which_run(found) == "Of an earlier run than the other rows, of older code: `rmsnorm`."
+    assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
     found["gemm"] = of("few", "12:10", op="gemm")
     assert tables.of_which_run(found) == "The rows are of several runs, most of them earlier than the newest."
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
     assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in readme_table.section(tmp_path)
-    assert "Of an earlier run than the others, of older code: norms, softmax." in readme_table.page(tmp_path)
+    assert "Of an earlier run than the others: norms, softmax." in readme_table.page(tmp_path)
 
 
 def test_the_page_has_a_table_for_each_file(tmp_path):

@@ -24,8 +24,10 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     Args:
         x: (M, N), bfloat16, float16 or float32; a row's elements are contiguous, rows any distance apart.
         granularity: what shares a scale:
-            "tensor"  everything. x is read twice: once for its largest element.
-            "row"     a row. With the transpose, and where rows have more than 262144 elements, x is read twice.
+            "tensor"  everything. x is read twice, once for its largest element; small x once.
+            "row"     a row. With the transpose x is read twice, small x once; twice too without it where rows have more
+                      than 262144 elements. Small: up to two 128 by 128 a multiprocessor, one of float32 or of rows
+                      (columns, with the transpose) that are not whole vectors.
             "block"   128 columns of a row.
             "tile"    128 rows by 128 columns.
         dtype: float8_e4m3fn (largest 448) or float8_e5m2 (57344).
@@ -102,7 +104,7 @@ def _launched(x, granularity, dtype, transpose):
                 if granularity in OWN_SCALES:
                     scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
             if claims:
-                room = counters.kept(index, LINE + 2 * (LINE + largest))
+                room = counters.kept(index, room_size(largest))
             elif largest:
                 amax = new.empty(index, (largest,), (1,), torch.int32)
             arguments = x, q, scale, qt, scale_t, room if claims else amax
@@ -117,6 +119,11 @@ def _launched(x, granularity, dtype, transpose):
         if not x.numel():
             return *_cpu(x, granularity, dtype, transpose), None
         raise
+
+
+def room_size(largest: int) -> int:
+    """Numbers of the room of `claimed` and `kept` at the least, where so many are found to be the largest."""
+    return LINE + 2 * (LINE + largest)
 
 
 def _largest_of(granularity, m, n, transpose):

@@ -7,8 +7,6 @@ from .spec import TileSpec
 
 ROW_LENGTHS = (1024, 4096, 8192, 28672)
 TWICE = ("tensor", "row")  # which read x once for what is largest, tile by tile
-# Tiles a processor that `kept` takes: half of what fits, so that kernels on other streams seldom keep it waiting.
-KEPT = 2
 
 
 def rows_recipe(spec: NormSpec) -> Recipe:
@@ -21,7 +19,13 @@ def way(spec: TileSpec, tiles: int, processors: int) -> str:
         return "tiles"
     if not by_claims(spec.granularity, spec.transpose):
         return "twice"
-    return "kept" if tiles <= KEPT * processors else "claimed"
+    return "kept" if tiles <= kept_tiles(spec) * processors else "claimed"
+
+
+def kept_tiles(spec: TileSpec) -> int:
+    """Tiles a processor that `kept` takes: half of what fits by its registers, so that kernels on other streams seldom
+    keep it waiting."""
+    return 2 if spec.x in ("bf16", "fp16") and spec.wide and spec.wide_t else 1
 
 
 def by_claims(granularity: str, transpose: bool) -> bool:

@@ -43,7 +43,7 @@ class Bundle:
 
     @functools.cached_property
     def library(self):
-        import tvm_ffi
+        from .ffi import tvm_ffi
 
         runtime = f"libcudart.so.{self.note['cuda']}"
         if link.cudart_name() == runtime:

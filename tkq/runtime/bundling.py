@@ -56,7 +56,7 @@ def compiled(recipe) -> tuple[str, bytes, bool]:
 
 
 def _linked(objects):
-    from tvm_ffi import libinfo
+    from .ffi import tvm_ffi
 
     beyond = {name for data in objects.values() for name in re.findall(rb"CuteDSLRT_\w+", data)} - link._SHIMMED
     if beyond:
@@ -71,7 +71,7 @@ def _linked(objects):
             path.write_bytes(data)
         native = [path for kind in NATIVE for path in native_sources(kind) if path.suffix == ".c"]
         runtime = link.dsl_folder() / "libcuda_dialect_runtime_static.a"
-        words = [*_FLAGS, f"-Wl,--version-script={visible}", *(f"-I{path}" for path in libinfo.include_paths()),
+        words = [*_FLAGS, f"-Wl,--version-script={visible}", *(f"-I{path}" for path in tvm_ffi.libinfo.include_paths()),
                  "-o", out, *paths, link._SHIM, *native, runtime]
         arguments.write_text("\n".join(f'"{word}"' for word in words))  # too many for a command line
         done = subprocess.run([link.compiler(), f"@{arguments}"], capture_output=True, stdin=subprocess.DEVNULL)

@@ -139,7 +139,7 @@ def _arranged(entry, given):
 @functools.cache
 def _in_c():
     """`added` in C; None where it can be neither found nor compiled."""
-    import tvm_ffi
+    from .ffi import tvm_ffi
 
     with _one_at_a_time:
         try:

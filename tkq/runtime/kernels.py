@@ -33,6 +33,8 @@ def _first(recipe):
 
 
 def _built(recipe, held):
+    from . import ffi  # noqa: F401  (before what follows imports tvm-ffi)
+
     try:
         return build.function(recipe)
     except ModuleNotFoundError as error:

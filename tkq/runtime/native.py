@@ -30,14 +30,14 @@ def library(kind: str) -> pathlib.Path | None:
 
 
 def _compiled(kind) -> bytes | None:
-    from tvm_ffi import libinfo
-
     if link.compiler() is None:
         return None
+    from .ffi import tvm_ffi
+
     with tempfile.TemporaryDirectory(prefix="tkq-native-") as folder:
         out = os.path.join(folder, "native.so")
         sources = [str(path) for path in bundle.native_sources(kind) if path.suffix == ".c"]
         done = subprocess.run([link.compiler(), *_FLAGS, "-o", out, *sources,
-                               *(f"-I{path}" for path in libinfo.include_paths())],
+                               *(f"-I{path}" for path in tvm_ffi.libinfo.include_paths())],
                               capture_output=True, stdin=subprocess.DEVNULL)
         return pathlib.Path(out).read_bytes() if done.returncode == 0 else None

@@ -9,8 +9,9 @@ What makes a comparison fair, and what this module does about it:
 - **The host**: calls are captured in a CUDA graph and replayed, so that no launch gap is timed. What cannot be captured
   is timed between two events behind a kernel that holds the GPU while the host queues all calls.
 - **Clock and power**: an H100 is power limited, and its clock moves by several per cent within a second. So candidates
-  take turns, every turn lasts equally long, begins with an untimed lead-in of the same candidate, and the order changes
-  every round. What counts is a ratio within a round; `ratio` is its median over the rounds.
+  take turns, every turn lasts equally long, begins with an untimed lead-in of the same candidate of up to 10 ms, and
+  the order changes every round. At the power limit neighbours share the clock all the same: turns of a second or more
+  show each by itself. What counts is a ratio within a round; `ratio` is its median over the rounds.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from tkq.testing import timing_launches
 
 L2_MULTIPLE = 3
 CLEARED_MULTIPLE = 4  # of the cache, written before a turn
@@ -166,6 +168,7 @@ def compare(
     """
     gpu = gpu or Gpu()
     with torch.no_grad():
+        gpu.clear_cache()  # takes its memory before the inputs take the rest
         first = make_inputs(0)
         set_bytes, l2_bytes = tensor_bytes(first), gpu.l2_bytes()
         count = input_sets(set_bytes, l2_bytes, gpu.free_bytes())
@@ -304,7 +307,7 @@ class GraphBatch:
             torch.cuda.synchronize()
             with capture:
                 _rotate(call, sets, calls)
-        nodes = _work_nodes(self._graph.raw_cuda_graph())
+        nodes = timing_launches.work_nodes(self._graph.raw_cuda_graph())
         if nodes == 0:
             raise RuntimeError("the capture is empty: the candidate launches on a stream of its own")
         self.launches = None if nodes is None else nodes / calls
@@ -318,7 +321,7 @@ class GraphBatch:
 
     def _replay(self, times: int, during) -> float:
         begin, end = self._events
-        self._graph.replay()  # the lead-in: clock and power are this candidate's own, and the host is ahead of the GPU
+        self._graph.replay()  # the lead-in: what was written before the turn leaves the cache, the host gets ahead
         begin.record()
         for _ in range(times):
             self._graph.replay()
@@ -337,10 +340,11 @@ class QueuedBatch:
 
     def __init__(self, call, sets, calls, note):
         self._call, self._sets, self._calls, self.note = call, sets, calls, note
-        self.launches = _profiled_launches(call, sets[0])
+        self.launches = timing_launches.profiled(call, sets[0])
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self._queue_seconds = 0.0
+        self._lead_in = sets[-max(1, calls // 4):]  # the last: none is in the cache when the first is timed
         begin = time.perf_counter()
+        _rotate(call, self._lead_in, len(self._lead_in))
         _rotate(call, sets, calls)
         self._queue_seconds = time.perf_counter() - begin
         torch.cuda.synchronize()
@@ -354,6 +358,7 @@ class QueuedBatch:
     def _once(self, during) -> float:
         begin, end = self._events
         torch.cuda._sleep(int(1.5 * self._queue_seconds * self._CYCLES_PER_SECOND))
+        _rotate(self._call, self._lead_in, len(self._lead_in))
         begin.record()
         _rotate(self._call, self._sets, self._calls)
         end.record()
@@ -368,35 +373,3 @@ def _rotate(call, sets, calls: int) -> None:
     outputs: list = [None] * len(sets)
     for i in range(calls):
         outputs[i % len(sets)] = call(*sets[i % len(sets)])
-
-
-def _work_nodes(graph: int) -> int | None:
-    """Kernels, copies and memsets in a captured graph; None where cuda-python cannot say."""
-    try:
-        from cuda.bindings import runtime
-
-        kinds = runtime.cudaGraphNodeType
-        work = (kinds.cudaGraphNodeTypeKernel, kinds.cudaGraphNodeTypeMemcpy, kinds.cudaGraphNodeTypeMemset)
-        handle = runtime.cudaGraph_t(graph)
-        error, _, count = runtime.cudaGraphGetNodes(handle)
-        if error != runtime.cudaError_t.cudaSuccess:
-            return None
-        _, nodes, count = runtime.cudaGraphGetNodes(handle, count)
-        return sum(runtime.cudaGraphNodeGetType(node)[1] in work for node in nodes[:count])
-    except Exception:  # another version of the bindings: the launches are not known then, the times are
-        return None
-
-
-def _profiled_launches(call, inputs) -> float | None:
-    """GPU activities of one eager call by PyTorch's profiler; None where it cannot run."""
-    try:
-        from torch.profiler import ProfilerActivity, profile
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that it forgets earlier cycles: there is one
-            with profile(activities=[ProfilerActivity.CUDA]) as record:
-                call(*inputs)
-                torch.cuda.synchronize()
-            return float(sum(e.device_type == torch.autograd.DeviceType.CUDA for e in record.events()))
-    except Exception:
-        return None
