@@ -19,6 +19,7 @@ import torch
 import tkq
 from bench import fp8_peers, harness, peers
 from bench.command import PRODUCTS, Bench, Job, main, mean_misses, rate_misses, rest
+from bench.gemm import randn
 from bench.harness import Call
 from bench.results import Bound
 from tkq.reference_fp8 import fp8_gemm as reference
@@ -74,7 +75,7 @@ def few_jobs(shapes) -> Iterator[Job]:
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
     for shape in shapes:
-        bias = torch.randn(shape[1], device="cuda", dtype=torch.bfloat16)
+        bias = randn(0, shape[1])
         for activation in (None, "relu", "silu", "gelu", "gelu_tanh"):
             options = {"bias": bias, "activation": activation}
             yield product_job("epilogue", "row", shape, roof=Bound(("plain",), 0.97), options=options)

@@ -11,7 +11,7 @@ import torch
 
 import tkq.__main__
 from bench import __main__ as front
-from bench import attention_forward, command, harness, ops, peers, plots, readme_table
+from bench import attention_forward, command, fp8_gemm, harness, ops, peers, plots, readme_table
 from bench.command import Bench, Job
 from bench.progress import Progress
 from bench.results import Report
@@ -144,7 +144,7 @@ def test_the_effort_is_the_files_own_but_for_what_is_asked():
 
 @pytest.mark.parametrize("op", ("gemm", "fp8_gemm"))
 def test_large_products_are_bursts_after_a_rest_unless_idle_says_otherwise(op, monkeypatch):
-    monkeypatch.setattr(torch, "randn", lambda *_, **__: None)  # a bias on the GPU
+    monkeypatch.setattr(fp8_gemm, "randn", lambda *_: None)  # a bias on the GPU
     rests = {(job.question.section, job.question.shape.partition(" ")[0]): job.idle_seconds
              for _, job in front.jobs_of(op, options())}
     assert {rest for (section, _), rest in rests.items() if section not in ("few", "batched")} == {command.REST}
