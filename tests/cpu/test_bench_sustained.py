@@ -36,7 +36,7 @@ def read():
 
 def test_each_burst_comes_after_a_rest(batches):
     log, found = batches
-    case = sustained.case("burst", "bf16", 8, found, sustained.bursts(found, 3, read), (2, 3, 1), {}, 0.01)
+    case = sustained.case("burst", "bf16", (8, 8, 8), found, sustained.bursts(found, 3, read), (2, 3, 1), {}, 0.01)
     assert case.idle_seconds == sustained.IDLE and case.round_seconds == 0.01
     assert log[::2] == [("sleep", sustained.IDLE)] * 6
     assert [x[0] for x in log[1::2]] == ["torch", "tkq", "tkq", "torch", "tkq", "torch"]
@@ -56,11 +56,13 @@ def test_a_bench_rests_before_each_turn_that_counts(batches, monkeypatch):
 
 def test_sustained_turns_follow_each_other(batches):
     log, found = batches
-    case = sustained.case("sustained", "row", 8, found, sustained.sustained(found, 0.4, read), (2, 3, 1), {}, 0.2)
+    turns = sustained.sustained(found, 0.4, read)
+    case = sustained.case("sustained", "row", (8, 16, 24), found, turns, (2, 3, 1), {}, 0.2)
     assert [(name, counted) for name, _, counted in log] == (
         [("torch", False), ("tkq", False)] + [("torch", True)] * 2 + [("tkq", True)] * 4 + [("torch", True)] * 2)
     assert [len(t.times_ms) for t in case.comparison.timings] == [4, 4]
-    assert case.shape == "8^3 sustained" and case.idle_seconds == 0 and case.round_seconds == 0.2
+    assert (case.shape, case.work) == ("8x16x24 sustained", 2 * 8 * 16 * 24)
+    assert (case.idle_seconds, case.round_seconds) == (0.0, 0.2)
     log.clear()
     three = {"torch": found["torch"], "QuACK": Batch("QuACK", log, 3.0), "tkq": found["tkq"]}
     list(sustained.sustained(three, 0.2, read))
@@ -71,8 +73,9 @@ def test_it_says_that_it_needs_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert sustained.main([]) == 2 and fp8_sums.main([]) == 2
     assert capsys.readouterr().out.count("needs a GPU") == 2
-    with pytest.raises(SystemExit):
-        sustained.main(["--kinds", "fp4"])
+    for wrong in (["--kinds", "fp4"], ["--shapes", "8192"], ["--shapes", "8192x8192xK"]):
+        with pytest.raises(SystemExit):
+            sustained.main(wrong)
 
 
 @pytest.mark.parametrize("kind", ("bf16", "row"))
@@ -87,12 +90,16 @@ def test_candidates_agree(kind, monkeypatch):
             operands=lambda m, n, k, kind, i: (*(torch.randn(m, k).to(torch.float8_e4m3fn) for _ in range(1)),
                                                torch.randn(n, k).to(torch.float8_e4m3fn).t(), *one))
         monkeypatch.setattr(sustained, "fp8_peers", fake)
-    makers, make = sustained.candidates(kind, 128)
+    makers, make = sustained.candidates(kind, 128, 128, 128)
     inputs = make(0)
     got, want = (makers[name]()(*inputs).float() for name in ("tkq", "torch"))
     assert ((got - want).norm() / want.norm()).item() < 0.01
-    assert list(makers) == ["torch", *(["QuACK", "QuACK tuned"] if kind == "bf16" else []), "tkq"]
-    assert list(sustained.candidates("tensor", 128)[0]) == ["torch", "QuACK", "QuACK tuned", "tkq"] or kind == "row"
+
+
+@pytest.mark.parametrize("kind, quack", (("bf16", 2), ("tensor", 2), ("row", 0), ("block", 0)))
+def test_quack_is_beside_where_it_has_such_a_product(kind, quack):
+    makers, _ = sustained.candidates(kind, 128, 128, 128)
+    assert list(makers) == ["torch", *("QuACK", "QuACK tuned")[:quack], "tkq"]
 
 
 class Gpu:
@@ -138,6 +145,6 @@ def test_sums_are_measured_and_shown(tmp_path):
 def test_a_report_comes_back(batches):
     _, found = batches
     turns = sustained.bursts(found, 3, read)
-    case = sustained.case("burst", "bf16", 8, found, turns, (2, 3, 1), {"QuACK": "gone"}, 0.01)
+    case = sustained.case("burst", "bf16", (8, 8, 8), found, turns, (2, 3, 1), {"QuACK": "gone"}, 0.01)
     environment = sustained.Environment.here()
     assert Report.from_json(Report(environment, [case]).to_json()).cases == [case]
