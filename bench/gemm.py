@@ -103,7 +103,7 @@ def calls() -> dict[str, Call]:
         "gemm tkq, few rows": Call(lambda: tkq.gemm(few, b), at_most=CALL_US),
         "gemm tkq, bias and silu": Call(lambda: tkq.gemm(a, b, bias=bias, activation="silu"), at_most=CALL_US),
         "gemm tkq, c": Call(lambda: tkq.gemm(a, b, c=a, beta=1.0), at_most=CALL_US),
-        "gemm tkq, out": Call(lambda: tkq.gemm(a, b, out=out)),
+        "gemm tkq, out": Call(lambda: tkq.gemm(a, b, out=out), at_most=CALL_US),
         "gemm tkq, recorded": Call(lambda: tkq.gemm(a_r, b_r), True, AUTOGRAD_CALL_US),
         "nn.Linear tkq": Call(lambda: layer(a)),
         "nn.Linear torch": Call(lambda: torch.nn.functional.linear(a, layer.weight, layer.bias)),
