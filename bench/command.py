@@ -155,7 +155,7 @@ class Run:
     def calls(self, make: Callable[[], Mapping[str, harness.Call]]) -> None:
         """Price calls together, but those of peers that are left out. One that fails is reported, and left out too."""
         working = {f"CPU per eager call: {name}": call for name, call in self._working(make, self.problem).items()}
-        self.costs("calls", lambda: harness.cpu_times(working))
+        self.costs("calls", lambda: harness.quiet_cpu_times(lambda: harness.cpu_times(working)))
         if said := busy(self.report.costs):
             self._say(said)
 
