@@ -10,7 +10,6 @@ from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import hand_on
 from tkq.attention.backward_state import Numbers, State
 from tkq.attention.backward_wide import WideBackward
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
@@ -30,8 +29,7 @@ class AttentionBackward(BackwardAdding):
 
       producer (warp 0)        K V, then Q dO of one tile after the other
       2 warpgroups, 64 keys    S' = K Q' | P, dP' = V dO' under it | dV += P' dO, dS under it | dS' to shared memory,
-                               dK += dS' Q, with ``late`` under the next tile's P | next tile .. | write dK, dV, with
-                               ``split`` hand them on
+                               dK += dS' Q, with ``late`` under the next tile's P | next tile .. | write dK, dV
       1 warpgroup              dQ = dS K | added to the accumulator in global memory | next tile ..
       background (warps 1-3)   see ``BackwardBackground``
 
@@ -175,10 +173,7 @@ class AttentionBackward(BackwardAdding):
         """Write dK and dV: from registers, or by way of the shared memory of K and V."""
         barrier, number = KEYS_BARRIER + c.wg, 2 * t.block + c.wg
         at = t.batch_k, t.head, number, 0
-        if const_expr(self.config.split):
-            if self.hand_on(g, t, c, number):
-                self.write_both(g, t, c, number)
-        elif const_expr(self.config.direct):
+        if const_expr(self.config.direct):
             self.write_both(g, t, c, number)
         else:
             tk.sync(barrier, WARPGROUP)  # V has been read
@@ -189,18 +184,10 @@ class AttentionBackward(BackwardAdding):
             self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         tk.store_wait()
 
-
     def write_both(self, g, t, c, number):
         self.write(g, g.dv, c.dv, t, number)
         tk.mul(c.dk, c.dk, g.scale)
         self.write(g, g.dk, c.dk, t, number)
-
-    def hand_on(self, g, t, c, number):
-        """From one part of the query heads to the next. Is this the last, which has the sums?"""
-        heads = g.kv_heads // g.share
-        blocks = g.tasks // (g.places.batches * g.kv_heads)
-        place = (t.sequence * heads + self.kv_head(g, t)) * (2 * blocks) + number
-        return hand_on(g.handed, place, t.head % g.share, g.share, (c.dk, c.dv))
 
 
 class ChainedBackward(Chained, AttentionBackward):

@@ -45,7 +45,7 @@ class FirstStores(GroupedBackward):
         GroupedBackward.__call__(self, operands, gradients, workspace, sequences, numbers, stream)
         q, dq = operands.q, gradients.dq
         places = Equal(q.shape[1], operands.k.shape[1], q.shape[0])
-        parts = self.parts_of(workspace, places.slots(False, self.config.tile) * q.shape[2] * q.shape[0], 0, 1)
+        parts = self.parts_of(workspace, places.slots(False, self.config.tile) * q.shape[2] * q.shape[0], 0)
         words = words_of(parts.counters)
         BackwardPostOfFirst(self.spec, self.config)(parts.acc, words, dq, places, numbers.scale, stream)
 

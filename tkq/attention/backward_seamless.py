@@ -50,7 +50,7 @@ class Seamless(AttentionBackward):
         section = row_bytes if const_expr(ragged) else section_of(
             q.shape[1], row_bytes, c.section_bytes, kv_heads * batches)
         tail = Int32(0) if const_expr(ragged) else ceil_div(numbers.processors, blocks)
-        parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences, 0)
+        parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
         known = cutlass.min(tiles * heads * batches, FIRST_TILES * numbers.processors)
         FirstTiles(spec, c)(rows, parts, places, known, stream)
