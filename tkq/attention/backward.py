@@ -85,23 +85,21 @@ class AttentionBackward(BackwardAdding):
 
     @cute.jit
     def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        q, do = s.q[c.ring.stage], s.do[c.ring.stage]
         s.q_pipe.wait(c.ring)
         c.turns.take()
-        tk.mm_ABt(c.s, s.k[c.wg], q)
+        tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
         tk.mma_wait(0)
-        slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
-        probabilities(c.p, slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
+        self.make_p(g, s, t, c, m, masked)
         c.turns.give()
         s.do_pipe.wait(c.ring)
-        tk.mm_ABt(c.dp, s.v[c.wg], do)
-        tk.mma_AB(c.dv, c.p, do)
+        self.multiply_dp(s, c)
+        tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
-        gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
+        self.make_ds(s, c)
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, c)
             c.ds_ring.advance()
-        tk.mma_AB(c.dk, c.ds, q)
+        tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
         tk.mma_wait(1)  # dV
         s.do_pipe.release(c.ring)
         tk.mma_wait(0)
@@ -117,16 +115,15 @@ class AttentionBackward(BackwardAdding):
         tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
         tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
         tk.mma_wait(1)  # S
-        slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
-        probabilities(c.p, slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
+        self.make_p(g, s, t, c, m, masked)
         c.turns.give()
         tk.mma_wait(0)  # dK
         self.done_with_queries(s, c)
         s.do_pipe.wait(c.ring)
-        tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
+        self.multiply_dp(s, c)
         tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
-        gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
+        self.make_ds(s, c)
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, c)
             c.ds_ring.advance()
@@ -134,6 +131,20 @@ class AttentionBackward(BackwardAdding):
         self.keep(g, c)
         s.do_pipe.release(c.ring)
         c.ring.advance()
+
+    def make_p(self, g, s, t, c, m, masked):
+        limits = self.limits(g, t, m, c.wg) if masked else ()
+        probabilities(c.p, self.slope(c), c.s, self.stats(s, c.ring, 0), g.scores, limits)
+
+    def multiply_dp(self, s, c):
+        tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
+
+    def make_ds(self, s, c):
+        gradients(c.ds, self.slope(c), c.dp, self.stats(s, c.ring, 1))
+
+    def slope(self, c):
+        """Of ``probabilities``: in registers that are there."""
+        return c.ds if self.spec.softcap else c.p
 
     def keep(self, g, c):
         """kept = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
