@@ -9,6 +9,7 @@ whichever backend of torch's scaled_dot_product_attention is fastest here. Needs
 import argparse
 import contextlib
 import copy
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -113,11 +114,14 @@ def apart(a, b, window=10):
     return max(abs(x - y) / y for x, y in zip(*means))
 
 
-def seconds(run, batches, optimizer):
+def seconds(run, batches, optimizer, hosts=None):
+    """Of a step. hosts: gets what the host took to ask for the first one's work; the GPU had none before."""
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for ids in batches:
+    for i, ids in enumerate(batches):
         run.step(ids, optimizer)
+        if i == 0 and hosts is not None:
+            hosts.append(time.perf_counter() - start)
     torch.cuda.synchronize()
     return (time.perf_counter() - start) / len(batches)
 
@@ -131,13 +135,19 @@ def memory(run, ids, optimizer):
     return torch.cuda.max_memory_allocated()
 
 
-def time_steps(runs, batches, optimizer, rounds=5, each=2):
-    """{name: seconds of a step in each round}, in turns, each of which begins with a step that does not count."""
+def time_steps(runs, batches, optimizer, rounds=5, each=2, hosts=None):
+    """{name: seconds of a step in each round}, in turns, each of which begins with a step that does not count. hosts: a
+    list for each name: see ``seconds``."""
     found = {run.name: [] for run in runs}
-    for i in range(rounds):
-        for run in runs if i % 2 == 0 else reversed(runs):
-            run.step(batches[0], optimizer)
-            found[run.name].append(seconds(run, batches[:each], optimizer))
+    gc.collect()
+    gc.freeze()  # what compilers left behind is not looked through again while steps are timed
+    try:
+        for i in range(rounds):
+            for run in runs if i % 2 == 0 else reversed(runs):
+                run.step(batches[0], optimizer)
+                found[run.name].append(seconds(run, batches[:each], optimizer, hosts and hosts[run.name]))
+    finally:
+        gc.unfreeze()
     return found
 
 
