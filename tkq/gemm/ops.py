@@ -99,7 +99,8 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
-    return _launch(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+    found = again.take(a, b, bias, activation, c, alpha, beta, out_dtype)
+    return _launch(a, b, bias, activation, c, alpha, beta, out_dtype, True) if found is None else found
 
 
 def _launch(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):

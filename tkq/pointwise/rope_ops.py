@@ -203,8 +203,7 @@ def _gradients(ctx, dq, dk):
 
 def _record(ctx, x, turn):
     _remember(ctx, turn)
-    found = _again(x, None, turn)
-    return _forward(x, turn) if found is None else found[0]
+    return _op_forward(x, *turn)
 
 
 def _record_in_place(ctx, x, turn):
@@ -215,7 +214,7 @@ def _record_in_place(ctx, x, turn):
 
 def _record_qk(ctx, q, k, turn):
     _remember(ctx, turn)
-    return _again(q, k, turn) or _forward_qk(q, k, turn)
+    return _op_forward_qk(q, k, *turn)
 
 
 def _recorded_backward(ctx, dy):
@@ -244,13 +243,16 @@ def _backward_qk(ctx, dq, dk):
 def _op_forward(x: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                 position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                 inverse: bool) -> Tensor:
-    return _forward(x, (cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse))
+    turn = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
+    found = _again(x, None, turn)
+    return _forward(x, turn) if found is None else found[0]
 
 
 def _op_forward_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, offset: int, offsets: Optional[Tensor],
                    position_ids: Optional[Tensor], cu_seqlens: Optional[Tensor], interleaved: bool,
                    inverse: bool) -> tuple[Tensor, Tensor]:
-    return _forward_qk(q, k, (cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse))
+    turn = cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, inverse
+    return _again(q, k, turn) or _forward_qk(q, k, turn)
 
 
 def _fake(x, *turn):
