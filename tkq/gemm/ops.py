@@ -230,7 +230,8 @@ def multiply(x, y, alpha):
     check.refuse_tangent("gemm", a=x, b=y)
     way = ops.route(x, y)
     if way == "direct":
-        return (_launch if x.is_cuda else _on_cpu)(x, y, None, "", None, alpha, 0.0, None, True)
+        given = x, y, None, "", None, alpha, 0.0, None
+        return _cuda(*given) if x.is_cuda else _on_cpu(*given, True)
     if way == "record":
         return _Function.apply(x, y, None, None, (alpha, 0.0, None, True))
     return _op(x, y, None, "", None, alpha, 0.0, None)
