@@ -47,7 +47,7 @@ def patched(model, linear=None):
     import tkq.integrations.transformers as tkq_transformers
 
     other = copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
-    other.set_attn_implementation("tkq")
+    other.set_attn_implementation("tkq_unmasked")  # as for the unpatched one
     report = tkq_transformers.patch(other, linear=linear)
     return other, report
 
