@@ -198,7 +198,7 @@ def kept_curves(old: dict, new: dict) -> dict:
 def decoding(model) -> Iterator[Cost]:
     """Microseconds of a token, of torch and of tkq, each by a CUDA graph."""
     model = model.eval()
-    ours = llama_train.patched(model)[0]
+    ours = llama_train.patched(model, attention="tkq")[0]
     model.set_attn_implementation("sdpa")
     for batch, length in DECODE:
         ids = torch.randint(1, model.config.vocab_size, (batch, length), device="cuda")

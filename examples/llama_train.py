@@ -42,12 +42,13 @@ def make_model(sizes=SIZES):
                                              attn_implementation="sdpa_without_mask").train()
 
 
-def patched(model, linear=None):
-    """A second model with the same parameters, not copies of them, on tkq."""
+def patched(model, linear=None, attention="tkq_unmasked"):
+    """A second model with the same parameters, not copies of them, on tkq. attention: "tkq" where there are masks or
+    static caches; in a training step here nobody needs one, the unpatched model neither."""
     import tkq.integrations.transformers as tkq_transformers
 
     other = copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
-    other.set_attn_implementation("tkq_unmasked")  # as for the unpatched one
+    other.set_attn_implementation(attention)
     report = tkq_transformers.patch(other, linear=linear)
     return other, report
 
