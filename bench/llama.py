@@ -6,10 +6,11 @@ bf16, S 4096, AdamW (torch's fused one, for all: part of every step), the model 
 timed by the host's clock, in turns of two after one that does not count, with the same parameters, gradients and
 optimizer for all. The unpatched model has the fastest of torch's attention backends, found before, in eager mode.
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
-each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Of each
-a profile of one step is kept. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results go to
-OUT/llama.json after every section, to llama_profile.json with every profile, and to llama_learning.json after every 50
-steps. Exit status 0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
+each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Host:
+until all of a step's work is asked for, the GPU being idle before; a step that takes hardly longer waits for the host.
+Of each a profile of one step is kept. Learning: 200 steps from the same weights, of tkq's float8 layers too. Results go
+to OUT/llama.json after every section, to llama_profile.json with every profile, and to llama_learning.json after every
+50 steps. Exit status 0 if every bound holds, 1 if not or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ APART = 0.005  # curves of losses, relatively
 SEQLEN, STEPS = 4096, 200
 DECODE = ((1, 1024), (8, 1024))  # sequences, tokens of the prompt
 DECODED = 128
+CUDA_MEMORY = {"num_device_alloc": "allocations by CUDA", "num_alloc_retries": "retries"}  # while steps are timed
 
 
 def operations(model, sizes, batch: int, seqlen: int) -> int:
@@ -125,13 +127,16 @@ class Steps:
                 runs.remove(run)
                 self.optimizer.zero_grad()
                 failed.append(timing.Timing(run.name, "failed", note=f"{type(problem).__name__}: {str(problem)[:300]}"))
+        hosts, before = {run.name: [] for run in runs}, torch.cuda.memory_stats()
         with readings() as read:
-            found = llama_train.time_steps(runs, self.batches, self.optimizer, rounds)
+            found = llama_train.time_steps(runs, self.batches, self.optimizer, rounds, hosts=hosts)
+        after = torch.cuda.memory_stats()
+        asked = ", ".join(f"{after.get(key, 0) - before.get(key, 0)} {what}" for key, what in CUDA_MEMORY.items())
         launches = {run.name: self.look_into(run, section) for run in runs}
         notes["torch"] = f"{notes.get('torch', '')}, {self.best} attention; " + ", ".join(
-            f"{name} {'-' if t is None else f'{1e3 * t:.1f} ms'}" for name, t in self.backends.items())
-        timings = tuple(timing.Timing(name, "wall", tuple(1e3 * t for t in times), launches[name], note=notes[name])
-                        for name, times in found.items())
+            f"{name} {'-' if t is None else f'{1e3 * t:.1f} ms'}" for name, t in self.backends.items()) + f"; {asked}"
+        timings = tuple(timing.Timing(name, "wall", tuple(1e3 * t for t in times), launches[name], note=notes[name],
+                                      host_us=1e6 * statistics.median(hosts[name])) for name, times in found.items())
         batch, seqlen = self.shape
         work = operations(self.model, self.sizes, batch, seqlen)
         sizes = len(self.batches), batch * seqlen * 8, torch.cuda.get_device_properties(0).L2_cache_size
@@ -193,7 +198,7 @@ def kept_curves(old: dict, new: dict) -> dict:
 def decoding(model) -> Iterator[Cost]:
     """Microseconds of a token, of torch and of tkq, each by a CUDA graph."""
     model = model.eval()
-    ours = llama_train.patched(model)[0]
+    ours = llama_train.patched(model, attention="tkq")[0]
     model.set_attn_implementation("sdpa")
     for batch, length in DECODE:
         ids = torch.randint(1, model.config.vocab_size, (batch, length), device="cuda")

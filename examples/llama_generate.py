@@ -112,7 +112,7 @@ def main():
     model.set_attn_implementation("sdpa")
     ids = torch.randint(1, sizes["vocab_size"], (options.batch, length), device="cuda",
                         generator=torch.Generator("cuda").manual_seed(0))
-    for name, each in (("torch", model), ("tkq", patched(model)[0])):
+    for name, each in (("torch", model), ("tkq", patched(model, attention="tkq")[0])):
         decoder = Decoder(each, ids, length + count)
         tokens, logits = decoder.generate(count)
         prefill, token = decoder.seconds(count)

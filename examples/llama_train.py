@@ -9,6 +9,7 @@ whichever backend of torch's scaled_dot_product_attention is fastest here. Needs
 import argparse
 import contextlib
 import copy
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -41,12 +42,13 @@ def make_model(sizes=SIZES):
                                              attn_implementation="sdpa_without_mask").train()
 
 
-def patched(model, linear=None):
-    """A second model with the same parameters, not copies of them, on tkq."""
+def patched(model, linear=None, attention="tkq_unmasked"):
+    """A second model with the same parameters, not copies of them, on tkq. attention: "tkq" where there are masks or
+    static caches; in a training step here nobody needs one, the unpatched model neither."""
     import tkq.integrations.transformers as tkq_transformers
 
     other = copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
-    other.set_attn_implementation("tkq")
+    other.set_attn_implementation(attention)
     report = tkq_transformers.patch(other, linear=linear)
     return other, report
 
@@ -113,11 +115,14 @@ def apart(a, b, window=10):
     return max(abs(x - y) / y for x, y in zip(*means))
 
 
-def seconds(run, batches, optimizer):
+def seconds(run, batches, optimizer, hosts=None):
+    """Of a step. hosts: gets what the host took to ask for the first one's work; the GPU had none before."""
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for ids in batches:
+    for i, ids in enumerate(batches):
         run.step(ids, optimizer)
+        if i == 0 and hosts is not None:
+            hosts.append(time.perf_counter() - start)
     torch.cuda.synchronize()
     return (time.perf_counter() - start) / len(batches)
 
@@ -131,13 +136,19 @@ def memory(run, ids, optimizer):
     return torch.cuda.max_memory_allocated()
 
 
-def time_steps(runs, batches, optimizer, rounds=5, each=2):
-    """{name: seconds of a step in each round}, in turns, each of which begins with a step that does not count."""
+def time_steps(runs, batches, optimizer, rounds=5, each=2, hosts=None):
+    """{name: seconds of a step in each round}, in turns, each of which begins with a step that does not count. hosts: a
+    list for each name: see ``seconds``."""
     found = {run.name: [] for run in runs}
-    for i in range(rounds):
-        for run in runs if i % 2 == 0 else reversed(runs):
-            run.step(batches[0], optimizer)
-            found[run.name].append(seconds(run, batches[:each], optimizer))
+    gc.collect()
+    gc.freeze()  # what compilers left behind is not looked through again while steps are timed
+    try:
+        for i in range(rounds):
+            for run in runs if i % 2 == 0 else reversed(runs):
+                run.step(batches[0], optimizer)
+                found[run.name].append(seconds(run, batches[:each], optimizer, hosts and hosts[run.name]))
+    finally:
+        gc.unfreeze()
     return found
 
 

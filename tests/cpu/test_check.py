@@ -95,6 +95,36 @@ def test_torch_op():
         assert double(mode.from_tensor(X), 2).shape == X.shape
 
 
+def test_an_op_without_a_formula_refuses_gradients():
+    x = X.clone().requires_grad_()
+    with torch.no_grad():
+        assert not double(x, 2).requires_grad
+    with pytest.raises(RuntimeError, match="autograd formula"):
+        double(x, 2).sum().backward()
+
+
+@pytest.mark.parametrize("grad", (False, True))
+def test_a_compiler_that_watches_does_not_see_into_an_op(grad):
+    from torch._C._dynamo.eval_frame import set_eval_frame
+    from torch._dynamo.types import ConvertFrameReturn
+
+    seen = []
+
+    def watch(frame, *_):
+        seen.append(frame.f_code)
+        return ConvertFrameReturn()
+
+    x = X.clone().requires_grad_(grad)
+    with torch.set_grad_enabled(grad):
+        before = set_eval_frame(watch)
+        try:
+            found = double(x, 2)
+        finally:
+            set_eval_frame(before)
+    assert found.tolist() == (X + X).tolist()
+    assert not [code.co_qualname for code in seen if code.co_filename in (ops.__file__, __file__)]
+
+
 def test_direct_in_plain_eager_mode():
     parameter = torch.nn.Parameter(X)
     assert ops.direct() and ops.direct(X, None) and ops.direct(parameter.detach())

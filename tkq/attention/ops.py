@@ -223,7 +223,8 @@ def _cpu(q, k, v, sinks, options, return_lse):
 
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
              left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
-    o, lse = forward(q, k, v, sinks, (causal, softmax_scale, left, right, softcap), return_lse)
+    options = causal, softmax_scale, left, right, softcap
+    o, lse = _again.take(q, k, v, sinks, options, return_lse) or forward(q, k, v, sinks, options, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

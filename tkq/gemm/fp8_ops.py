@@ -80,7 +80,7 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
         if found is not None:
             return found
     if ops.direct(a, b, scale_a, scale_b, bias, out_scale):
-        run = _cuda if a.is_cuda else _cpu
+        run = _launched if a.is_cuda else _cpu
         return run(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
     check.refuse_gradient("fp8_gemm", a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias,
                           out_scale=out_scale)
@@ -90,6 +90,12 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
 
 def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
           out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
+    given = a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate
+    found = _again.take(*given)
+    return _launched(*given) if found is None else found
+
+
+def _launched(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate):
     try:
         extras, index = None, a.get_device()
         if bias is not None or activation is not None or out_scale is not None:

@@ -102,7 +102,8 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
-    return _launch(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+    found = again.take(a, b, bias, activation, c, alpha, beta, out_dtype)
+    return _launch(a, b, bias, activation, c, alpha, beta, out_dtype, True) if found is None else found
 
 
 def _launch(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
@@ -232,7 +233,8 @@ def multiply(x, y, alpha):
     check.refuse_tangent("gemm", a=x, b=y)
     way = ops.route(x, y)
     if way == "direct":
-        return (_launch if x.is_cuda else _on_cpu)(x, y, None, "", None, alpha, 0.0, None, True)
+        given = x, y, None, "", None, alpha, 0.0, None
+        return _cuda(*given) if x.is_cuda else _on_cpu(*given, True)
     if way == "record":
         return _Function.apply(x, y, None, None, (alpha, 0.0, None, True))
     return _op(x, y, None, "", None, alpha, 0.0, None)

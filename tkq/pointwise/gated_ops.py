@@ -329,12 +329,12 @@ def _record(ctx, gate, up, kind, packing):
     """The same in plain eager mode, past the dispatcher."""
     ctx.kind, ctx.packing = kind, packing
     ctx.save_for_backward(gate, up)
-    found = _again.take(gate, up, kind, packing)
-    return _forward(gate, up, kind, packing) if found is None else found
+    return _op_forward(gate, up, kind, packing)
 
 
 def _op_forward(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:
-    return _forward(gate, up, kind, packing)
+    found = _again.take(gate, up, kind, packing)
+    return _forward(gate, up, kind, packing) if found is None else found
 
 
 def _op_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,

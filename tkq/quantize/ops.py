@@ -83,7 +83,9 @@ def _check(x, granularity, dtype, transpose):
 
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,
           transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return tuple(x.new_empty(0) if t is None else t for t in _launched(x, granularity, dtype, transpose)[:4])
+    found = (_again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
+             or _launched(x, granularity, dtype, transpose))
+    return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
 
 def _launched(x, granularity, dtype, transpose):
