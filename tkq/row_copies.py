@@ -2,15 +2,14 @@
 (under softmax and the losses) stand on."""
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
-from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
+from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp, LoadCacheMode, cpasync
 
 from .reduction_base import ReductionBase
 from .utils import domain_offset_i64
 
 
 class RowCopies(ReductionBase):
-    """Expects self.config, self.access (bits of the widest stream's access) and, while the kernel is traced, self.tile.
-    """
+    """Expects self.config and, while the kernel is traced, self.tile."""
 
     # ---- where a thread's elements are ------------------------------------------------------------
 
@@ -35,10 +34,6 @@ class RowCopies(ReductionBase):
 
     # ---- copies -------------------------------------------------------------------------------------
 
-    def _streams(self):
-        """Are x and the output marked as used once? It pays beside whole vectors in registers (bench/tune_norms.py)."""
-        return self.config.load == "registers" and self.access == 128
-
     def _past_l1(self):
         """Do copies of 16 bytes to shared memory go past L1? No others can."""
         return True
@@ -49,13 +44,11 @@ class RowCopies(ReductionBase):
             past_l1 = bits == 128 and self._past_l1()
             op = cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL if past_l1 else LoadCacheMode.ALWAYS)
             return cute.make_copy_atom(op, m.element_type, num_bits_per_copy=bits)
-        hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self._streams() else {}
-        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits, **hint)
+        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
 
     def _store_atom(self, m):
-        hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self._streams() else {}
         bits = self.tile.vector * m.element_type.width
-        return cute.make_copy_atom(CopyR2GOp(), m.element_type, num_bits_per_copy=bits, **hint)
+        return cute.make_copy_atom(CopyR2GOp(), m.element_type, num_bits_per_copy=bits)
 
     def _fetch_row(self, m, coord, inside, smem, tidx):
         """Start loading this thread's part of a row of m, from `coord` on; where it will be. Vectors outside the row

@@ -1,7 +1,7 @@
 """Loads and stores of a few neighbouring elements, and how a thread finds them."""
 import cutlass.cute as cute
 from cutlass import Float32
-from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, StoreCacheMode
+from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp
 
 from ..utils import domain_offset_i64
 
@@ -11,12 +11,11 @@ def run_at(m, coord, n: int):
     return cute.make_tensor(domain_offset_i64(coord, m).iterator, cute.make_layout(n))
 
 
-def load(src, once: bool = False):
-    """src, in registers, in accesses of at most 16 bytes. once: nobody reads it again soon, so L1 does not keep it."""
+def load(src):
+    """src, in registers, in accesses of at most 16 bytes."""
     dtype = src.element_type
     bits = min(128, cute.size(src) * dtype.width)
-    hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if once and bits >= 64 else {}
-    atom = cute.make_copy_atom(CopyG2ROp(), dtype, num_bits_per_copy=bits, **hint)
+    atom = cute.make_copy_atom(CopyG2ROp(), dtype, num_bits_per_copy=bits)
     held = cute.make_rmem_tensor(cute.size(src), dtype)
     part = cute.make_layout(bits // dtype.width)
     cute.copy(atom, cute.logical_divide(src, part), cute.logical_divide(held, part))
@@ -40,10 +39,9 @@ def packed(values, dtype):
 
 
 def store(held, dst):
-    """dst = held, in accesses of at most 16 bytes that L2 may evict first."""
+    """dst = held, in accesses of at most 16 bytes."""
     dtype = held.element_type
     bits = min(128, cute.size(held) * dtype.width)
-    hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if bits >= 64 else {}
-    atom = cute.make_copy_atom(CopyR2GOp(), dtype, num_bits_per_copy=bits, **hint)
+    atom = cute.make_copy_atom(CopyR2GOp(), dtype, num_bits_per_copy=bits)
     part = cute.make_layout(bits // dtype.width)
     cute.copy(atom, cute.logical_divide(held, part), cute.logical_divide(dst, part))

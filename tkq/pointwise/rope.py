@@ -167,7 +167,7 @@ class Rope:
 
     def _load(self, heads, j, gap):
         head = cutlass.min(heads.first + j * heads.pitch, heads.count - 1)
-        return [access.load(run, once=True) for run in self._runs(heads.source, heads.source_step, head, gap)]
+        return [access.load(run) for run in self._runs(heads.source, heads.source_step, head, gap)]
 
     def _turn(self, held, cos, sin, turns):
         """The results of what `_load` gave, as it lies in memory."""

@@ -172,7 +172,7 @@ class Tiles:
         no maximum, and no branch keeps a load from flying with others; elements by themselves are zeros there."""
         if self.spec.wide:
             row, col = cutlass.min(row, m.shape[0] - 1), cutlass.min(col, m.shape[1] - VECTOR)
-            return access.load(access.run_at(m, (row, col), VECTOR), once=True)
+            return access.load(access.run_at(m, (row, col), VECTOR))
         return self.load_elements(m, row, col)
 
     @cute.jit
