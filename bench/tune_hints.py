@@ -23,8 +23,9 @@ from tkq.losses.spec import CrossEntropySpec
 from tkq.norms import kept_plan, long_plan
 from tkq.norms.plan import Config
 from tkq.norms.spec import NormSpec
-from tkq.pointwise.plan import plan_gated, plan_rope
+from tkq.pointwise.plan import GatedConfig, plan_gated, plan_rope
 from tkq.pointwise.spec import GatedSpec, RopeSpec
+from tkq.row_plan import RowConfig
 from tkq.rows import plan as rows_plan
 from tkq.rows.launch import recipe_of
 from tkq.rows.plan import RowPlan
@@ -45,6 +46,21 @@ BUILDERS = {"softmax": "tkq.softmax.build:build", "losses": "tkq.losses.build:bu
             "gated": "tkq.pointwise.build:gated", "rope": "tkq.pointwise.build:rope"}
 
 
+# other plans, without hints, where a row missed its bound in the results of 22 November: (threads to a row, which are
+# those of a block; blocks of a cluster; what follows in a config)
+OTHERS = {
+    ("softmax_backward", 8192): ((256, 1), (256, 2)), ("softmax_backward", 32768): ((512, 4),),
+    ("softmax_backward", 65536): ((256, 16),), ("softmax_backward", 131072): ((256, 16),),
+    ("softmax", 131072): ((256, 16, "shared"), (512, 8, "shared")),
+    ("fused", 8192): ((256, 1),), ("fused", 16384): ((256, 2),),
+    ("rmsnorm", 65536): ((128, 16, "shared"), (256, 8, "shared")),
+    ("rmsnorm", 131072): ((256, 16, "shared"), (256, 8, "shared")),
+    ("residual", 65536): ((256, 16, "shared", False), (256, 16, "shared"), (128, 16, "shared", False)),
+    ("residual", 131072): ((256, 16, "shared", False),),
+}
+OF_GATED = {None: ((128, 2), (256, 2)), "both": ((128, 1), (256, 1))}  # threads, vectors
+
+
 class Case(NamedTuple):
     """kind: which job of the benchmarks; shape: its M and N (or B, S, H, D). variants: recipes by name."""
 
@@ -61,6 +77,12 @@ class Case(NamedTuple):
 def _hinted(builder: str, spec, config, N=WHOLE[0]) -> dict:
     names = tuple(HINTS) if N in WHOLE else ("hints", "none", "stores")
     return {name: _recipe(BUILDERS[builder], spec, config, HINTS[name]) for name in names}
+
+
+def _others(builder: str, kind, spec, make) -> dict:
+    return {"-".join(map(str, (threads, *rest))): _recipe(BUILDERS[builder], spec, make(threads, threads, *rest),
+                                                          HINTS["none"])
+            for threads, *rest in OTHERS.get((kind, spec.N), ())}
 
 
 def _recipe(builder, spec, config, hints) -> Recipe:
@@ -92,7 +114,8 @@ def _softmax(N, backward):
         return None
     liger = ("Liger",) if N in WHOLE else ()
     kind, most, roof = ("softmax_backward", 1 << 29, "add") if backward else ("softmax", 1 << 30, "copy")
-    return Case(kind, (_rows_of(N, most), N), _hinted("softmax", spec, config, N), ("QuACK", *liger), roof)
+    variants = _hinted("softmax", spec, config, N) | _others("softmax", kind, spec, RowConfig)
+    return Case(kind, (_rows_of(N, most), N), variants, ("QuACK", *liger), roof)
 
 
 def _loss(kind, N):
@@ -101,7 +124,8 @@ def _loss(kind, N):
     if config.load != "registers":
         return None
     compiled = ("torch.compile",) if kind == "backward" and N != 4096 and N != 16384 else ()
-    return Case(kind, (_rows_of(N, 1 << 29), N), _hinted("losses", spec, config, N), ("QuACK", *compiled),
+    variants = _hinted("losses", spec, config, N) | _others("losses", kind, spec, RowConfig)
+    return Case(kind, (_rows_of(N, 1 << 29), N), variants, ("QuACK", *compiled),
                 "copy" if kind != "forward" else "")
 
 
@@ -117,13 +141,17 @@ def _norm(kind, N):
     config = long_plan.plan(spec)
     if config.load != "registers" or kept_plan.planned(spec):
         return None
-    return Case(kind, (ROWS[N], N), _hinted("norms", spec, config, 0), ("QuACK",), "copy")
+    variants = _hinted("norms", spec, config, 0) | _others("norms", kind, spec, Config)
+    return Case(kind, (ROWS[N], N), variants, ("QuACK",), "copy")
 
 
 def _gated(kind, shape, gradients):
     spec = GatedSpec(kind, "bf16", "apart", 8, gradients)
     op, roof = (f"{kind} backward", "copy + add") if gradients else (kind, "add")
-    return Case(op, shape, _hinted("gated", spec, plan_gated(spec)), ("Liger",) if kind != "geglu" else (), roof)
+    variants = _hinted("gated", spec, plan_gated(spec))
+    for config in OF_GATED[gradients] if shape == GATED[1] else ():
+        variants["x".join(map(str, config))] = _recipe(BUILDERS["gated"], spec, GatedConfig(*config), HINTS["none"])
+    return Case(op, shape, variants, ("Liger",) if kind != "geglu" else (), roof)
 
 
 def _rope(shape):
@@ -141,10 +169,7 @@ def _residual(N):
     else:
         variants = {"none": _recipe(BUILDERS["norms"], spec, planned, (False, False)),
                     "shared, stores": _recipe(BUILDERS["norms"], spec, planned, (False, True))}
-    if N == 131072:
-        late = Config(256, 256, 16, "shared", False)
-        variants["shared late"] = _recipe(BUILDERS["norms"], spec, late, (False, False))
-    return Case("residual", (ROWS[N], N), variants, ("QuACK",), "copy")
+    return Case("residual", (ROWS[N], N), variants | _others("norms", "residual", spec, Config), ("QuACK",), "copy")
 
 
 LONGEST = {  # (config, with a limit on registers, loads, stores)
