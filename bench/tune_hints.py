@@ -99,6 +99,7 @@ def cases() -> list[Case]:
         shapes = GATED if kind == "swiglu" else GATED[1:]
         found += [_gated(kind, shape, gradients) for gradients in (None, "both") for shape in shapes]
     found += [_norm("rmsnorm", N) for N in OFTEN] + [_norm("layernorm", N) for N in OFTEN]
+    found += [_heads(), _quantised(4096, "row"), _quantised(8192, "row"), _quantised(8192, "block")]
     found += [_rope(shape) for shape in ROPE] + [_loss("forward", N) for N in (1024, 4096, 16384)]
     return [case for case in found if case is not None]
 
@@ -143,6 +144,16 @@ def _norm(kind, N):
         return None
     variants = _hinted("norms", spec, config, 0) | _others("norms", kind, spec, Config)
     return Case(kind, (ROWS[N], N), variants, ("QuACK",), "copy")
+
+
+def _heads():
+    spec = NormSpec("rmsnorm", ROPE[0][-1], "bf16", "bf16", None, 8, heads="weight")
+    return Case("heads", ROPE[0], _hinted("norms", spec, long_plan.plan(spec)), ("QuACK",), "copy")
+
+
+def _quantised(N, scale):
+    spec = NormSpec("rmsnorm", N, "bf16", "bf16", None, 8, out="e4m3", scale=scale)
+    return Case(f"quant {scale}", (ROWS[N], N), _hinted("norms", spec, long_plan.plan(spec)), (), "")
 
 
 def _gated(kind, shape, gradients):
@@ -251,6 +262,21 @@ def _call(case: Case, recipe: Recipe) -> Callable:
         run(x, weight, None, out, r, total, None, None, None, EPS, None)
         return out, total
 
+    def heads(x, weight):
+        from tkq.norms.launch import _rows
+
+        (rows, _), _ = _rows(x, None, weight)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        run(rows, weight, None, out.view(-1, x.shape[-1]), None, None, None, None, None, EPS, None)
+        return out
+
+    def quantised(x, weight):
+        from tkq.norms.launch import Call, allocate
+
+        results = allocate(Call("rmsnorm", EPS, 0.0, torch.float8_e4m3fn, None, False, case.kind.split()[1]), x)
+        run(x, weight, None, results[0], None, None, None, None, results[4], EPS, None)
+        return results[0], results[4]
+
     def gated(gate, up):
         out = torch.empty_like(gate)
         run(gate, up, None, out, None)
@@ -267,7 +293,8 @@ def _call(case: Case, recipe: Recipe) -> Callable:
         return out
 
     calls = {"softmax": softmax, "softmax_backward": softmax, "forward": lambda x, t: loss(x, t, None), "fused": fused,
-             "backward": backward, "rmsnorm": norm, "layernorm": norm, "residual": residual, "rope": rope}
+             "backward": backward, "rmsnorm": norm, "layernorm": norm, "residual": residual, "rope": rope,
+             "heads": heads, "quant row": quantised, "quant block": quantised}
     return calls.get(case.kind, gated_backward if case.kind.endswith("backward") else gated)
 
 
@@ -291,6 +318,10 @@ def _job(kind: str, shape: tuple):
     from bench import cross_entropy, foundation, norms, pointwise
     from bench import softmax as softmax_bench
 
+    if kind == "heads":
+        return norms._heads_job(*shape)
+    if kind.startswith("quant"):
+        return norms._quant_job(*shape, "rmsnorm", kind.split()[1], False)
     if kind == "rope":
         import tkq
         return pointwise._rope_job("rope", tkq.rope, shape)
@@ -315,7 +346,7 @@ def warm(case: Case) -> None:
     from bench import peers
 
     for name in case.peers:
-        few = case.shape if case.kind == "rope" or name == "torch.compile" else (min(512, case.shape[0]), case.shape[1])
+        few = case.shape if len(case.shape) > 2 or name == "torch.compile" else (min(512, case.shape[0]), case.shape[1])
         job = _job(case.kind, few)
         found, missing = peers.find(job.peer_op, (name,))
         try:
@@ -352,14 +383,14 @@ def tune(case: Case, broken: set, turn: float) -> dict:
 
 def _line(result, case) -> str:
     ms = {name: times for name, times in result["ms"].items() if times}
-    beside = [name for name in (case.roof, *case.peers) if name in ms]
+    beside = [name for name in ("hints", case.roof, *case.peers) if name in ms]
     lines = [f"{case.kind} {'x'.join(map(str, case.shape))}   ({result['seconds']} s)"]
     for name in case.variants:
         if name not in ms:
             continue
         ratios = [(other, statistics.median(b / a for a, b in zip(ms[name], ms[other], strict=True)))
                   for other in beside]
-        peers = [r for other, r in ratios if other != case.roof]
+        peers = [r for other, r in ratios if other in case.peers]
         of = "  ".join(f"{other} {r:.3f}" for other, r in ratios)
         least = f"  best peer {min(peers):.3f}" if peers else ""
         wrong = result["errors"].get(name)
@@ -376,7 +407,7 @@ def check(found: list[Case]) -> int:
 
     wrong = 0
     for case in found:
-        job = _job(case.kind, case.shape if case.kind == "rope" else (min(1024, case.shape[0]), case.shape[1]))
+        job = _job(case.kind, case.shape if len(case.shape) > 2 else (min(1024, case.shape[0]), case.shape[1]))
         inputs = job.make_inputs(0)
         for name, recipe in case.variants.items():
             try:
@@ -386,7 +417,7 @@ def check(found: list[Case]) -> int:
             except Exception as problem:
                 error = float("inf")
                 print(f"{type(problem).__name__}: {str(problem)[:300]}")
-            if not error < 0.01:
+            if not error < (0.05 if case.kind.startswith("quant") else 0.01):
                 wrong += 1
                 print(f"WRONG {case.kind} {case.shape} {name}: {error}", flush=True)
         del inputs
