@@ -78,6 +78,8 @@ def compare(
         readings={name: tuple(r) for name, r in readings.items()},
         missing=dict(q.missing),
         roof=q.roof,
+        round_seconds=effort.round_seconds,
+        idle_seconds=effort.idle_seconds,
     )
 
 

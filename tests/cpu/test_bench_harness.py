@@ -384,7 +384,7 @@ def test_harness_compare_answers_a_question_and_reads_the_clock_while_a_candidat
     assert monitor.reads == 14
     assert {name: len(r) for name, r in c.readings.items()} == {"tkq": 7, "peer": 7}
     assert c.holds() is True
-    assert c.missing == {"other": "absent"}
+    assert c.missing == {"other": "absent"} and (c.round_seconds, c.idle_seconds) == (0.04, 0.0)
     monitor.live, monitor.reads = False, 0
     c = harness.compare(question, named("tkq", "peer"), small_inputs, monitor=monitor, gpu=gpu)
     assert {name: len(r) for name, r in c.readings.items()} == {"": 1}
