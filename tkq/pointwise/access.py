@@ -1,7 +1,7 @@
 """Loads and stores of a few neighbouring elements, and how a thread finds them."""
 import cutlass.cute as cute
 from cutlass import Float32
-from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp
+from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, StoreCacheMode
 
 from ..utils import domain_offset_i64
 
@@ -11,11 +11,15 @@ def run_at(m, coord, n: int):
     return cute.make_tensor(domain_offset_i64(coord, m).iterator, cute.make_layout(n))
 
 
-def load(src):
-    """src, in registers, in accesses of at most 16 bytes."""
+def load(src, once: bool = False):
+    """src, in registers, in accesses of at most 16 bytes.
+
+    once: accesses of 8 bytes and more pass L1 over. It has to be measured: most kernels lose 1 to 4 % by it and by
+    `store`'s (docs/attempts.md, "Hints to caches")."""
     dtype = src.element_type
     bits = min(128, cute.size(src) * dtype.width)
-    atom = cute.make_copy_atom(CopyG2ROp(), dtype, num_bits_per_copy=bits)
+    hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if once and bits >= 64 else {}
+    atom = cute.make_copy_atom(CopyG2ROp(), dtype, num_bits_per_copy=bits, **hint)
     held = cute.make_rmem_tensor(cute.size(src), dtype)
     part = cute.make_layout(bits // dtype.width)
     cute.copy(atom, cute.logical_divide(src, part), cute.logical_divide(held, part))
@@ -38,10 +42,11 @@ def packed(values, dtype):
     return result
 
 
-def store(held, dst):
-    """dst = held, in accesses of at most 16 bytes."""
+def store(held, dst, once: bool = False):
+    """dst = held, in accesses of at most 16 bytes. once: L2 may drop it first, as in `load`."""
     dtype = held.element_type
     bits = min(128, cute.size(held) * dtype.width)
-    atom = cute.make_copy_atom(CopyR2GOp(), dtype, num_bits_per_copy=bits)
+    hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if once and bits >= 64 else {}
+    atom = cute.make_copy_atom(CopyR2GOp(), dtype, num_bits_per_copy=bits, **hint)
     part = cute.make_layout(bits // dtype.width)
     cute.copy(atom, cute.logical_divide(held, part), cute.logical_divide(dst, part))

@@ -73,4 +73,4 @@ def _expectation(spec: TileSpec, module: str) -> Expectation:
 
 
 def _written(spec: TileSpec) -> str:
-    return "STG.E.64" if spec.wide else "STG.E.U8"
+    return "STG.E.EF.64" if spec.wide else "STG.E.U8"

@@ -172,7 +172,7 @@ class Tiles:
         no maximum, and no branch keeps a load from flying with others; elements by themselves are zeros there."""
         if self.spec.wide:
             row, col = cutlass.min(row, m.shape[0] - 1), cutlass.min(col, m.shape[1] - VECTOR)
-            return access.load(access.run_at(m, (row, col), VECTOR))
+            return access.load(access.run_at(m, (row, col), VECTOR), once=True)
         return self.load_elements(m, row, col)
 
     @cute.jit
@@ -195,7 +195,7 @@ class Tiles:
     def put_run(self, m: cute.Tensor, packed: cute.Tensor, row, col, wide: Constexpr[bool]):
         if const_expr(wide):
             if col < m.shape[1]:
-                access.store(packed, access.run_at(m, (row, col), VECTOR))
+                access.store(packed, access.run_at(m, (row, col), VECTOR), once=True)
         else:
             bytes, to = cute.recast_tensor(packed, cutlass.Uint8), cute.recast_tensor(m, cutlass.Uint8)
             for j in cutlass.range_constexpr(VECTOR):
