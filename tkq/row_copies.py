@@ -33,8 +33,8 @@ class RowCopies(ReductionBase):
         return tuple(True if furthest + j * step <= self.N else col + j * step < self.N for j in range(t.blocks))
 
     # ---- copies -------------------------------------------------------------------------------------
-    # Without hints that x and the result are used once: with L1 passed over by loads and L2 left first by stores, rows
-    # of all families took 0.5 to 5 % longer (an H100, L2 cleared; docs/attempts.md, "Hints to caches").
+    # Without hints that x and the result are used once: with L1 passed over by loads (which is what costs) and L2 left
+    # first by stores, rows in registers took 0.3 to 5 % longer (an H100; docs/attempts.md, "Hints to caches").
 
     def _past_l1(self):
         """Do copies of 16 bytes to shared memory go past L1? No others can."""
