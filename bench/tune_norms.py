@@ -79,8 +79,7 @@ def _recipe(spec: NormSpec, c):
 
 def label(c) -> str:
     if isinstance(c, RowPlan):
-        hints = " evict stream" * c.evict_first
-        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}{hints}"
+        return f"kept {c.cluster}x{c.warps} warps {c.stages} stages r{c.resident}"
     words = [f"{c.threads_per_row}/{c.threads}", f"c{c.cluster}", c.load[:3]]
     words += ["late"] if not c.early else []
     words += [f"x{c.rows_each}"] if c.rows_each > 1 else []

@@ -2,15 +2,14 @@
 (under softmax and the losses) stand on."""
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, const_expr
-from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp, CopyR2GOp, LoadCacheMode, StoreCacheMode, cpasync
+from cutlass.cute.nvgpu import CopyG2ROp, CopyR2GOp, LoadCacheMode, cpasync
 
 from .reduction_base import ReductionBase
 from .utils import domain_offset_i64
 
 
 class RowCopies(ReductionBase):
-    """Expects self.config, self.access (bits of the widest stream's access) and, while the kernel is traced, self.tile.
-    """
+    """Expects self.config and, while the kernel is traced, self.tile."""
 
     # ---- where a thread's elements are ------------------------------------------------------------
 
@@ -34,10 +33,8 @@ class RowCopies(ReductionBase):
         return tuple(True if furthest + j * step <= self.N else col + j * step < self.N for j in range(t.blocks))
 
     # ---- copies -------------------------------------------------------------------------------------
-
-    def _streams(self):
-        """Are x and the output marked as used once? It pays beside whole vectors in registers (bench/tune_norms.py)."""
-        return self.config.load == "registers" and self.access == 128
+    # Without hints that x and the result are used once: with L1 passed over by loads (which is what costs) and L2 left
+    # first by stores, rows in registers took 0.3 to 5 % longer (an H100; docs/attempts.md, "Hints to caches").
 
     def _past_l1(self):
         """Do copies of 16 bytes to shared memory go past L1? No others can."""
@@ -49,13 +46,11 @@ class RowCopies(ReductionBase):
             past_l1 = bits == 128 and self._past_l1()
             op = cpasync.CopyG2SOp(cache_mode=LoadCacheMode.GLOBAL if past_l1 else LoadCacheMode.ALWAYS)
             return cute.make_copy_atom(op, m.element_type, num_bits_per_copy=bits)
-        hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if self._streams() else {}
-        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits, **hint)
+        return cute.make_copy_atom(CopyG2ROp(), m.element_type, num_bits_per_copy=bits)
 
     def _store_atom(self, m):
-        hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if self._streams() else {}
         bits = self.tile.vector * m.element_type.width
-        return cute.make_copy_atom(CopyR2GOp(), m.element_type, num_bits_per_copy=bits, **hint)
+        return cute.make_copy_atom(CopyR2GOp(), m.element_type, num_bits_per_copy=bits)
 
     def _fetch_row(self, m, coord, inside, smem, tidx):
         """Start loading this thread's part of a row of m, from `coord` on; where it will be. Vectors outside the row

@@ -73,7 +73,7 @@ class RowPass(RowCopies):
 
     def __init__(self, dtype, N, vector, config, stage=1, reduction_dtype=Float32, shifted=False):
         super().__init__(dtype, N, stage, reduction_dtype)
-        self.vector, self.config, self.shifted, self.access = vector, config, shifted, vector * dtype.width
+        self.vector, self.config, self.shifted = vector, config, shifted
 
     def _calculate_threads_per_row(self):
         return self.config.threads_per_row

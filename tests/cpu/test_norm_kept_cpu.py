@@ -17,7 +17,7 @@ def spec(N, bias="fp32", kind="layernorm", **options):
 @pytest.mark.parametrize("bias", [None, "fp32"])
 def test_variants_cover_each_row_once_and_keep_the_vectors(N, bias):
     found = kept_plan.variants(spec(N, bias))
-    assert len(found) >= 3
+    assert len(found) >= 2
     for p in found:
         rows.check(kept_plan.shape(spec(N, bias)), p)
         assert p.vectors == "float" and p.threads_per_row * p.per_thread >= p.cols and p.cols * p.cluster >= N

@@ -362,5 +362,6 @@ def test_the_machine_code_of_heads_has_wide_accesses():
     if sass.nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
     first = next(k for k in sass.report(heads_ops.recipe(heads_spec(128, 8))) if "finish" not in k.name)
-    assert first.count("LDG.E.NA.128") == 8 and first.count("STG.E.EF.128") == 4, "four rows at once of x, dy and dx"
+    assert first.count("LDG.E.128") == 9, "four rows at once of x and dy, and their weight"
+    assert first.count("STG.E.128") == 6, "four rows of dx, eight columns of dweight"
     assert first.spill_loads + first.spill_stores + first.stack == 0

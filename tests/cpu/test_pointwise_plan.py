@@ -108,10 +108,10 @@ def test_the_widest_access_is_16_bytes(packing, dtype):
 @pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("gradients, streams", [(None, 2), ("both", 3)])
 def test_loads_in_flight(kind, packing, gradients, streams):
-    """Four to twelve loads before the first is used."""
+    """Three or four loads before the first is used, up to eight where gate and up interleave."""
     spec = GatedSpec(kind, "bf16", packing, widest_gated("bf16", packing), gradients)
     per_vector = streams - 1 if packing == "interleaved" else streams
-    assert 4 <= plan.plan_gated(spec).vectors * per_vector <= 12
+    assert 3 <= plan.plan_gated(spec).vectors * per_vector <= (8 if packing == "interleaved" else 4)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 32])

@@ -47,6 +47,8 @@ class WalkConfig(RowConfig):
 _WALK_FROM, _LONG_WALK_FROM = 49152, 131072  # bytes
 _WALK, _LONG_WALK = WalkConfig(512, 512, vectors=2, stages=4), WalkConfig(1024, 1024, vectors=2, stages=6)
 
+_FUSED_HELD = 262144  # bytes of a row that stay in registers at most
+
 # The backward exchanges nothing: its "cluster" is into how many blocks a row is cut.
 _BACKWARD = (
     (128, 8, 128),
@@ -118,11 +120,18 @@ def plan(spec: CrossEntropySpec) -> RowConfig:
         return backward(spec)
     if spec.vector * spec.width < row_plan.ACCESS_BITS:
         return row_plan.narrow(spec, most_cluster=16)
-    if spec.kind == "fused":  # reads, holds and writes rows as softmax does
-        return softmax.forward(spec)
+    if spec.kind == "fused":
+        return _fused(spec)
     if spec.N * spec.width // 8 > _WALK_FROM and not spec.smoothing:
         return _WALK if spec.N * spec.width // 8 < _LONG_WALK_FROM else _LONG_WALK
     return next(RowConfig(*shape) for limit, *shape in _FORWARD if spec.N * spec.width // 8 <= limit)
+
+
+def _fused(spec) -> RowConfig:
+    """It reads, holds and writes rows as softmax does; those of 131072 columns were not timed in shared memory."""
+    config = softmax.forward(spec)
+    held = spec.N * spec.width // 8 <= _FUSED_HELD
+    return replace(config, load="registers") if held else config
 
 
 def variants(spec: CrossEntropySpec) -> list[RowConfig]:

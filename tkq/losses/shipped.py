@@ -35,7 +35,7 @@ def shipped() -> list:
     totals = [TotalSpec(True), TotalSpec(True, False), TotalSpec(False), TotalSpec(True, True, "int32", "bf16")]
     found += [runtime.Shipped(_total_name(s), total_recipe(s), Expectation(instructions=("STAS", "ACQBULK"), smem=4096))
               for s in totals]
-    found += [runtime.Shipped(f"scale-{s.x}-n{s.N}", scale_recipe(s), Expectation(instructions=("LDG.E.NA.128",)))
+    found += [runtime.Shipped(f"scale-{s.x}-n{s.N}", scale_recipe(s), Expectation(instructions=("LDG.E.128",)))
               for s in (ScaleSpec(4096, "bf16", 8), ScaleSpec(4096, "fp16", 8))]
     return found
 
@@ -59,12 +59,11 @@ def expectation(spec: CrossEntropySpec) -> Expectation:
         return Expectation(instructions=("SHFL",), registers=64, smem=4096)
     t, wide = row_plan.tile(spec, config), []
     if spec.vector * spec.width == 128:
-        # no allocation in L1, evicted first; a ring's copies go through L1: at N 32768 and 131072 0.997 and 0.993 of
-        # QuACK, past it 0.993 and 0.995
+        # a ring's copies go through L1: at N 32768 and 131072 0.997 and 0.993 of QuACK, past it 0.993 and 0.995
         through = "LDGSTS.E.LTC128B.128" if isinstance(config, WalkConfig) else "LDGSTS.E.128"
-        wide += ["LDG.E.NA.128" if config.load == "registers" else through]
+        wide += ["LDG.E.128" if config.load == "registers" else through]
         if spec.kind != "forward":
-            wide += ["STG.E.EF.128" if config.load == "registers" else "STG.E.128"]
+            wide += ["STG.E.128"]
     if spec.kind != "backward":
         wide += ["STAS", "UCGABAR_ARV"] if t.cluster > 1 else ["SHFL"]
     if spec.once:

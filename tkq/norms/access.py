@@ -32,10 +32,6 @@ class Mine(NamedTuple):
 class RowAccess(RowCopies):
     """Expects self.spec, self.config and, while the kernel is traced, self.tile."""
 
-    @property
-    def access(self):
-        return self.spec.access
-
     def _past_l1(self):
         return not self.config.split
 

@@ -12,7 +12,6 @@ FROM_BYTES = 131072  # of a row
 # (blocks of a cluster, warps, stages, blocks on a multiprocessor)
 _GEOMETRIES = ((16, 8, 6, 1), (16, 16, 6, 1), (16, 8, 3, 2), (8, 16, 3, 1), (8, 8, 6, 1), (8, 16, 6, 1), (4, 16, 6, 1),
                (4, 8, 6, 1), (8, 4, 6, 2))
-_HINTS = (dict(), dict(evict_first=True, streaming=True))
 # (rows of up to so many bytes, geometry). Of a copy's bytes a second on an H100, weight and bias in float32, at 131072
 # and 262144 columns: 0.966, 0.966 (`plan._HEAVY`: 0.934, 0.868 at best; at 65536 0.995, where this has 0.936).
 _PLANNED = ((196608, (8, 4, 6, 2)), (2097152, (16, 8, 6, 1)))
@@ -50,16 +49,16 @@ def variants(spec: NormSpec) -> list[RowPlan]:
     """Those worth timing."""
     if not serves(spec):
         return []
-    found = [_plan(spec, geometry, **hints) for geometry in _GEOMETRIES for hints in _HINTS]
+    found = [_plan(spec, geometry) for geometry in _GEOMETRIES]
     return list(dict.fromkeys(p for p in found if p))
 
 
-def _plan(spec, geometry, **hints) -> Optional[RowPlan]:
+def _plan(spec, geometry) -> Optional[RowPlan]:
     """None where vectors would not stay in registers, which is what it is for, or anything else does not fit."""
     cluster, warps, stages, resident = geometry
     try:
         p = rows.plan(shape(spec), cluster=cluster, per_thread=-(-spec.N // (cluster * warps * rows.WARP)), warps=warps,
-                      stages=stages, resident=resident, **hints)
+                      stages=stages, resident=resident)
     except ValueError:
         return None
     held = p.per_thread * len(shape(spec).vectors)

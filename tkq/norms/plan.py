@@ -94,6 +94,9 @@ _LIGHT = tuple((limit, Config(*shape)) for limit, *shape in (
     (196608, 256, 256, 8),
     (262144, 256, 256, 16),
     (524288, 256, 256, 16, "shared"),
+    # with a residual 2881 us at 4096 rows of 262144; 2957 in registers (71 a thread: one block on a processor), 3064
+    # there with a late weight
+    (1048576, 512, 512, 16, "shared"),
     (2097152, 512, 512, 16),
 ))
 # where they are more, their way from L2 is what counts: they stay out of the registers, or several rows share one load

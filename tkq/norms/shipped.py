@@ -120,9 +120,8 @@ def expectation(spec: NormSpec, config: Config) -> Expectation:
         past_l1 = "" if config.split else "BYPASS."
         wide = [f"LDGSTS.E.{past_l1 if bits == 128 else ''}{bits}" for bits in loads if bits > 32]
         wide += [f"STG.E.{bits}" for bits in stores if bits > 32]
-    else:  # whole accesses: no allocation in L1, evicted first
-        load, store = ("LDG.E.NA", "STG.E.EF") if spec.access == 128 else ("LDG.E", "STG.E")
-        wide = [f"{op}.{bits}" for op, widths in ((load, loads), (store, stores)) for bits in widths if bits > 32]
+    else:
+        wide = [f"{op}.{bits}" for op, widths in (("LDG.E", loads), ("STG.E", stores)) for bits in widths if bits > 32]
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     convert = ("F2FP.SATFINITE.E4M3",) if spec.scale else ()
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least

@@ -12,7 +12,10 @@ def run_at(m, coord, n: int):
 
 
 def load(src, once: bool = False):
-    """src, in registers, in accesses of at most 16 bytes. once: nobody reads it again soon, so L1 does not keep it."""
+    """src, in registers, in accesses of at most 16 bytes.
+
+    once: accesses of 8 bytes and more pass L1 over. It has to be measured: most kernels lose 1 to 4 % by it and by
+    `store`'s (docs/attempts.md, "Hints to caches")."""
     dtype = src.element_type
     bits = min(128, cute.size(src) * dtype.width)
     hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if once and bits >= 64 else {}
@@ -39,11 +42,11 @@ def packed(values, dtype):
     return result
 
 
-def store(held, dst):
-    """dst = held, in accesses of at most 16 bytes that L2 may evict first."""
+def store(held, dst, once: bool = False):
+    """dst = held, in accesses of at most 16 bytes. once: L2 may drop it first, as in `load`."""
     dtype = held.element_type
     bits = min(128, cute.size(held) * dtype.width)
-    hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if bits >= 64 else {}
+    hint = dict(store_cache_mode=StoreCacheMode.STREAMING) if once and bits >= 64 else {}
     atom = cute.make_copy_atom(CopyR2GOp(), dtype, num_bits_per_copy=bits, **hint)
     part = cute.make_layout(bits // dtype.width)
     cute.copy(atom, cute.logical_divide(held, part), cute.logical_divide(dst, part))

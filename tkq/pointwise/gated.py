@@ -115,7 +115,7 @@ class Gated:
         if m is None:
             return None
         row, col = at
-        return access.load(access.run_at(m, (*row, times * col + shift), times * self.spec.vector), once=True)
+        return access.load(access.run_at(m, (*row, times * col + shift), times * self.spec.vector))
 
     def _load_pair(self, g, at, N):
         """(gate, up) of a vector; (both by turns, None) where they interleave."""

@@ -68,7 +68,7 @@ class Rope:
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.columns = plan.columns(spec)
+        self.columns, self.once = plan.columns(spec), plan.once(spec)
         self.dtype = tk.element_type(spec.dtype)
 
     @cute.jit
@@ -167,7 +167,7 @@ class Rope:
 
     def _load(self, heads, j, gap):
         head = cutlass.min(heads.first + j * heads.pitch, heads.count - 1)
-        return [access.load(run, once=True) for run in self._runs(heads.source, heads.source_step, head, gap)]
+        return [access.load(run, self.once) for run in self._runs(heads.source, heads.source_step, head, gap)]
 
     def _turn(self, held, cos, sin, turns):
         """The results of what `_load` gave, as it lies in memory."""
@@ -183,7 +183,7 @@ class Rope:
 
     def _store(self, heads, head, gap, results):
         for result, run in zip(results, self._runs(heads.result, heads.result_step, head, gap), strict=True):
-            access.store(result, run)
+            access.store(result, run, self.once)
 
 
 def _either(condition, a, b):

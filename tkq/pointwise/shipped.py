@@ -2,7 +2,7 @@
 from .. import runtime
 from ..testing.expectation import Expectation
 from .gated_ops import recipe as gated_recipe
-from .plan import columns, plan_rope
+from .plan import columns, once, plan_rope
 from .rope_launch import recipe as rope_recipe
 from .spec import KINDS, WIDTH, GatedSpec, RopeSpec, widest_gated
 
@@ -33,12 +33,12 @@ def _gated_name(s: GatedSpec) -> str:
 
 
 def _gated_expectation(s: GatedSpec) -> Expectation:
-    """Loads that L1 does not keep and stores that L2 may drop first, as wide as they can be."""
+    """Loads and stores as wide as they can be."""
     times = 2 if s.packing == "interleaved" else 1
     wide, narrow = s.vector * WIDTH[s.dtype] * times, s.vector * WIDTH[s.dtype]
     wanted = ("MUFU.EX2",) if s.kind == "geglu" else ("MUFU.EX2", "MUFU.RCP")
     if narrow >= 64:
-        wanted = (f"LDG.E.NA.{wide}", f"STG.E.EF.{wide if s.backward else narrow}", *wanted)
+        wanted = (f"LDG.E.{wide}", f"STG.E.{wide if s.backward else narrow}", *wanted)
     return Expectation(instructions=wanted, absent=("CALL",), registers=REGISTERS, smem=2048)
 
 
@@ -67,4 +67,5 @@ def _rope_expectation(s: RopeSpec) -> Expectation:
     if s.vector * WIDTH[s.dtype] < 128:
         assert columns(s).two  # narrow accesses come in twos, whichever way pairs lie
         return Expectation(instructions=("LDG.E.U16", "STG.E.U16"), registers=REGISTERS, smem=2048)
-    return Expectation(instructions=("LDG.E.NA.128", "STG.E.EF.128"), absent=("CALL",), registers=REGISTERS, smem=2048)
+    wide = ("LDG.E.NA.128", "STG.E.EF.128") if once(s) else ("LDG.E.128", "STG.E.128")
+    return Expectation(instructions=wide, absent=("CALL",), registers=REGISTERS, smem=2048)

@@ -195,7 +195,7 @@ class Tiles:
     def put_run(self, m: cute.Tensor, packed: cute.Tensor, row, col, wide: Constexpr[bool]):
         if const_expr(wide):
             if col < m.shape[1]:
-                access.store(packed, access.run_at(m, (row, col), VECTOR))
+                access.store(packed, access.run_at(m, (row, col), VECTOR), once=True)
         else:
             bytes, to = cute.recast_tensor(packed, cutlass.Uint8), cute.recast_tensor(m, cutlass.Uint8)
             for j in cutlass.range_constexpr(VECTOR):

@@ -35,8 +35,8 @@ def expectation(spec: SoftmaxSpec) -> Expectation:
         wide = ()
     elif config.load == "shared":
         wide = ("LDGSTS.E.128", "STG.E.128")
-    else:  # no allocation in L1, evicted first
-        wide = ("LDG.E.NA.128", "STG.E.EF.128")
+    else:
+        wide = ("LDG.E.128", "STG.E.128")
     exchange = ("STAS", "UCGABAR_ARV") if t.cluster > 1 else ("SHFL",)
     # 2048 threads on an SM; a quarter of them must fit at once to cover the latency of memory, a block at least
     registers = min(128, 65536 // t.threads // 8 * 8)
