@@ -64,7 +64,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
     parser.add_argument("--rounds", type=int, help="of each case; at least 7")
     parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 shows sustained speed")
-    parser.add_argument("--idle", type=float, help="seconds of rest before each turn: bursts after idle")
+    parser.add_argument("--idle", type=float, help=command.IDLE_HELP)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
     parser.add_argument("--at-most", type=float, default=0, metavar="SECONDS", help="end the run after so long, "
                         "wherever it hangs; --resume goes on")
@@ -157,7 +157,8 @@ def jobs_of(op: str, options) -> list[tuple[Bench, Job]]:
     found = []
     for part in ops.OPS[op]:
         bench = ops.bench_of(part.bench)
-        chosen = argparse.Namespace(shapes=options.shapes.get(op, ()), quick=options.quick, match=options.match)
+        chosen = argparse.Namespace(shapes=options.shapes.get(op, ()), quick=options.quick, match=options.match,
+                                    idle=options.idle)
         for section in part.sections:
             if options.sections and section not in options.sections:
                 continue
@@ -201,7 +202,7 @@ def measure(options) -> int:
         left -= len(some)
     for name in extras:
         progress.step(name)
-        bad += _extra(name, options.out)
+        bad += _extra(name, options)
     progress.end()
     return bad
 
@@ -227,10 +228,13 @@ def _begun_here(names: list[str], i: int, n: int) -> set[str]:
     return {name for name, part in first.items() if part == i}
 
 
-def _extra(name: str, out: Path) -> bool:
+def _extra(name: str, options) -> bool:
     """Run a file with a main of its own; did it go wrong?"""
+    argv = ["--out", str(options.out)]
+    if name in ops.WITHOUT:
+        argv += ["--without", ",".join(_unwanted(options))]
     try:
-        return importlib.import_module(f"bench.{name}").main(["--out", str(out)]) != 0
+        return importlib.import_module(f"bench.{name}").main(argv) != 0
     except Exception as problem:  # what was timed before is still to be told
         print(f"PROBLEM {name}: {type(problem).__name__}: {str(problem)[:400]}", flush=True)
         return True
@@ -284,7 +288,7 @@ def effort(bench: Bench, options):
     found = bench.effort
     if options.quick:
         found = dataclasses.replace(found, rounds=command.QUICK.rounds, round_seconds=command.QUICK.round_seconds)
-    given = {"rounds": options.rounds, "round_seconds": options.round_seconds, "idle_seconds": options.idle}
+    given = {"rounds": options.rounds, "round_seconds": options.round_seconds}
     return dataclasses.replace(found, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -19,13 +19,17 @@ from tkq.runtime import ignore_tuned
 from tkq.testing.timing import Effort
 
 CALLS = "calls"  # the section of calls' costs
+IDLE_HELP = "seconds of rest before each turn; otherwise none, but 0.1 of large products: bursts after idle"
 USUAL, QUICK = Effort(9, 0.04), Effort(7, 0.02)
+PRODUCTS = Effort(9, 0.02)  # a burst of a large one after a rest is this long: in 40 ms the power limit slows it down
+REST, LARGE_FLOPS = 0.1, 1e11  # seconds before each turn of products of so many operations, 4096^3 among them
 Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One case to run: the question, our call, the peers to find and the inputs."""
+    """One case to run: the question, our call, the peers to find and the inputs. idle_seconds: rest before each turn
+    that counts, unless --idle says otherwise."""
 
     question: harness.Question
     ours: Callable
@@ -34,6 +38,13 @@ class Job:
     make_inputs: Callable[[int], tuple]
     error: Callable[[str, tuple, object], float | None]
     peer_options: dict = field(default_factory=dict)
+    idle_seconds: float = 0.0
+
+
+def rest(m: int, n: int, k: int) -> float:
+    """Of a product, `Job.idle_seconds`: large ones are timed as bursts after a rest, as without one the power limit
+    decides, and neighbours share its clock; `bench.sustained` has them for two seconds each."""
+    return REST if 2 * m * n * k >= LARGE_FLOPS else 0.0
 
 
 @dataclass(frozen=True)
@@ -83,14 +94,14 @@ class Run:
         report = self.report if self._before is None else joined([self._before, self.report])
         report.save(self._path)
 
-    def effort(self, cases_left: int, candidates: int) -> Effort:
+    def effort(self, cases_left: int, candidates: int, idle_seconds: float = 0.0) -> Effort:
         """The effort asked for, or shorter turns if the time left would not do: half of a case is making inputs. Each
         candidate has a turn that does not count, to warm up; every other one begins with a lead-in of up to 10 ms.
         """
         share = (self._deadline - time.monotonic()) / cases_left
         laps = self._effort.rounds + 1
-        turn = min(self._effort.round_seconds, max(0.01, 0.5 * share / laps / candidates))
-        return dataclasses.replace(self._effort, round_seconds=turn, warmup_seconds=0.0)
+        turn = min(self._effort.round_seconds, max(0.01, 0.5 * share / laps / candidates - idle_seconds))
+        return dataclasses.replace(self._effort, round_seconds=turn, warmup_seconds=0.0, idle_seconds=idle_seconds)
 
     def case(self, job: Job, cases_left: int) -> None:
         q = job.question
@@ -102,7 +113,7 @@ class Run:
         left_out = {name: "left out (--without)" for name in job.peer_names if name in self._without}
         question = dataclasses.replace(q, missing={**missing, **left_out})
         candidates = {"tkq": job.ours, **found}
-        effort = self.effort(cases_left, len(candidates))
+        effort = self.effort(cases_left, len(candidates), job.idle_seconds)
         begin = time.monotonic()
         try:
             case = harness.compare(
@@ -144,7 +155,7 @@ class Run:
     def calls(self, make: Callable[[], Mapping[str, harness.Call]]) -> None:
         """Price calls together, but those of peers that are left out. One that fails is reported, and left out too."""
         working = {f"CPU per eager call: {name}": call for name, call in self._working(make, self.problem).items()}
-        self.costs("calls", lambda: harness.cpu_times(working))
+        self.costs("calls", lambda: harness.quiet_cpu_times(lambda: harness.cpu_times(working)))
         if said := busy(self.report.costs):
             self._say(said)
 
@@ -207,8 +218,7 @@ def main(bench: Bench, argv: list[str] | None = None) -> int:
         print(f"bench.{bench.name} times kernels: it needs a GPU, and PyTorch finds none here.")
         return 2
     ignore_tuned()  # what is measured is what is planned
-    effort = dataclasses.replace(bench.effort, rounds=options.rounds, round_seconds=options.round_seconds,
-                                 idle_seconds=options.idle)
+    effort = dataclasses.replace(bench.effort, rounds=options.rounds, round_seconds=options.round_seconds)
     if options.quick:
         effort = dataclasses.replace(effort, rounds=QUICK.rounds, round_seconds=QUICK.round_seconds)
     if options.no_graphs:
@@ -238,7 +248,7 @@ def chosen_jobs(bench: Bench, sections, options) -> Iterable[Job]:
         if section in bench.sections:
             for job in bench.sections[section](_shapes(bench, section, options)):
                 if options.match in f"{job.question.op} {job.question.shape}":
-                    yield job
+                    yield job if options.idle is None else dataclasses.replace(job, idle_seconds=options.idle)
 
 
 def _shapes(bench, section, options) -> Shapes:
@@ -260,8 +270,7 @@ def _options(bench, argv):
     parser.add_argument("--rounds", type=int, default=bench.effort.rounds)
     parser.add_argument("--round-seconds", type=float, default=bench.effort.round_seconds,
                         help="one candidate's turn; 2 shows sustained speed")
-    parser.add_argument("--idle", type=float, default=bench.effort.idle_seconds,
-                        help="seconds of rest before each turn: bursts after idle")
+    parser.add_argument("--idle", type=float, help=IDLE_HELP)
     parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
     parser.add_argument("--warm", default="", help="such as 0/4: time nothing, but let the peers of every fourth case "
                         "from the first compile, for the run after it; several of these can run side by side")

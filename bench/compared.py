@@ -3,7 +3,8 @@
 A card's clock differs from run to run and from card to card. What both runs timed beside tkq, peers and roofs, shows by
 how much: the geometric mean of their change is the run's, and ours is judged by what is beyond it. Where nothing else
 was timed in both, our times are compared as they are. Less than 1 % is no change, however little the rounds of one run
-differ by. What calls cost is compared beside `x + x` of the same host; what peers' calls cost is not ours to compare.
+differ by. Bursts after a rest are not compared with turns without one. What calls cost is compared beside `x + x` of
+the same host; what peers' calls cost is not ours to compare.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def changes(old: Report, new: Report) -> list[Change]:
     """Of every case and every cost of ours that both runs have."""
     before = {(case.section, case.op, case.shape): case for case in old.cases}
     pairs = ((before.get((case.section, case.op, case.shape)), case) for case in new.cases)
-    found = [_case(a, b) for a, b in pairs if a and a.comparison[a.ours].ok and b.comparison[b.ours].ok]
+    found = [_case(a, b) for a, b in pairs
+             if a and a.comparison[a.ours].ok and b.comparison[b.ours].ok and a.timed_as(b)]
     costs = {cost.name: cost for cost in old.costs}
     hosts = host(old.costs), host(new.costs)
     return found + [_cost(costs[cost.name], cost, hosts) for cost in new.costs

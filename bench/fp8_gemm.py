@@ -2,10 +2,11 @@
 
     python -m bench.fp8_gemm [--sections tensor,row,block,line,few,epilogue,calls] [--shapes 8192x8192x8192] [--quick]
 
-Operands are randn, quantised before the clock runs; results bf16. "QuACK tuned" compiles 44 kernels, once for all
-shapes: --without leaves it out. Results go to OUT/fp8_gemm.json after every case; a table of all of them is printed
-last. Exit status 0 if every bound that could be decided holds and every result is accurate, 1 if not or if something
-did not run, 2 without a GPU.
+Operands are randn, quantised before the clock runs; results bf16. From 4096^3 on a turn is a burst of 20 ms after 0.1 s
+of rest; --idle 0 takes turns at the power limit, `bench.sustained` two seconds of each. "QuACK tuned" compiles 44
+kernels, once for all shapes: --without leaves it out. Results go to OUT/fp8_gemm.json after every case; a table of all
+of them is printed last. Exit status 0 if every bound that could be decided holds and every result is accurate, 1 if not
+or if something did not run, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 
 import tkq
 from bench import fp8_peers, harness, peers
-from bench.command import Bench, Job, main, mean_misses, rate_misses
+from bench.command import PRODUCTS, Bench, Job, main, mean_misses, rate_misses, rest
+from bench.gemm import randn
 from bench.harness import Call
 from bench.results import Bound
 from tkq.reference_fp8 import fp8_gemm as reference
@@ -56,7 +58,7 @@ def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=Non
     name = f"fp8_gemm {kind}" + "".join(f" {v}" for v in (options.get("activation"),) if v)
     question = harness.Question(section, name, f"{m}x{n}x{k}", unit, work, bound, roof=roof)
     op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", fp8_peers.names(kind))
-    return Job(question, ours, op, names, inputs, error, {"kind": kind})
+    return Job(question, ours, op, names, inputs, error, {"kind": kind}, rest(m, n, k))
 
 
 def large_jobs(kind: str, shapes) -> Iterator[Job]:
@@ -73,7 +75,7 @@ def few_jobs(shapes) -> Iterator[Job]:
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
     for shape in shapes:
-        bias = torch.randn(shape[1], device="cuda", dtype=torch.bfloat16)
+        bias = randn(0, shape[1])
         for activation in (None, "relu", "silu", "gelu", "gelu_tanh"):
             options = {"bias": bias, "activation": activation}
             yield product_job("epilogue", "row", shape, roof=Bound(("plain",), 0.97), options=options)
@@ -111,6 +113,7 @@ BENCH = Bench(
     shapes={**dict.fromkeys(KINDS, LARGE), "few": FEW, "epilogue": LARGE[:2]},
     quick=QUICK,
     calls=calls,
+    effort=PRODUCTS,
     judge=judge,
 )
 

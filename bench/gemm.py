@@ -2,9 +2,10 @@
 
     python -m bench.gemm [--sections calls,large,rows,epilogue,few,batched] [--quick] [--shapes 4096x4096x4096]
 
-large: a @ b.t(), as a linear layer has it; rows: a @ b. Shapes are MxNxK. --round-seconds 2 shows sustained speed, the
-default a burst. "QuACK tuned" compiles 44 kernels, once for all shapes: --without leaves it out. Results go to
-OUT/gemm.json after every case; a table is printed last.
+large: a @ b.t(), as a linear layer has it; rows: a @ b. Shapes are MxNxK. From 4096^3 on a turn is a burst of 20 ms
+after 0.1 s of rest; --idle 0 takes turns at the power limit, `bench.sustained` two seconds of each. "QuACK tuned"
+compiles 44 kernels, once for all shapes: --without leaves it out. Results go to OUT/gemm.json after every case; a table
+is printed last.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 import tkq
 from bench import gemm_peers, harness, peers
-from bench.command import Bench, Job, main, mean_misses, rate_misses
+from bench.command import PRODUCTS, Bench, Job, main, mean_misses, rate_misses, rest
 from bench.harness import Call
 from bench.results import Bound
 from tkq import reference
@@ -54,7 +55,7 @@ def product_jobs(section: str, transposed: bool, shapes, unit="TFLOP/s") -> Iter
         work = 2 * m * n * k if unit == "TFLOP/s" else 2 * (m * k + k * n + m * n)
         shape = f"{m}x{n}x{k} a @ b{'.t()' if transposed else ''}"
         question = harness.Question(section, "gemm", shape, unit, work, Bound(against, EACH))
-        yield Job(question, lambda a, b: tkq.gemm(a, b), "gemm", against, inputs, error)
+        yield Job(question, lambda a, b: tkq.gemm(a, b), "gemm", against, inputs, error, idle_seconds=rest(m, n, k))
 
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
@@ -76,7 +77,7 @@ def epilogue_jobs(shapes) -> Iterator[Job]:
             names = ("torch", "QuACK", "plain") if activation in ("", *gemm_peers.QUACK_NAMES) else ("torch", "plain")
             question = harness.Question("epilogue", "gemm", f"{m}x{n}x{k} bias {activation}", "TFLOP/s", 2 * m * n * k,
                                         Bound(names[:-1], 1.0), roof=Bound(("plain",), OF_PLAIN))
-            yield Job(question, ours, "gemm_linear", names, inputs, error, {"activation": activation})
+            yield Job(question, ours, "gemm_linear", names, inputs, error, {"activation": activation}, rest(m, n, k))
 
 
 def batched_jobs(_) -> Iterator[Job]:
@@ -102,7 +103,7 @@ def calls() -> dict[str, Call]:
         "gemm tkq, few rows": Call(lambda: tkq.gemm(few, b), at_most=CALL_US),
         "gemm tkq, bias and silu": Call(lambda: tkq.gemm(a, b, bias=bias, activation="silu"), at_most=CALL_US),
         "gemm tkq, c": Call(lambda: tkq.gemm(a, b, c=a, beta=1.0), at_most=CALL_US),
-        "gemm tkq, out": Call(lambda: tkq.gemm(a, b, out=out)),
+        "gemm tkq, out": Call(lambda: tkq.gemm(a, b, out=out), at_most=CALL_US),
         "gemm tkq, recorded": Call(lambda: tkq.gemm(a_r, b_r), True, AUTOGRAD_CALL_US),
         "nn.Linear tkq": Call(lambda: layer(a)),
         "nn.Linear torch": Call(lambda: torch.nn.functional.linear(a, layer.weight, layer.bias)),
@@ -133,6 +134,7 @@ BENCH = Bench(
     shapes={"large": LARGE, "rows": LARGE, "epilogue": FUSED, "few": FEW},
     quick=QUICK,
     calls=calls,
+    effort=PRODUCTS,
     judge=judge,
 )
 

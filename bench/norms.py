@@ -75,9 +75,19 @@ def residual_jobs(shapes) -> Iterator[Job]:
         yield _residual_job(m, n)
 
 
-def _residual_job(m: int, n: int) -> Job:
+def _with_residual(m: int, n: int):
+    """What makes the i-th x, residual and weight, and what finds the norm of some rows of their sum."""
     def inputs(i):
         return _randn(3 * i, m, n), _randn(3 * i + 1, m, n), _randn(3 * i + 2, n)
+
+    def wanted(x, residual, weight, rows):
+        return reference_norms.norm("rmsnorm", x[rows], weight, None, residual[rows], eps=RMS_EPS)[0]
+
+    return inputs, wanted
+
+
+def _residual_job(m: int, n: int) -> Job:
+    inputs, wanted = _with_residual(m, n)
 
     def ours(x, residual, weight):
         return tkq.rmsnorm(x, weight, residual=residual, prenorm=True, eps=RMS_EPS)
@@ -85,12 +95,7 @@ def _residual_job(m: int, n: int) -> Job:
     def error(name, xrw, output):
         if name == "copy":
             return None
-        x, residual, weight = xrw
-
-        def wanted(rows):
-            return reference_norms.norm("rmsnorm", x[rows], weight, None, residual[rows], eps=RMS_EPS)[0]
-
-        return max(relative_error(output[0][r], wanted(r)) for r in _ends(m))
+        return max(relative_error(output[0][r], wanted(*xrw, r)) for r in _ends(m))
 
     liger = ("Liger",) if n <= 65536 else ()
     against = ("QuACK", "torch.compile", *liger)
@@ -135,8 +140,7 @@ def _quant_job(m: int, n: int, kind: str, granularity: str, with_bias: bool) -> 
 
 
 def _quant_residual_job(m: int, n: int) -> Job:
-    def inputs(i):
-        return _randn(3 * i, m, n), _randn(3 * i + 1, m, n), _randn(3 * i + 2, n)
+    inputs, wanted = _with_residual(m, n)
 
     def ours(x, residual, weight):
         return tkq.rmsnorm_quant(x, weight, residual=residual, prenorm=True, eps=RMS_EPS)
@@ -144,14 +148,7 @@ def _quant_residual_job(m: int, n: int) -> Job:
     def error(name, xrw, output):
         if name == "plain":
             return None
-        x, residual, weight = xrw
-        return max(
-            relative_error(
-                output[0][r].float() * output[1][r],
-                reference_norms.norm("rmsnorm", x[r], weight, None, residual[r], eps=RMS_EPS)[0],
-            )
-            for r in _ends(m)
-        )
+        return max(relative_error(output[0][r].float() * output[1][r], wanted(*xrw, r)) for r in _ends(m))
 
     op = "rmsnorm_quant + residual"
     question = harness.Question("quant", op, f"M{m} N{n}", "GB/s", 7 * m * n, Bound(("plain",), 1 / QUANT_COST))

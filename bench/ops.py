@@ -119,6 +119,7 @@ OPS: dict[str, tuple[Part, ...]] = {
 }
 # files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
 EXTRAS = ("sustained", "fp8_sums", "chapters", "cold_start", "llama")
+WITHOUT = ("sustained",)  # those that take --without: they have peers that compile for long
 
 # --against: by name, the candidates it means
 AGAINST: dict[str, tuple[str, ...]] = {

@@ -109,6 +109,7 @@ class Case:
     unit and work: "TFLOP/s" with floating-point operations per call, or "GB/s" with bytes per call.
     readings: per candidate, one for each round where NVML answers; under "" one for all where only nvidia-smi does.
     missing: peers that could not be timed here, with the reason. seconds: what it took to run the case.
+    round_seconds, idle_seconds: how long a turn was, and the rest before it; None in files that do not say.
     """
 
     section: str
@@ -123,6 +124,8 @@ class Case:
     missing: dict[str, str] = field(default_factory=dict)
     roof: Bound | None = None
     seconds: float | None = None
+    round_seconds: float | None = None
+    idle_seconds: float | None = None
 
     def __post_init__(self):
         if self.unit not in UNITS:
@@ -144,6 +147,12 @@ class Case:
         """
         ratios = {k: v for k, v in self.ratios().items() if bound is None or k in bound.against}
         return min(ratios.items(), key=lambda item: item[1]) if ratios else None
+
+    def timed_as(self, other: Case) -> bool:
+        """Both in bursts after a rest, or both in turns that follow each other, as far as is known: at the power limit
+        others are the fastest."""
+        rests = [case.idle_seconds for case in (self, other)]
+        return None in rests or (rests[0] > 0) == (rests[1] > 0)
 
     def against_best(self) -> tuple[str, float] | None:
         """The strongest of the bound's peers and the ratio against it."""

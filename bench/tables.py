@@ -35,7 +35,8 @@ def rivals(case: Case) -> dict[str, float]:
 
 def short(report: Report) -> str:
     """A run: each case beside the fastest peer and its roof, and the costs."""
-    parts = [f"{heading(report)} The peer shown is the fastest of those timed. {_timed_beside(report.cases)}".strip()
+    parts = [f"{heading(report)} The peer shown is the fastest of those timed. {_timed_beside(report.cases)} "
+             f"{_bursts(report.cases)}".strip()
              if report.cases else heading(report)]
     if report.cases:
         roofs = any(map(_of_roof, report.cases))
@@ -74,6 +75,19 @@ def _timed_beside(cases: list[Case]) -> str:
         timed.setdefault(case.op, {}).update(rivals(case))
     lists = [f"`{op}` beside {', '.join(names) or 'nothing'}" for op, names in timed.items()]
     return f"Timed: {'; '.join(lists)}."
+
+
+def _bursts(cases: list[Case]) -> str:
+    """Which sections were timed in bursts after a rest, of a file that says so; "" without such."""
+    of: dict[str, set] = {}
+    for case in cases:
+        rest = case.idle_seconds and f"{1e3 * case.round_seconds:.0f} ms after {1e3 * case.idle_seconds:.0f} ms of rest"
+        of.setdefault(case.section, set()).add(rest)
+    said: dict[str, list] = {}
+    for section, found in of.items():
+        for how in filter(None, found):
+            said.setdefault(how, []).append(f"{section}, in part" if len(found) > 1 else section)
+    return " ".join(f"In bursts of {how}: {'; '.join(sections)}." for how, sections in said.items())
 
 
 def _named(cases: list[Case]) -> list[str]:
@@ -129,6 +143,8 @@ def whole(report: Report) -> str:
     parts = [heading(report)]
     if report.copy_gbs:
         parts.append(f"A device copy reads and writes {report.copy_gbs:.0f} GB/s in this run.")
+    if said := _bursts(report.cases):
+        parts.append(said)
     if report.cases:
         parts.append(table(WHOLE, ((name, *row) for name, case in zip(_named(report.cases), report.cases)
                                    for row in _candidates(case))))

@@ -2,6 +2,7 @@
 
 Computed in float32 (float64 stays float64), rounded once at the end. Clear rather than fast.
 """
+import importlib
 from typing import Optional
 
 import torch
@@ -9,6 +10,15 @@ from torch import Tensor
 
 from tkq.reference_attention_forward import flash_attn, flash_attn_varlen, visible  # noqa: F401
 from tkq.reference_gemm import gemm  # noqa: F401
+
+_OF_OTHERS = {"fp8_gemm": "tkq.reference_fp8", "quantize_fp8": "tkq.reference_fp8",
+              "grouped_gemm": "tkq.reference_grouped"}
+
+
+def __getattr__(name):
+    if name in _OF_OTHERS:  # with its first use: whoever wants a norm does not wait for float8
+        return getattr(importlib.import_module(_OF_OTHERS[name]), name)
+    raise AttributeError(f"module 'tkq.reference' has no attribute {name!r}")
 
 
 def _wide(x: Tensor) -> Tensor:

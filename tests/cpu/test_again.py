@@ -13,9 +13,11 @@ import tvm_ffi
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import tkq
 from tests import call_cases
 from tests.cpu.test_calls import launches, results  # noqa: F401  a fixture
-from tkq.runtime import again, debug, link, ops
+from tkq.gemm import fp8_ops, fp8_plan, plan
+from tkq.runtime import again, counters, debug, link, ops
 from tkq.runtime.again import Address, Again
 
 pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
@@ -347,3 +349,30 @@ def test_a_library_that_cannot_be_loaded(monkeypatch, tmp_path):
     monkeypatch.setattr(again.native, "library", lambda kind: broken)
     with pytest.warns(UserWarning, match="calls take longer"):
         assert again._library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("name", ("gemm", "fp8_gemm by blocks"))
+def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch, name):
+    """Every time, without Python from the third call on."""
+    monkeypatch.setattr(plan, "needs_pace", lambda *problem: True)
+    monkeypatch.setattr(fp8_plan, "PACED_STEPS", 0)
+    monkeypatch.setattr(fp8_plan, "PACED_BYTES", 0)
+    counter, asked = torch.zeros(1, dtype=torch.int32), []
+    monkeypatch.setattr(counters, "counter", lambda index: asked.append(index) or counter)
+    m, n, k = 4096, 2048, 512
+    if name == "gemm":
+        a, b = torch.zeros(m, k, dtype=torch.bfloat16), torch.zeros(n, k, dtype=torch.bfloat16).t()
+        call = lambda: tkq.gemm(a, b)
+    else:
+        a, b = torch.zeros(m, k, dtype=torch.float8_e4m3fn), torch.zeros(n, k, dtype=torch.float8_e4m3fn).t()
+        scales = torch.ones(4, m).t(), torch.ones(4, n // 128)
+        call = lambda: tkq.fp8_gemm(a, b, *scales)
+        fp8_ops.forget()
+    with torch.no_grad():
+        for _ in range(5):
+            y, (recipe, given) = call(), kernels.pop()
+            assert recipe.module in ("tkq.gemm.paced", "tkq.gemm.fp8_paced") and given[2] == facts(y)
+            assert (given[3] == facts(counter)) if name == "gemm" else (given[-1] == counter.data_ptr())
+            assert y.shape == (m, n)
+    assert len(asked) <= 3, "found in Python"
+    fp8_ops.forget()

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tkq.attention.query_ranges import chained, chained_heads, lead_of, part_in_turn, place, section_of
+from tkq.attention.query_ranges import chained, chained_heads, lead_of, place, section_of
 
 
 def reach(head, blocks, heads, section, longest_first, tail):
@@ -20,21 +20,6 @@ def test_all_tasks_up_to_the_end_of_a_head_can_begin(blocks, heads, section, tai
     for head in range(heads):
         zeroed = head * tiles + lead_of(section, tail, tiles)
         assert zeroed >= (reach(head, blocks, heads, section, longest_first, tail) + 1) * tiles
-
-
-@given(batches=st.integers(1, 4), kv_heads=st.integers(1, 6), parts=st.integers(1, 6), blocks=st.integers(1, 6),
-       section=st.integers(1, 20), tail=st.integers(0, 25))
-def test_parts_of_query_heads_come_one_after_the_other(batches, kv_heads, parts, blocks, section, tail):
-    """So a task may wait for the parts before it: they have been claimed."""
-    heads = kv_heads * parts
-    order = [place(i, blocks, batches * heads, min(section, batches * heads), True, tail)
-             for i in range(batches * heads * blocks)]
-    order = [(part_in_turn(head, heads, parts), block) for head, block in order]
-    assert sorted(order) == [(head, block) for head in range(batches * heads) for block in range(blocks)]
-    begun = {task: i for i, task in enumerate(order)}
-    for head, block in order:
-        if head % parts:
-            assert begun[head - 1, block] < begun[head, block]
 
 
 @given(blocks=st.integers(1, 6), heads=st.integers(1, 20), section=st.integers(1, 20), tail=st.integers(1, 25),

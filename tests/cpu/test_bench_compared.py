@@ -1,4 +1,6 @@
 """What got slower between two runs, beyond the spread of both."""
+import dataclasses
+
 import pytest
 
 from bench import compared
@@ -53,6 +55,13 @@ def test_cases_that_one_run_lacks_are_left_out():
     old, new = Report(HERE, [case("a", tkq=steady(1.0)), case("b", tkq=[])]), Report(HERE, [case("b", tkq=steady(1.0))])
     assert compared.changes(old, new) == []
     assert compared.text([]) == "Nothing that both runs have."
+
+
+@pytest.mark.parametrize("then, now, both", ((0.1, 0.03, 1), (0.1, 0.0, 0), (0.0, 0.1, 0), (None, 0.1, 1)))
+def test_bursts_are_not_compared_with_turns_without_rest(then, now, both):
+    old, new = (Report(HERE, [dataclasses.replace(case("op", tkq=steady(1.0)), idle_seconds=rest)])
+                for rest in (then, now))
+    assert len(compared.changes(old, new)) == both
 
 
 def test_calls_are_judged_beside_the_host():

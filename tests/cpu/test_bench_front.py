@@ -11,7 +11,7 @@ import torch
 
 import tkq.__main__
 from bench import __main__ as front
-from bench import attention_forward, command, harness, ops, peers, plots, readme_table
+from bench import attention_forward, command, fp8_gemm, harness, ops, peers, plots, readme_table
 from bench.command import Bench, Job
 from bench.progress import Progress
 from bench.results import Report
@@ -137,9 +137,36 @@ def test_cases_are_those_of_the_operation_with_the_peers_that_are_asked_for():
 def test_the_effort_is_the_files_own_but_for_what_is_asked():
     bench = Bench("made_up", "", {}, effort=timing.Effort(9, 0.3, graphs=False))
     assert front.effort(bench, options()) == bench.effort
-    assert front.effort(bench, options("--quick", "--idle", "0.5")) == timing.Effort(
-        command.QUICK.rounds, command.QUICK.round_seconds, graphs=False, idle_seconds=0.5)
+    assert front.effort(bench, options("--quick")) == timing.Effort(
+        command.QUICK.rounds, command.QUICK.round_seconds, graphs=False)
     assert front.effort(bench, options("--quick", "--rounds", "8", "--round-seconds", "2")).round_seconds == 2.0
+
+
+@pytest.mark.parametrize("op", ("gemm", "fp8_gemm"))
+def test_large_products_are_bursts_after_a_rest_unless_idle_says_otherwise(op, monkeypatch):
+    monkeypatch.setattr(fp8_gemm, "randn", lambda *_: None)  # a bias on the GPU
+    rests = {(job.question.section, job.question.shape.partition(" ")[0]): job.idle_seconds
+             for _, job in front.jobs_of(op, options())}
+    assert {rest for (section, _), rest in rests.items() if section not in ("few", "batched")} == {command.REST}
+    assert {rest for (section, _), rest in rests.items() if section in ("few", "batched")} == {0.0}
+    for idle in ("0", "0.5"):
+        assert {job.idle_seconds for _, job in front.jobs_of(op, options("--idle", idle))} == {float(idle)}
+    assert {job.idle_seconds for _, job in front.jobs_of("softmax", options())} == {0.0}
+
+
+def test_a_small_product_takes_turns_without_rest():
+    assert command.rest(2048, 2048, 2048) == 0.0 and command.rest(4096, 4096, 4096) == command.REST
+
+
+def test_sustained_is_told_whom_to_leave_out(run, monkeypatch):
+    from bench import sustained
+
+    told = []
+    monkeypatch.setattr(sustained, "main", lambda argv: told.append(argv) or 0)
+    run("one", "sustained", "--no-calls")
+    run("one", "sustained", "--no-calls", "--against", "quack-tuned,torch")
+    assert [argv[:1] + argv[2:3] for argv in told] == [["--out", "--without"]] * 2
+    assert told[0][3] == "QuACK tuned" and "QuACK tuned" not in told[1][3].split(",") and "QuACK" in told[1][3]
 
 
 def test_shapes_choose_cases(tmp_path):

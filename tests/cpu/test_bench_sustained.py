@@ -36,7 +36,8 @@ def read():
 
 def test_each_burst_comes_after_a_rest(batches):
     log, found = batches
-    case = sustained.case("burst", "bf16", 8, found, sustained.bursts(found, 3, read), (2, 3, 1))
+    case = sustained.case("burst", "bf16", (8, 8, 8), found, sustained.bursts(found, 3, read), (2, 3, 1), {}, 0.01)
+    assert case.idle_seconds == sustained.IDLE and case.round_seconds == 0.01
     assert log[::2] == [("sleep", sustained.IDLE)] * 6
     assert [x[0] for x in log[1::2]] == ["torch", "tkq", "tkq", "torch", "tkq", "torch"]
     assert case.ratios() == {"torch": 2.0} and len(case.readings["tkq"]) == 3 and case.rate("tkq") > 0
@@ -55,19 +56,26 @@ def test_a_bench_rests_before_each_turn_that_counts(batches, monkeypatch):
 
 def test_sustained_turns_follow_each_other(batches):
     log, found = batches
-    case = sustained.case("sustained", "row", 8, found, sustained.sustained(found, 0.4, read), (2, 3, 1))
+    turns = sustained.sustained(found, 0.4, read)
+    case = sustained.case("sustained", "row", (8, 16, 24), found, turns, (2, 3, 1), {}, 0.2)
     assert [(name, counted) for name, _, counted in log] == (
         [("torch", False), ("tkq", False)] + [("torch", True)] * 2 + [("tkq", True)] * 4 + [("torch", True)] * 2)
     assert [len(t.times_ms) for t in case.comparison.timings] == [4, 4]
-    assert case.shape == "8^3 sustained"
+    assert (case.shape, case.work) == ("8x16x24 sustained", 2 * 8 * 16 * 24)
+    assert (case.idle_seconds, case.round_seconds) == (0.0, 0.2)
+    log.clear()
+    three = {"torch": found["torch"], "QuACK": Batch("QuACK", log, 3.0), "tkq": found["tkq"]}
+    list(sustained.sustained(three, 0.2, read))
+    assert [name for name, _, counted in log if counted] == ["torch", "QuACK", "tkq", "tkq", "QuACK", "torch"]
 
 
 def test_it_says_that_it_needs_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert sustained.main([]) == 2 and fp8_sums.main([]) == 2
     assert capsys.readouterr().out.count("needs a GPU") == 2
-    with pytest.raises(SystemExit):
-        sustained.main(["--kinds", "fp4"])
+    for wrong in (["--kinds", "fp4"], ["--shapes", "8192"], ["--shapes", "8192x8192xK"]):
+        with pytest.raises(SystemExit):
+            sustained.main(wrong)
 
 
 @pytest.mark.parametrize("kind", ("bf16", "row"))
@@ -77,14 +85,42 @@ def test_candidates_agree(kind, monkeypatch):
         both = lambda kind, given: (*given, *given[2:])
         one = torch.ones(128, 1), torch.ones(1, 128)
         fake = SimpleNamespace(
-            torch_mm=lambda kind: lambda a, b, sa, sb: (a.float() @ b.float()).bfloat16(), both_orders=both,
+            PEERS={"fp8_gemm": {"torch": lambda kind: lambda a, b, *_: (a.float() @ b.float()).bfloat16()}},
+            names=lambda kind: ("torch",), both_orders=both,
             operands=lambda m, n, k, kind, i: (*(torch.randn(m, k).to(torch.float8_e4m3fn) for _ in range(1)),
                                                torch.randn(n, k).to(torch.float8_e4m3fn).t(), *one))
         monkeypatch.setattr(sustained, "fp8_peers", fake)
-    calls, make = sustained.candidates(kind, 128)
+    makers, make = sustained.candidates(kind, 128, 128, 128)
     inputs = make(0)
-    got, want = (calls[name](*inputs).float() for name in ("tkq", "torch"))
-    assert ((got - want).norm() / want.norm()).item() < 0.01 and list(calls) == ["torch", "tkq"]
+    got, want = (makers[name]()(*inputs).float() for name in ("tkq", "torch"))
+    assert ((got - want).norm() / want.norm()).item() < 0.01
+
+
+@pytest.mark.parametrize("kind, quack", (("bf16", 2), ("tensor", 2), ("row", 0), ("block", 0)))
+def test_quack_is_beside_where_it_has_such_a_product(kind, quack):
+    makers, _ = sustained.candidates(kind, 128, 128, 128)
+    assert list(makers) == ["torch", *("QuACK", "QuACK tuned")[:quack], "tkq"]
+
+
+class Gpu:
+    def first_calls(self, call, sets):
+        return call(*sets[0]), 1e-3
+
+    def batch(self, call, sets, calls):
+        return call
+
+
+def test_whoever_else_is_missing_is_named_and_torch_has_to_be_there():
+    def gone():
+        raise ModuleNotFoundError("No module named 'quack'")
+
+    made = lambda: lambda: "a product"
+    makers = {"torch": made, "QuACK": gone, "QuACK tuned": made, "tkq": made}
+    batches, missing = sustained.ready(makers, [()], ("QuACK tuned",), Gpu())
+    assert list(batches) == ["torch", "tkq"]
+    assert missing == {"QuACK": "ModuleNotFoundError: No module named 'quack'", "QuACK tuned": "left out (--without)"}
+    with pytest.raises(ModuleNotFoundError):
+        sustained.ready({**makers, "torch": gone}, [()], (), Gpu())
 
 
 def test_errors_of_sums():
@@ -108,6 +144,7 @@ def test_sums_are_measured_and_shown(tmp_path):
 
 def test_a_report_comes_back(batches):
     _, found = batches
-    case = sustained.case("burst", "bf16", 8, found, sustained.bursts(found, 3, read), (2, 3, 1))
+    turns = sustained.bursts(found, 3, read)
+    case = sustained.case("burst", "bf16", (8, 8, 8), found, turns, (2, 3, 1), {"QuACK": "gone"}, 0.01)
     environment = sustained.Environment.here()
     assert Report.from_json(Report(environment, [case]).to_json()).cases == [case]

@@ -46,6 +46,14 @@ def test_empty(m, n, k, kind):
     assert c.shape == (m, n) and torch.equal(c.float(), torch.ones(m, n))
 
 
+def test_the_oracle_has_products_and_quantising_under_one_name():
+    from tkq import reference, reference_fp8, reference_grouped
+    assert reference.fp8_gemm is reference_fp8.fp8_gemm and reference.quantize_fp8 is reference_fp8.quantize_fp8
+    assert reference.grouped_gemm is reference_grouped.grouped_gemm
+    with pytest.raises(AttributeError, match="no attribute 'fp4_gemm'"):
+        reference.fp4_gemm  # noqa: B018
+
+
 def test_the_granularity_is_seen_from_the_shapes():
     from tkq.gemm.fp8_spec import granularity
     for kind in KINDS:

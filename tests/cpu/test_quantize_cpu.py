@@ -1,13 +1,12 @@
 """quantize_fp8 without a GPU: what it means, what it refuses."""
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import tkq
 from tests.fp8_cases import E4M3, E5M2
-from tkq.quantize import claimed, ops
+from tkq.quantize import ops, room
 from tkq.quantize.shipped import by_claims, kept_tiles, shipped, way
 from tkq.quantize.spec import TileSpec
 from tkq.reference_fp8 import LARGEST, dequantise
@@ -169,8 +168,7 @@ def test_kept_tiles_of_narrow_rows_and_of_32_bits():
 
 
 def test_room_of_claims(monkeypatch):
-    """The numbers beside amax are as many for the host as for the kernel; of each power of two there is one room."""
-    assert claimed.LINE == ops.LINE
+    """Of each power of two there is one room."""
     made = []
     monkeypatch.setattr(counters, "_rooms", {})
     monkeypatch.setattr(counters, "_kept_rooms", {})
@@ -193,11 +191,11 @@ def test_calls_whose_kernels_count_are_remembered_by_stream(granularity, transpo
 def test_halves_of_a_room(largest):
     """As the kernel finds them in a room that the host hands out: in it, behind the tickets, apart, each with room for
     what is largest behind its count, at whole vectors."""
-    room = SimpleNamespace(shape=(1 << (ops.room_size(largest) - 1).bit_length(),))
-    first, second = (claimed._first(room, number) for number in (0, 1))
-    assert first >= 1 and second + claimed._half(room) <= room.shape[0]
-    for begin, end in ((first, second), (second, room.shape[0])):
-        assert begin + claimed.LINE + largest <= end and (begin + claimed.LINE) % 4 == 0
+    size = 1 << (room.room_size(largest) - 1).bit_length()
+    first, second = (room.first_of(size, number) for number in (0, 1))
+    assert first >= 1 and second + room.half_of(size) <= size
+    for begin, end in ((first, second), (second, size)):
+        assert begin + room.LINE + largest <= end and (begin + room.LINE) % 4 == 0
 
 
 def test_room_for_the_largest():

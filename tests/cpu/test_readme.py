@@ -123,6 +123,17 @@ def test_a_table_says_what_was_not_timed():
     assert text.endswith("Did not run: gemm 4096^3 a @ b.")
 
 
+def test_a_table_says_what_was_timed_in_bursts():
+    made = report()
+    burst = dataclasses.replace(made.cases[0], idle_seconds=0.1, round_seconds=0.02)
+    plain = dataclasses.replace(burst, section="few", idle_seconds=0.0)
+    said = "In bursts of 20 ms after 100 ms of rest: s"
+    for text in (tables.short, tables.whole):
+        assert f"{said}." in text(dataclasses.replace(made, cases=[burst, plain]))
+        assert f"{said}, in part." in text(dataclasses.replace(made, cases=[burst, *made.cases]))
+        assert "bursts" not in text(dataclasses.replace(made, cases=[plain, *made.cases]))
+
+
 def test_the_same_shape_in_two_sections_has_their_names():
     first, *others = report().cases
     both = dataclasses.replace(report(), cases=[first, dataclasses.replace(first, section="backward"), *others])

@@ -14,8 +14,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 STAYS = {"direct": True, "persistent": True, "late": False}
 LATE = {"late": True, "direct": True}
 BEHIND = {**STAYS, "background": True, "section_mb": 8, "registers": (32, 64, 208)}
-SPLIT = {**STAYS, **LATE, "turns": True}
-CHAIN = {**SPLIT, "chain": True, "section_mb": 4}
+CHAIN = {**STAYS, **LATE, "turns": True, "chain": True, "section_mb": 4}
 BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 NOT_PLANNED = [pytest.param(dim, causal, BF16, change, marks=pytest.mark.slow) for dim in (64, 128)
                for causal in (False, True) for change in (LATE, BEHIND, {**BEHIND, **LATE}, {**STAYS, **LATE})]
@@ -29,8 +28,7 @@ def shown(value):
 
 @pytest.mark.parametrize("dim, causal, dtype, change", (
     (128, True, FP16, LATE), (128, True, BF16, STAYS), (128, False, BF16, STAYS),
-    (128, True, BF16, {**SPLIT, "split": 1}), (128, False, BF16, {**SPLIT, "split": 2}),
-    (128, True, BF16, {**SPLIT, "split": 2}), (128, True, BF16, CHAIN),
+    (128, True, BF16, CHAIN),
     pytest.param(128, False, BF16, CHAIN, marks=pytest.mark.slow),
     (64, True, BF16, {**BEHIND, **LATE}), (256, True, BF16, STAYS), (256, False, BF16, BULK), *NOT_PLANNED), ids=shown)
 def test_form(dim, causal, dtype, change, monkeypatch):

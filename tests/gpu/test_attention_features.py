@@ -161,8 +161,8 @@ def test_packed_heads_with_everything():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", (dict(), dict(bridge=False, turns=False),
-                                     dict(kv=176, q_stages=1, o_panels=2, bridge=False, turns=False)), ids=str)
+@pytest.mark.parametrize("changes", (dict(bridge=True), dict(turns=False),
+                                     dict(kv=176, q_stages=1, o_panels=2, turns=False)), ids=str)
 def test_pairs_of_blocks_whose_first_one_fetches(changes):
     config = AttentionConfig(cluster=2, **changes)
     for rows, keys in (*SIZES, (2304, 2304)):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 import tkq
 from tests.loss_cases import DTYPES, EVERYTHING, check, check_both, class_weights, incoming, make
 from tests.poison import poisoned
+from tests.streams import on_a_side_stream
 from tkq.losses import launch, ops
 from tkq.losses.plan import ONCE_ROWS, variants
 from tkq.losses.spec import CrossEntropySpec
@@ -265,14 +266,7 @@ def test_leading_dimensions_and_dloss_of_any_stride():
 def test_on_a_side_stream():
     logits, target = make((4096, 4096))
     want = tkq.cross_entropy(logits, target)
-    stream, late = torch.cuda.Stream(), torch.zeros_like(logits)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        late.copy_(logits)
-        loss = tkq.cross_entropy(late, target)  # on another stream it would read zeros
-    stream.synchronize()
-    assert torch.equal(loss, want)
+    assert torch.equal(on_a_side_stream(lambda late: tkq.cross_entropy(late, target), logits), want)
 
 
 def test_calls_one_after_the_other_do_not_overtake_each_other():

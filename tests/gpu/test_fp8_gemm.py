@@ -7,6 +7,7 @@ import torch
 
 import tkq
 from tests.fp8_cases import E4M3, E5M2, KINDS, blocks, exact, operands, scale_shapes
+from tests.streams import check_back_and_forth
 from tkq.gemm import fp8_ops
 from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SHARING, SMALL, fitted
 from tkq.gemm.fp8_spec import Fp8Spec
@@ -264,33 +265,16 @@ def test_graph_and_repeats():
 @pytest.mark.parametrize("promote", (False, True))
 @pytest.mark.parametrize("captured", (False, True))
 def test_launched_under_the_end_of_the_one_before(captured, promote):
-    """Back and forth: each product reads what the one before wrote, and writes what that one read. Beside the same with
-    a pause after each launch."""
-    size, pairs = 1024, 100
+    size = 1024
     spec = Fp8Spec(out="e4m3", scales="tensor", promote=promote)
     config = fitted(replace(PROMOTED[1] if promote else FAST[0], pdl=True), spec)
     first, *weights = (torch.randn(size, size, device="cuda").to(E4M3) for _ in range(3))
     one, scale = torch.ones((), device="cuda"), torch.tensor([0.9 * size**0.5], device="cuda")
 
-    def back_and_forth(x, y, times, wait=lambda: None):
-        for _ in range(times):
-            for source, weight, target in ((x, weights[0], y), (y, weights[1], x)):
-                fp8_ops.run(spec, source, weight.t(), one, one, target, config, out_scale=scale)
-                wait()
+    def run(source, weight, target):
+        fp8_ops.run(spec, source, weight.t(), one, one, target, config, out_scale=scale)
 
-    want, got = ((first.clone(), torch.empty_like(first)) for _ in range(2))
-    back_and_forth(*want, pairs, torch.cuda.synchronize)
-    if captured:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            back_and_forth(*got, 10)
-        for _ in range(pairs // 10):
-            graph.replay()
-    else:
-        back_and_forth(*got, pairs)
-    torch.cuda.synchronize()
-    assert want[0].float().abs().mean() > 0.1, "nothing is left to compare"
-    assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(got, want))
+    check_back_and_forth(run, first, weights, 100, captured)
 
 
 @pytest.mark.slow

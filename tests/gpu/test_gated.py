@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import tkq
+from tests.streams import on_a_side_stream
 from tkq import reference_pointwise as reference
 from tkq.pointwise import gated_ops
 from tkq.testing import assert_2x
@@ -284,14 +285,7 @@ def test_bad_input_launches_nothing():
 def test_on_a_side_stream_and_in_a_graph():
     gate, up, _ = make((512, 4096), "bf16")
     want = tkq.swiglu(gate, up)
-    stream, late = torch.cuda.Stream(), torch.zeros_like(gate)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        late.copy_(gate)
-        y = tkq.swiglu(late, up)  # on another stream it would read zeros
-    stream.synchronize()
-    assert torch.equal(y, want)
+    assert torch.equal(on_a_side_stream(lambda late: tkq.swiglu(late, up), gate), want)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = tkq.swiglu(gate, up)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tkq
+from tests.streams import check_back_and_forth, on_a_side_stream
 from tkq.gemm import ops
 from tkq.gemm.config import Config
 from tkq.gemm.plan import TILES
@@ -207,43 +208,16 @@ def test_graph_and_repeats():
 
 @pytest.mark.parametrize("captured", (False, True))
 def test_launched_under_the_end_of_the_one_before(captured):
-    """Back and forth: each product reads what the one before wrote, and writes what that one read. Beside the same with
-    a pause after each launch."""
-    size, pairs, config = 1024, 50, Config(spread=1, pdl=True)
+    size, config = 1024, Config(spread=1, pdl=True)
     first = torch.randn(size, size, device="cuda").to(torch.bfloat16)
     weights = [torch.linalg.qr(torch.randn(size, size, device="cuda"))[0].to(first.dtype) for _ in range(2)]
-
-    def back_and_forth(x, y, times, wait=lambda: None):
-        for _ in range(times):
-            for source, weight, target in ((x, weights[0], y), (y, weights[1], x)):
-                ops.run(source, weight, target, config)
-                wait()
-
-    want, got = ((first.clone(), torch.empty_like(first)) for _ in range(2))
-    back_and_forth(*want, pairs, torch.cuda.synchronize)
-    if captured:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            back_and_forth(*got, 10)
-        for _ in range(pairs // 10):
-            graph.replay()
-    else:
-        back_and_forth(*got, pairs)
-    torch.cuda.synchronize()
-    assert want[0].float().abs().mean() > 0.1, "nothing is left to compare"
-    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    check_back_and_forth(lambda *given: ops.run(*given, config), first, weights, 50, captured)
 
 
 def test_side_stream():
     a, b = operands((512, 512, 512))
     tkq.gemm(a, b)  # compiled
-    side, late = torch.cuda.Stream(), torch.zeros_like(a)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
-        late.copy_(a)
-        c = tkq.gemm(late, b)  # on another stream it would see zeros
-    side.synchronize()
+    c = on_a_side_stream(lambda late: tkq.gemm(late, b), a)
     assert torch.equal(c, exact(a, b, c.dtype))
 
 

@@ -1,10 +1,12 @@
 """Products whose blocks keep pace: exact, whatever the blocks have to wait for, and the counter is zero afterwards."""
+import math
+
 import pytest
 import torch
 
 import tkq
 from tests.gpu.test_gemm import check_run, operands
-from tkq.gemm import call
+from tkq.gemm import call, plan
 from tkq.gemm.paced_config import PacedConfig
 from tkq.runtime import counters
 
@@ -51,6 +53,33 @@ def test_graphs_and_streams():
         torch.cuda.synchronize()
         assert torch.equal(c, want) and torch.equal(other, want)
     assert at_zero()
+
+
+def test_calls_that_a_plan_gives_it(monkeypatch):
+    """Again and again, on two streams: a call that comes again has the counter of its own stream."""
+    monkeypatch.setattr(plan, "needs_pace", lambda *problem: True)
+    call.forget()
+    try:
+        a, b = operands((2048, 4096, 1024), "k", "k")
+        spec = call.GemmSpec(b_major="k")
+        assert isinstance(call.launch(spec, 2048, 4096, 1024, 132)[0].args[1], PacedConfig)
+        want, side = torch.matmul(a, b), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        for _ in range(5):
+            for stream in (torch.cuda.current_stream(), side):
+                with torch.cuda.stream(stream):
+                    got = tkq.gemm(a, b)
+                    assert torch.equal(got, want)
+                    got.fill_(math.nan)  # the next call of this stream is given the same memory
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = tkq.gemm(a, b)
+        graph.replay()
+        assert torch.equal(got, want) and at_zero()
+        with torch.cuda.stream(side):
+            assert at_zero()
+    finally:
+        call.forget()
 
 
 def test_the_plan_takes_it_for_large_products():

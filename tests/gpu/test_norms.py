@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import tkq
+from tests.streams import on_a_side_stream
 from tkq.norms import launch, ops
 from tkq.testing import assert_2x
 
@@ -241,15 +242,7 @@ def test_on_a_side_stream(kind):
     op = getattr(tkq, kind)
     x, w, _ = make((4096, 4096), "bf16", "bf16")
     want = op(x, w)
-    stream = torch.cuda.Stream()
-    late = torch.zeros_like(x)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        late.copy_(x)
-        y = op(late, w)  # on another stream it would read zeros
-    stream.synchronize()
-    assert torch.equal(y, want)
+    assert torch.equal(on_a_side_stream(lambda late: op(late, w), x), want)
 
 
 @pytest.mark.parametrize("kind", KINDS)

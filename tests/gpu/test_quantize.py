@@ -8,6 +8,7 @@ import tkq
 from tests.fp8_cases import E4M3, E5M2
 from tests.poison import poisoned
 from tkq.quantize import ops
+from tkq.quantize.room import room_size
 from tkq.quantize.spec import BLOCKS
 from tkq.reference_fp8 import dequantise, quantize_fp8
 from tkq.runtime import counters
@@ -133,7 +134,7 @@ def test_more_tiles_than_run_at_once(granularity, transpose):
     x = torch.randn(16 * 128 - 8, 128 * 128 - 24, device="cuda").bfloat16()
     for _ in range(3):
         run(x, granularity, transpose=transpose)
-    room = counters.kept(0, ops.room_size(ops._largest_of(granularity, *x.shape, transpose)))
+    room = counters.kept(0, room_size(ops._largest_of(granularity, *x.shape, transpose)))
     assert room[0].item() in (0, -1 << 31)  # no tickets
 
 
@@ -146,7 +147,7 @@ def test_calls_that_share_a_room():
     for _ in range(3):
         for x, transpose, granularity in given:
             run(x, granularity, transpose=transpose)
-    sizes = [ops.room_size(ops._largest_of(granularity, *x.shape, transpose)) for x, transpose, granularity in given]
+    sizes = [room_size(ops._largest_of(granularity, *x.shape, transpose)) for x, transpose, granularity in given]
     assert len({counters.kept(0, size).data_ptr() for size in sizes}) < len(set(sizes))  # some do share one
 
 

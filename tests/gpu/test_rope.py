@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import tkq
+from tests.streams import on_a_side_stream
 from tkq import reference_pointwise as reference
 from tkq.pointwise.rope_check import Turn
 from tkq.pointwise.rope_launch import launch
@@ -316,14 +317,7 @@ def test_bad_input_launches_nothing():
 def test_on_a_side_stream_and_in_a_graph():
     x, (cos, sin) = make((4, 512, 32, 128)), tables(128)
     want = tkq.rope(x, cos, sin)
-    stream, late = torch.cuda.Stream(), torch.zeros_like(x)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        late.copy_(x)
-        y = tkq.rope(late, cos, sin)  # on another stream it would read zeros
-    stream.synchronize()
-    assert torch.equal(y, want)
+    assert torch.equal(on_a_side_stream(lambda late: tkq.rope(late, cos, sin), x), want)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = tkq.rope(x, cos, sin)

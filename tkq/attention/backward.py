@@ -10,7 +10,6 @@ from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_math import gradients, probabilities
 from tkq.attention.backward_sequences import piece
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import hand_on
 from tkq.attention.backward_state import Numbers, State
 from tkq.attention.backward_wide import WideBackward
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences
@@ -30,8 +29,7 @@ class AttentionBackward(BackwardAdding):
 
       producer (warp 0)        K V, then Q dO of one tile after the other
       2 warpgroups, 64 keys    S' = K Q' | P, dP' = V dO' under it | dV += P' dO, dS under it | dS' to shared memory,
-                               dK += dS' Q, with ``late`` under the next tile's P | next tile .. | write dK, dV, with
-                               ``split`` hand them on
+                               dK += dS' Q, with ``late`` under the next tile's P | next tile .. | write dK, dV
       1 warpgroup              dQ = dS K | added to the accumulator in global memory | next tile ..
       background (warps 1-3)   see ``BackwardBackground``
 
@@ -87,23 +85,21 @@ class AttentionBackward(BackwardAdding):
 
     @cute.jit
     def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        q, do = s.q[c.ring.stage], s.do[c.ring.stage]
         s.q_pipe.wait(c.ring)
         c.turns.take()
-        tk.mm_ABt(c.s, s.k[c.wg], q)
+        tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
         tk.mma_wait(0)
-        slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
-        probabilities(c.p, slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
+        self.make_p(g, s, t, c, m, masked)
         c.turns.give()
         s.do_pipe.wait(c.ring)
-        tk.mm_ABt(c.dp, s.v[c.wg], do)
-        tk.mma_AB(c.dv, c.p, do)
+        self.multiply_dp(s, c)
+        tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
-        gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
+        self.make_ds(s, c)
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, c)
             c.ds_ring.advance()
-        tk.mma_AB(c.dk, c.ds, q)
+        tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
         tk.mma_wait(1)  # dV
         s.do_pipe.release(c.ring)
         tk.mma_wait(0)
@@ -119,16 +115,15 @@ class AttentionBackward(BackwardAdding):
         tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
         tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
         tk.mma_wait(1)  # S
-        slope, limits = (c.ds if self.spec.softcap else c.p), (self.limits(g, t, m, c.wg) if masked else ())
-        probabilities(c.p, slope, c.s, self.stats(s, c.ring, 0), g.scores, limits)
+        self.make_p(g, s, t, c, m, masked)
         c.turns.give()
         tk.mma_wait(0)  # dK
         self.done_with_queries(s, c)
         s.do_pipe.wait(c.ring)
-        tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
+        self.multiply_dp(s, c)
         tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
         tk.mma_wait(1)  # dP
-        gradients(c.ds, slope, c.dp, self.stats(s, c.ring, 1))
+        self.make_ds(s, c)
         if const_expr(self.spec.adds_dq):
             self.hand_over(s, c)
             c.ds_ring.advance()
@@ -136,6 +131,20 @@ class AttentionBackward(BackwardAdding):
         self.keep(g, c)
         s.do_pipe.release(c.ring)
         c.ring.advance()
+
+    def make_p(self, g, s, t, c, m, masked):
+        limits = self.limits(g, t, m, c.wg) if masked else ()
+        probabilities(c.p, self.slope(c), c.s, self.stats(s, c.ring, 0), g.scores, limits)
+
+    def multiply_dp(self, s, c):
+        tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
+
+    def make_ds(self, s, c):
+        gradients(c.ds, self.slope(c), c.dp, self.stats(s, c.ring, 1))
+
+    def slope(self, c):
+        """Of ``probabilities``: in registers that are there."""
+        return c.ds if self.spec.softcap else c.p
 
     def keep(self, g, c):
         """kept = dS. An operand that comes round a loop must be written while no product runs, or the assembler lets
@@ -175,10 +184,7 @@ class AttentionBackward(BackwardAdding):
         """Write dK and dV: from registers, or by way of the shared memory of K and V."""
         barrier, number = KEYS_BARRIER + c.wg, 2 * t.block + c.wg
         at = t.batch_k, t.head, number, 0
-        if const_expr(self.config.split):
-            if self.hand_on(g, t, c, number):
-                self.write_both(g, t, c, number)
-        elif const_expr(self.config.direct):
+        if const_expr(self.config.direct):
             self.write_both(g, t, c, number)
         else:
             tk.sync(barrier, WARPGROUP)  # V has been read
@@ -189,18 +195,10 @@ class AttentionBackward(BackwardAdding):
             self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
         tk.store_wait()
 
-
     def write_both(self, g, t, c, number):
         self.write(g, g.dv, c.dv, t, number)
         tk.mul(c.dk, c.dk, g.scale)
         self.write(g, g.dk, c.dk, t, number)
-
-    def hand_on(self, g, t, c, number):
-        """From one part of the query heads to the next. Is this the last, which has the sums?"""
-        heads = g.kv_heads // g.share
-        blocks = g.tasks // (g.places.batches * g.kv_heads)
-        place = (t.sequence * heads + self.kv_head(g, t)) * (2 * blocks) + number
-        return hand_on(g.handed, place, t.head % g.share, g.share, (c.dk, c.dv))
 
 
 class ChainedBackward(Chained, AttentionBackward):

@@ -39,6 +39,12 @@ class BackwardAdding(BackwardBase):
     @cute.jit
     def add_dq(self, g, s, dq, ring, number):
         """The accumulator's tile ``number`` += dS K."""
+        self.each_part(g, s, dq, ring, number, lambda address: self.add_part(s, dq, address))
+
+    @cute.jit
+    def each_part(self, g, s, dq, ring, number, send: Constexpr, last: Constexpr = lambda: None):
+        """``send(address)`` for each part of dS K, which is in dq then, and its place in the accumulator's tile
+        ``number``. ``last()`` when dS and K have been read."""
         rows, cols = self.config.dq_parts(self.spec.width)
         part_bytes = 64 * self.config.dq_cols * 4
         address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
@@ -46,10 +52,8 @@ class BackwardAdding(BackwardBase):
             self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
             if const_expr(i == rows * cols - 1):
                 s.ds_pipe.release(ring)
-            if const_expr(self.config.dq_add == "bulk"):
-                self.bulk_add_part(s, dq, address + i * part_bytes)
-            else:
-                self.add_part(dq, address + i * part_bytes)
+                last()
+            send(address + i * part_bytes)
 
     def make_dq(self, s, dq, ring, **parts):
         """A part of dS K."""
@@ -58,25 +62,39 @@ class BackwardAdding(BackwardBase):
             mma(dq, s.ds[self.halves * ring.stage + half], s.k[half], **parts)
         tk.mma_wait(0)
 
-    def add_part(self, dq, address):
-        """From registers."""
-        x, quads = dq.tensor, self.config.dq_cols // 8
-        mine = address + tk.warp_id() % 4 * (quads * 512) + tk.lane_id() * 16
-        for j in range(quads):
-            tk.red_add4(mine + j * 512, *[x[4 * j + e] for e in range(4)])
+    def add_part(self, s, dq, address):
+        """From registers, or by way of shared memory."""
+        if self.config.dq_add == "bulk":
+            warp = tk.warp_id() % 4
+            self.send_rows(s.dq[None, None, None, warp], dq,
+                           lambda room, size: tk.bulk_add(address + warp * size, room, size))
+        else:
+            x, quads = dq.tensor, self.config.dq_cols // 8
+            mine = address + tk.warp_id() % 4 * (quads * 512) + tk.lane_id() * 16
+            for j in range(quads):
+                tk.red_add4(mine + j * 512, *[x[4 * j + e] for e in range(4)])
 
     @cute.jit
-    def bulk_add_part(self, s, dq, address):
-        """By way of shared memory, each warp by itself."""
-        warp, lane, quads = tk.warp_id() % 4, tk.lane_id(), self.config.dq_cols // 8
-        tk.store_wait()  # what was there has left
+    def send_rows(self, room, dq, send: Constexpr, pending: Constexpr[int] = 0):
+        """A warp's rows of a part by way of its room in shared memory, out of which all but the last ``pending`` of its
+        parts have to have left: ``send(address of the room, bytes)`` by one lane."""
+        lane, quads = tk.lane_id(), self.config.dq_cols // 8
+        tk.store_wait(pending)
         cute.arch.sync_warp()
-        room = s.dq[None, None, None, warp]
         mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
         for j in cutlass.range_constexpr(quads):
             cute.autovec_copy(mine[None, j], room[None, lane, j])
         tk.publish()
         cute.arch.sync_warp()
         if lane == 0:
-            tk.bulk_add(address + warp * (quads * 512), room.iterator.toint(), quads * 512)
+            send(room.iterator.toint(), quads * 512)
             tk.bulk_commit()
+
+
+@cute.jit
+def store_or_add(first, to, room, size: Constexpr[int]):
+    """From shared memory, as the first to what is nobody's yet."""
+    if first:
+        tk.bulk_store(to, room, size)
+    else:
+        tk.bulk_add(to, room, size)

@@ -121,7 +121,7 @@ class BackwardBackground:
             cute.autovec_copy(zeros, quads[None, i + tk.lane_id()])
         cute.arch.fence_proxy("async.global")  # bulk additions come next
         if at.number * self.config.tile < at.rows_q:
-            tell(g.background.counters.ready, self.head(g, at))
+            tell_fenced(g.background.counters.ready, self.head(g, at))
 
     @cute.jit
     def convert(self, g, at):
@@ -160,7 +160,14 @@ class BackwardBackground:
     def sign_off(self, g, t):
         """A warp has added all that it has to."""
         tk.store_wait(read=False)
-        tell(g.background.counters.added, t.sequence * g.kv_heads + t.head)
+        tell_fenced(g.background.counters.added, t.sequence * g.kv_heads + t.head)
+
+
+@cute.jit
+def tell_fenced(counts, i):
+    """``tell`` behind a fence of each lane's: two fences, of a microsecond each."""
+    cute.arch.fence_acq_rel_gpu()
+    tell(counts, i)
 
 
 def columns(x: cute.Tensor, first) -> cute.Tensor:

@@ -35,8 +35,6 @@ class BackwardBase(BackwardTasks):
 
     def __init__(self, spec: BackwardSpec, config: BackwardConfig):
         self.spec, self.config = spec, config.check(spec.width)
-        if config.split and spec.varlen:
-            raise NotImplementedError("attention backward: split of packed sequences")
         if config.background and not spec.adds_dq:
             raise NotImplementedError("attention backward: background without dQ to be added up")
         if config.chain and (spec.left or not spec.adds_dq):
@@ -67,11 +65,7 @@ class BackwardBase(BackwardTasks):
         places = (Ragged(sequences, q.shape[0], k.shape[0]) if const_expr(ragged) else
                   Equal(q.shape[1], k.shape[1], q.shape[0]))
         heads, kv_heads, batches = q.shape[-2], k.shape[-2], 1 if const_expr(ragged) else q.shape[0]
-        share = None
-        if const_expr(c.split):  # K/V heads in number, as many as have tasks of their own
-            of_task = cutlass.select_(heads // kv_heads % c.split == 0, Int32(c.split), Int32(1))
-            share = heads // kv_heads // of_task
-            kv_heads = heads // of_task
+        kv_heads, share = self.parts_of_heads(heads, kv_heads)
         tiles, blocks = places.slots(False, c.tile), places.slots(True, c.block)
         tasks = blocks * kv_heads * batches
         # of a K/V head: Q, dO and the accumulator of its query heads; bounded, to stay in 32 bits
@@ -83,7 +77,7 @@ class BackwardBase(BackwardTasks):
         rounds = Int32(1) if const_expr(c.background) else cutlass.select_(heads == kv_heads, Int32(2), Int32(1))
         tail = Int32(0) if const_expr(ragged) else ceil_div(rounds * numbers.processors, blocks)
         parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences,
-                              tasks // share if const_expr(c.split) else 0)
+                              None if const_expr(share is None) else tasks // share)
         stats, acc, counters, handed, chain = parts
         if const_expr(c.chain):
             chain = self.chain_of(dq, counters, numbers, kv_heads * batches, section, tail, heads // kv_heads * tiles)
@@ -107,6 +101,10 @@ class BackwardBase(BackwardTasks):
             BackwardPost(spec, c)(acc, dq, places, numbers.scale, chain.tiles if const_expr(c.chain) else 0, stream)
         elif const_expr(spec.dq and not spec.adds_dq):
             BackwardQueries(spec, c)((do, q, k, v, dq), stats, places, numbers, stream)
+
+    def parts_of_heads(self, heads, kv_heads):
+        """(K/V heads in number, as many as have tasks of their own; how many of them are of one K/V head, or None)."""
+        return kv_heads, None
 
     def in_background(self, dq, counters, lead, processors):
         """counters: all of them. lead: of equal sequences; of others, at least the tiles of two blocks for each that is
@@ -136,9 +134,9 @@ class BackwardBase(BackwardTasks):
         """dk or dv, as it is written."""
         return heads_outside(x, self.spec.varlen) if self.config.direct else stores(x, self.out_tile, self.spec.varlen)
 
-    def parts_of(self, workspace, tiles, heads, blocks) -> Workspace:
+    def parts_of(self, workspace, tiles, heads, blocks=None) -> Workspace:
         """Of so many tiles, K/V heads and blocks of keys: the statistics; the accumulator, where dQ is added up;
-        counters, where blocks take one task after the other; where dK and dV are handed on."""
+        counters, where blocks take one task after the other; where dK and dV are handed on (blocks; None: nowhere)."""
         spec, c = self.spec, self.config
         of_stats, of_acc = 2 * c.tile, c.tile * spec.width  # floats of a tile
         end, acc = workspace.iterator + Int64(tiles) * of_stats, None
@@ -150,7 +148,7 @@ class BackwardBase(BackwardTasks):
         if c.persistent:
             count = Counters.count(heads) if c.background else 1 + 4 * tiles if c.chain else 1
             counters = cute.make_tensor(cute.recast_ptr(end, dtype=Int32), cute.make_layout((count,)))
-            handed = Handed.of(end + count, blocks, spec.width) if c.split else None
+            handed = None if blocks is None else Handed.of(end + count, blocks, spec.width)
             return Workspace(stats, acc, counters, handed)
         return Workspace(stats, acc)
 

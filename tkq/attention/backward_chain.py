@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
-from tkq.attention.backward_add import BackwardAdding
+from tkq.attention.backward_add import BackwardAdding, store_or_add
 from tkq.attention.backward_background import columns
 from tkq.attention.backward_split import load_acquire
 from tkq.attention.query_ranges import key_range
@@ -123,20 +123,21 @@ class Chained(BackwardAdding):
             put(c.sent, Int32(but))
 
     def address(self, g, number, i, warp):
-        """Of a warp's rows of part i of the accumulator's tile ``number``, and how many bytes they are."""
+        """Of a warp's rows of part i of the accumulator's tile ``number``."""
         (rows, cols), bytes = self.config.dq_parts(self.spec.width), 16 * self.config.dq_cols * 4
-        return g.acc.iterator.toint() + (number * (rows * cols) + i) * (4 * bytes) + Int64(warp) * bytes, bytes
+        return g.acc.iterator.toint() + (number * (rows * cols) + i) * (4 * bytes) + Int64(warp) * bytes
 
     @cute.jit
     def fetch(self, g, s, number, warp):
         """The sums of the blocks before, to where others' parts leave from."""
         (rows, cols), sem = self.config.dq_parts(self.spec.width), s.dq_full[warp]
+        bytes = 16 * self.config.dq_cols * 4
         cute.arch.sync_warp()
-        tk.expect_bytes(sem, rows * cols * 16 * self.config.dq_cols * 4)
+        tk.expect_bytes(sem, rows * cols * bytes)
         with cute.arch.elect_one():
             for i in cutlass.range_constexpr(rows * cols):
-                address, bytes = self.address(g, number, i, warp)
-                tk.bulk_load(s.dq[None, None, None, warp, i].iterator.toint(), address, bytes, sem.ptr.toint())
+                tk.bulk_load(s.dq[None, None, None, warp, i].iterator.toint(), self.address(g, number, i, warp), bytes,
+                             sem.ptr.toint())
 
     @cute.jit
     def finish_part(self, g, s, t, c, head, m, i: Constexpr[int], sums, warp):
@@ -160,22 +161,10 @@ class Chained(BackwardAdding):
     @cute.jit
     def send_part(self, g, s, dq, number, i: Constexpr[int], begins, warp):
         """Part i of dQ, to or onto the accumulator."""
-        (rows, cols), quads, lane = self.config.dq_parts(self.spec.width), self.config.dq_cols // 8, tk.lane_id()
-        tk.store_wait(rows * cols - 1)  # what was there has left
-        cute.arch.sync_warp()
-        room = s.dq[None, None, None, warp, i]
-        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
-        for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], room[None, lane, j])
-        tk.publish()
-        cute.arch.sync_warp()
-        if lane == 0:
-            address, bytes = self.address(g, number, i, warp)
-            if begins:
-                tk.bulk_store(address, room.iterator.toint(), bytes)
-            else:
-                tk.bulk_add(address, room.iterator.toint(), bytes)
-            tk.bulk_commit()
+        rows, cols = self.config.dq_parts(self.spec.width)
+        self.send_rows(
+            s.dq[None, None, None, warp, i], dq,
+            lambda room, size: store_or_add(begins, self.address(g, number, i, warp), room, size), rows * cols - 1)
 
 
 def put(x, value):

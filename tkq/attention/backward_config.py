@@ -23,9 +23,7 @@ class BackwardConfig:
     a product more in each task. direct: dK and dV are written from registers, not by way of K's and V's memory;
     persistent: which then has the next task's K and V meanwhile. background: and the producer's neighbours do what
     kernels before and after would (``tkq.attention.backward_background``). chain: dQ
-    goes from block to block, without zeroes, background and a kernel behind (``tkq.attention.backward_chain``). split:
-    query heads of a task, of those that share a K/V head, where that divides their number, else one; dK and dV are
-    handed on from task to task (``tkq.attention.backward_split``). 0: all of them in one task.
+    goes from block to block, without zeroes, background and a kernel behind (``tkq.attention.backward_chain``).
 
     Of the kernel that makes dQ alone: kv, keys of a K or V tile, kv_stages, tiles of each in flight, and
     alone_registers, of the producer and of a consumer."""
@@ -46,7 +44,6 @@ class BackwardConfig:
     persistent: bool = False
     background: bool = False
     chain: bool = False
-    split: int = 0
     kv: int = 128
     kv_stages: int = 2
     alone_registers: tuple = (24, 240)
@@ -72,8 +69,8 @@ class BackwardConfig:
         return -(-rows // self.tile) * (self.tile * (2 + (spec.width if spec.adds_dq else 0)) + counters) + 8
 
     def handed_floats(self, spec: BackwardSpec, keys: int) -> int:
-        """More of it, of a K/V head of ``keys`` keys: dK and dV on their way, and a counter for each warp."""
-        return -(-keys // self.block) * (2 * self.block * spec.width + 8) + 8 if self.split else 0
+        """More of it, of a K/V head of ``keys`` keys, where dK and dV are handed on."""
+        return 0
 
     def shared_bytes(self, width: int) -> int:
         """Of a block."""
@@ -97,11 +94,9 @@ class BackwardConfig:
             raise ValueError(f"{self}: persistent needs direct")
         if self.background and (not self.persistent or self.dq_cols % 32):
             raise ValueError(f"{self}: background needs persistent, and dq_cols a multiple of 32")
-        if self.chain and (wide or not self.persistent or self.background or self.split or self.dq_add != "bulk"):
-            raise ValueError(f"{self}: chain needs persistent and dq_add bulk, without background and split, and is "
-                             "for two warpgroups with keys")
-        if self.split and (wide or not self.persistent or self.background):
-            raise ValueError(f"{self}: split needs persistent without background, and is for two warpgroups with keys")
+        if self.chain and (wide or not self.persistent or self.background or self.dq_add != "bulk"):
+            raise ValueError(f"{self}: chain needs persistent and dq_add bulk, without background, and is for two "
+                             "warpgroups with keys")
         if self.late and (wide or self.stages < 2):
             raise ValueError(f"{self}: late is for two warpgroups with keys, and 2 stages or more")
         if len(self.registers) != (4 if wide else 3) or sum(n * groups for n, groups in self.roles) > 512:

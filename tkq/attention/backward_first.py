@@ -15,6 +15,7 @@ from cutlass import Constexpr, Float32, Int32, Int64
 
 import tkq.tile as tk
 from tkq.attention.backward import build as build_alike
+from tkq.attention.backward_add import BackwardAdding, store_or_add
 from tkq.attention.backward_first_config import FirstConfig
 from tkq.attention.backward_grouped import GroupedBackward
 from tkq.attention.backward_post import BackwardPost, load_part
@@ -45,7 +46,7 @@ class FirstStores(GroupedBackward):
         GroupedBackward.__call__(self, operands, gradients, workspace, sequences, numbers, stream)
         q, dq = operands.q, gradients.dq
         places = Equal(q.shape[1], operands.k.shape[1], q.shape[0])
-        parts = self.parts_of(workspace, places.slots(False, self.config.tile) * q.shape[2] * q.shape[0], 0, 1)
+        parts = self.parts_of(workspace, places.slots(False, self.config.tile) * q.shape[2] * q.shape[0], 0)
         words = words_of(parts.counters)
         BackwardPostOfFirst(self.spec, self.config)(parts.acc, words, dq, places, numbers.scale, stream)
 
@@ -57,12 +58,7 @@ class FirstStores(GroupedBackward):
     def first_role(self, g, s, registers):
         return tk.Role(lambda _: self.producer(g, s), registers, warps=1)
 
-    @cute.jit
-    def queries(self, g, s):
-        dq, ring, kv = tk.rt_fl(self.config.dq_cols), s.ds_pipe.ring(), tk.ring(1)
-        cute.arch.griddepcontrol_wait()  # the words are zero
-        self.each_task(g, s, lambda t, again: self.add_task(g, s, t, again, dq, ring, kv))
-        tk.store_wait()  # of what is read; the next kernel waits for the whole launch
+    queries = BackwardAdding.queries
 
     @cute.jit
     def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
@@ -102,37 +98,15 @@ class FirstStores(GroupedBackward):
                 cute.arch.red(g.background.iterator + number, Int32(STORED), op="add", dtype="s32", sem="release",
                               scope="gpu")
 
-    @cute.jit
     def send_dq(self, g, s, dq, ring, number, first):
         """dS K, to or onto the accumulator's tile ``number``."""
-        rows, cols = self.config.dq_parts(self.spec.width)
-        part_bytes = 64 * self.config.dq_cols * 4
-        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
-        for i in cutlass.range_constexpr(rows * cols):
-            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
-            if cutlass.const_expr(i == rows * cols - 1):
-                s.ds_pipe.release(ring)
-            self.send_part(s, dq, address + i * part_bytes, first)
+        warp = tk.warp_id() % 4
 
-    @cute.jit
-    def send_part(self, s, dq, address, first):
-        """By way of shared memory, each warp by itself."""
-        warp, lane, quads = tk.warp_id() % 4, tk.lane_id(), self.config.dq_cols // 8
-        tk.store_wait()  # what was there has left
-        cute.arch.sync_warp()
-        room = s.dq[None, None, None, warp]
-        mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
-        for j in cutlass.range_constexpr(quads):
-            cute.autovec_copy(mine[None, j], room[None, lane, j])
-        tk.publish()
-        cute.arch.sync_warp()
-        if lane == 0:
-            to = address + warp * (quads * 512)
-            if first:
-                tk.bulk_store(to, room.iterator.toint(), quads * 512)
-            else:
-                tk.bulk_add(to, room.iterator.toint(), quads * 512)
-            tk.bulk_commit()
+        def send(address):
+            self.send_rows(s.dq[None, None, None, warp], dq,
+                           lambda room, size: store_or_add(first, address + warp * size, room, size))
+
+        self.each_part(g, s, dq, ring, number, send)
 
 
 class BackwardPostOfFirst(BackwardPost):

@@ -7,7 +7,7 @@ and what is finished are counted by query head, not by K/V head: dQ of the first
 added up. The dQ warps that have no task left help to finish."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, Int64, const_expr
+from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward import AttentionBackward
@@ -15,7 +15,7 @@ from tkq.attention.backward import build as build_alike
 from tkq.attention.backward_background import BackwardBackground
 from tkq.attention.backward_grouped_config import GroupedConfig, part_of_turn
 from tkq.attention.backward_spec import BackwardSpec
-from tkq.attention.backward_split import Handed, _add, _store, await_count
+from tkq.attention.backward_split import await_count, hand_on, tell
 from tkq.attention.backward_state import Task
 from tkq.attention.query_ranges import place, query_range
 from tkq.attention.ranges import ceil_div
@@ -54,32 +54,6 @@ class GroupedBackground(BackwardBackground):
         tell(g.background.counters.added, sequence * g.heads + head)
 
 
-@cute.jit
-def tell(counts, i):
-    """One more, after all that the warp's lanes have done: the release of one lane is for what all did before they
-    met, so that there is one fence, not two as in ``backward_split``, of a microsecond each."""
-    cute.arch.sync_warp()
-    if tk.lane_id() == 0:
-        cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
-
-
-@cute.jit
-def hand_on(handed: Handed, place, head, share, tiles: Constexpr):
-    """As ``backward_split.hand_on``."""
-    warp = tk.warp_id() % 4
-    at = place * 4 + warp
-    sums = handed.sums[None, None, None, None, None, Int64(place)]
-    if head > 0:
-        await_count(handed.counts, at, head)
-        for i in cutlass.range_constexpr(len(tiles)):
-            _add(tiles[i], sums, i, warp)
-    if head < share - 1:
-        for i in cutlass.range_constexpr(len(tiles)):
-            _store(tiles[i], sums, i, warp)
-        tell(handed.counts, at)
-    return head == share - 1
-
-
 class GroupedBackward(AttentionBackward):
     """See ``AttentionBackward``; of equal sequences."""
 
@@ -92,7 +66,14 @@ class GroupedBackward(AttentionBackward):
 
     # ---- host ----------------------------------------------------------------------------------
 
-    def parts_of(self, workspace, tiles, heads, blocks):
+    def parts_of_heads(self, heads, kv_heads):
+        split = self.config.split
+        if not split:
+            return super().parts_of_heads(heads, kv_heads)
+        of_task = cutlass.select_(heads // kv_heads % split == 0, Int32(split), Int32(1))
+        return heads // of_task, heads // kv_heads // of_task
+
+    def parts_of(self, workspace, tiles, heads, blocks=None):
         """With counters for as many query heads as there are tiles, or fewer, and one more."""
         return super().parts_of(workspace, tiles, tiles + 1, blocks)
 
@@ -101,10 +82,22 @@ class GroupedBackward(AttentionBackward):
 
     # ---- device --------------------------------------------------------------------------------
 
+    @cute.jit
+    def write_both(self, g, t, c, number):
+        if const_expr(self.config.split):
+            if self.hand_on(g, t, c, number):
+                AttentionBackward.write_both(self, g, t, c, number)
+        else:
+            AttentionBackward.write_both(self, g, t, c, number)
+
     def hand_on(self, g, t, c, number):
+        """From one part of the query heads to the next. Is this the last, which has the sums?"""
         blocks = g.tasks // (g.places.batches * g.kv_heads)
         place = (t.sequence * (g.kv_heads // g.share) + self.kv_head(g, t)) * (2 * blocks) + number
         return hand_on(g.handed, place, t.head % g.share, g.share, (c.dk, c.dv))
+
+    def kv_head(self, g, t):
+        return t.head // g.share if self.config.split else t.head
 
     @cute.jit
     def find_task(self, g, i):

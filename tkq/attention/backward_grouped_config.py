@@ -1,29 +1,37 @@
 """How the backward's kernels for query heads that share a K/V head are built: pure Python."""
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from tkq.attention.backward_config import BackwardConfig
+from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.ranges import least, most
 
 
 @dataclass(frozen=True)
 class GroupedConfig(BackwardConfig):
-    """Of ``tkq.attention.backward_grouped``: with background, perhaps with split. rounds: the heads at the end whose
-    longest tasks come first have so many times as many blocks as there are at once."""
+    """Of ``tkq.attention.backward_grouped``, with background. rounds: the heads at the end whose longest tasks come
+    first have so many times as many blocks as there are at once. split: query heads of a task, of those that share a
+    K/V head, where that divides their number, else one; dK and dV are handed on from task to task
+    (``tkq.attention.backward_split``). 0: all of them in one task."""
 
     background: bool = True
     rounds: int = 1
+    split: int = 0
 
     @classmethod
     def of(cls, config: BackwardConfig, **changes) -> "GroupedConfig":
         """As ``config``, with changes."""
         return cls(**{**{field.name: getattr(config, field.name) for field in fields(config)}, **changes})
 
+    def handed_floats(self, spec: BackwardSpec, keys: int) -> int:
+        """dK and dV on their way, and a counter for each warp."""
+        return -(-keys // self.block) * (2 * self.block * spec.width + 8) + 8 if self.split else 0
+
     def check(self, width: int) -> "GroupedConfig":
         """Itself; ValueError for a configuration that cannot run."""
         if not self.background or width > 128 or self.rounds < 1 or self.dq_add != "bulk":
             raise ValueError(f"{self}: query heads that share a K/V head need background, dq_add bulk and a round or "
                              "more, and are for two warpgroups with keys")
-        BackwardConfig.check(replace(self, split=0), width)
+        super().check(width)
         return self
 
 

@@ -1,6 +1,6 @@
 """Flash attention backward in bf16 with fewer instructions for each score: their power is the tensor cores'."""
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, const_expr
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -12,7 +12,6 @@ from tkq.attention.backward_first import FirstStores
 from tkq.attention.backward_first_config import FirstConfig
 from tkq.attention.backward_grouped import GroupedBackward
 from tkq.attention.backward_grouped_config import GroupedConfig
-from tkq.attention.backward_math import probabilities
 from tkq.attention.backward_seamless import Seamless
 from tkq.attention.backward_seamless_config import SeamlessConfig
 from tkq.attention.backward_spec import BackwardSpec
@@ -37,9 +36,9 @@ def load_pair(address, *, loc=None, ip=None):
 
 
 class Pairs:
-    """The steps of ``AttentionBackward``, with dS = P * (dP + delta) in pairs of 16 bits: dP + delta is rounded to
-    bf16 and multiplied by P as it is there for dV, which need not be taken apart. Of the 433 instructions of a warp for
-    a tile of 64 queries, head_dim 128, this takes 48 away.
+    """dS of ``AttentionBackward`` = P * (dP + delta) in pairs of 16 bits: dP + delta is rounded to bf16 and multiplied
+    by P as it is there for dV, which need not be taken apart. Of the 433 instructions of a warp for a tile of 64
+    queries, head_dim 128, this takes 48 away.
 
     ``begins``: the accumulators of dP are delta when its product begins, in place of an addition for each score: 17
     instructions less. Delta is read once and copied: to read it again costs more than the additions, as shared memory
@@ -54,62 +53,12 @@ class Pairs:
         """Where it is faster, by what was measured."""
         return self.spec.width == 128 and not (self.spec.left or self.spec.right)
 
-    @cute.jit
-    def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        s.q_pipe.wait(c.ring)
-        c.turns.take()
-        tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
-        tk.mma_wait(0)
-        self.make_p(g, s, t, c, m, masked)
-        c.turns.give()
-        s.do_pipe.wait(c.ring)
-        self.multiply_do(s, c)
-        tk.mma_wait(1)  # dP
-        self.make_ds(s, c)
-        self.hand_over(s, c)
-        c.ds_ring.advance()
-        tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
-        tk.mma_wait(1)  # dV
-        s.do_pipe.release(c.ring)
-        tk.mma_wait(0)
-        s.q_pipe.release(c.ring)
-        c.ring.advance()
-
-    @cute.jit
-    def late_step(self, g, s, t, c, m, masked: Constexpr[bool]):
-        s.q_pipe.wait(c.ring)
-        c.turns.take()
-        tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
-        tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
-        tk.mma_wait(1)  # S
-        self.make_p(g, s, t, c, m, masked)
-        c.turns.give()
-        tk.mma_wait(0)  # dK
-        self.done_with_queries(s, c)
-        s.do_pipe.wait(c.ring)
-        self.multiply_do(s, c)
-        tk.mma_wait(1)  # dP
-        self.make_ds(s, c)
-        self.hand_over(s, c)
-        c.ds_ring.advance()
-        tk.mma_wait(0)  # dV
-        self.keep(g, c)
-        s.do_pipe.release(c.ring)
-        c.ring.advance()
-
-    def make_p(self, g, s, t, c, m, masked):
-        limits = self.limits(g, t, m, c.wg) if masked else ()
-        probabilities(c.p, c.p, c.s, self.stats(s, c.ring, 0), g.scores, limits)
-
-    @cute.jit
-    def multiply_do(self, s, c):
-        """dP, and dV with P."""
-        if const_expr(self.begins):
+    def multiply_dp(self, s, c):
+        if self.begins:
             self.begin_with_delta(s, c)
             tk.mma_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
         else:
-            tk.mm_ABt(c.dp, s.v[c.wg], s.do[c.ring.stage])
-        tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
+            super().multiply_dp(s, c)
 
     def begin_with_delta(self, s, c):
         """In both of a thread's rows."""
@@ -121,7 +70,6 @@ class Pairs:
                 c.dp.tensor[4 * j + 2 * row], c.dp.tensor[4 * j + 2 * row + 1] = two
 
     def make_ds(self, s, c):
-        """P * (dP + delta)"""
         if self.begins:
             tk.apply_narrow(c.ds, lambda dp: dp, c.dp)
         else:

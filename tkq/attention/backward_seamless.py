@@ -50,7 +50,7 @@ class Seamless(AttentionBackward):
         section = row_bytes if const_expr(ragged) else section_of(
             q.shape[1], row_bytes, c.section_bytes, kv_heads * batches)
         tail = Int32(0) if const_expr(ragged) else ceil_div(numbers.processors, blocks)
-        parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences, 0)
+        parts = self.parts_of(workspace, tiles * heads * batches, kv_heads * places.sequences)
         rows = Rows(*[None if const_expr(x is None) else with_batch(x, ragged) for x in (do, o, lse, dlse)])
         known = cutlass.min(tiles * heads * batches, FIRST_TILES * numbers.processors)
         FirstTiles(spec, c)(rows, parts, places, known, stream)
@@ -90,18 +90,8 @@ class Seamless(AttentionBackward):
     @cute.jit
     def add_dq(self, g, s, dq, ring, number, last):
         """The accumulator's tile ``number`` += dS K. last: of the task's."""
-        rows, cols = self.config.dq_parts(self.spec.width)
-        part_bytes = 64 * self.config.dq_cols * 4
-        address = g.acc.iterator.toint() + number * (rows * cols * part_bytes)
-        for i in cutlass.range_constexpr(rows * cols):
-            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
-            if const_expr(i == rows * cols - 1):
-                s.ds_pipe.release(ring)
-                self.done_if(s, last)
-            if const_expr(self.config.dq_add == "bulk"):
-                self.bulk_add_part(s, dq, address + i * part_bytes)
-            else:
-                self.add_part(dq, address + i * part_bytes)
+        self.each_part(g, s, dq, ring, number, lambda address: self.add_part(s, dq, address),
+                       lambda: self.done_if(s, last))
 
     @cute.jit
     def done_if(self, s, condition):

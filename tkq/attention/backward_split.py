@@ -87,8 +87,8 @@ def load_acquire(counts, i) -> Any:
 
 @cute.jit
 def tell(counts, i):
-    """One more, after all that the warp's lanes have done."""
-    cute.arch.fence_acq_rel_gpu()
+    """One more, after all that the warp's lanes have done: the release of one lane is for what all did before they
+    met."""
     cute.arch.sync_warp()
     if tk.lane_id() == 0:
         cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")

@@ -7,7 +7,7 @@ from cutlass import Constexpr, Int32, Int64, const_expr
 
 import tkq.tile as tk
 from tkq.attention.backward_state import Task
-from tkq.attention.query_ranges import QueryExtent, chained, part_in_turn, place, query_range, section_of
+from tkq.attention.query_ranges import QueryExtent, chained, place, query_range, section_of
 
 
 class BackwardTasks:
@@ -73,7 +73,7 @@ class BackwardTasks:
             head, block = place(index, blocks, heads, section, masks and c.longest_first, g.tail)
             if const_expr(c.chain):
                 block = chained(block, blocks, head < g.chain.heads)
-            return self.turn(g, head), block
+            return head, block
 
         at = g.places.at(True, c.block, i, g.kv_heads, order, c.longest_first)
         r = query_range(self.extent(g, at.rows_q, at.rows_k), at.number * c.block)
@@ -81,13 +81,8 @@ class BackwardTasks:
         return Task(at.sequence, at.rows_q, at.rows_k, at.batch_q, at.batch_k, first, at.head, at.number, r.first,
                     r.whole, r.whole_end, r.end)
 
-    def turn(self, g, head):
-        """The head whose turn it is when head ``head`` in order is worked on: with ``split`` the first parts of all
-        K/V heads come before the second ones, so that nobody waits for dK and dV to be handed on."""
-        return part_in_turn(head, g.kv_heads, g.share) if self.config.split else head
-
     def kv_head(self, g, t):
-        return t.head // g.share if self.config.split else t.head
+        return t.head
 
     def query_head(self, g, t, h):
         return t.head * g.heads_per_kv + h

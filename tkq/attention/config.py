@@ -23,7 +23,7 @@ class AttentionConfig:
     consumers: int = 2
     stages: int = 2
     schedule: str = "dynamic"
-    bridge: bool = True
+    bridge: bool = False
     q_stages: int = 2
     o_panels: int = 1
     section_mb: int = 16

@@ -60,28 +60,27 @@ def _measured(spec, length):
 #   and V win where all is full and long; at 4096 keys they have 0.93. That long begins at 8192 is a guess between 4096
 #   and 16384.
 # head_dim 64: three consumers, a third stage; two consumers win where causal tasks are few blocks long.
-_D128 = AttentionConfig(bridge=False)
-_D128_FREE = AttentionConfig(bridge=False, turns=False)
-_D128_LONG_FULL = AttentionConfig(
-    kv=176, schedule="static", cluster=2, bridge=False, q_stages=1, o_panels=2, turns=False)
+_D128 = AttentionConfig()
+_D128_FREE = AttentionConfig(turns=False)
+_D128_LONG_FULL = AttentionConfig(kv=176, schedule="static", cluster=2, q_stages=1, o_panels=2, turns=False)
 _D128_LONG_VARLEN = replace(_D128_LONG_FULL, schedule="dynamic")
-_D64 = AttentionConfig(consumers=3, stages=3, bridge=False)
-_D64_SHORT = AttentionConfig(bridge=False)
+_D64 = AttentionConfig(consumers=3, stages=3)
+_D64_SHORT = AttentionConfig()
 
 # Beyond 128 columns the products take so much longer than the softmax that no turns are needed. 192 and 192 is not
 # measured; what the others were chosen from is in docs/attempts.md.
 _WIDE = {
-    (192, 128): AttentionConfig(bridge=False, turns=False, q_stages=1, o_direct=True),
-    (192, 192): AttentionConfig(kv=112, bridge=False, turns=False, q_stages=1, o_over_q=True),
-    (256, 256): AttentionConfig(kv=80, bridge=False, turns=False, q_stages=1, o_direct=True, section_mb=32),
+    (192, 128): AttentionConfig(turns=False, q_stages=1, o_direct=True),
+    (192, 192): AttentionConfig(kv=112, turns=False, q_stages=1, o_over_q=True),
+    (256, 256): AttentionConfig(kv=80, turns=False, q_stages=1, o_direct=True, section_mb=32),
 }
 
 
 def fitted(head_dim: int, head_dim_v: int) -> AttentionConfig:
     """A configuration for any pair of tiles: the largest K and V tiles up to 128 keys that go with two consumers, and
-    then as much room for Q and O as is left."""
+    then as much room for Q and O as is left, with the bridge where it is enough for the next task's Q."""
     panels = [head_dim_v // cols for cols in (64, 32) if head_dim_v % cols == 0]
-    layouts = (dict(), *(dict(bridge=False, q_stages=1, o_panels=n) for n in (1, *panels)))
+    layouts = (dict(bridge=True), *(dict(q_stages=1, o_panels=n) for n in (1, *panels)))
     for kv, layout in itertools.product((128, 112, 96, 80, 64, 48), layouts):
         config = AttentionConfig(kv=kv, turns=max(head_dim, head_dim_v) <= 128, **layout)
         with contextlib.suppress(ValueError):

@@ -113,13 +113,6 @@ def chained(block, blocks, now):
     return _chosen(now, blocks - 1 - block, block)
 
 
-def part_in_turn(head, heads, share):
-    """Part ``head`` in order, of all batch elements, which have ``heads`` each, ``share`` for each K/V head: all first
-    ones, then the second ones, batch element by batch element."""
-    kv_heads, within = heads // share, head % heads
-    return head - within + within % kv_heads * share + within // kv_heads
-
-
 def section_of(rows, row_bytes, section_bytes, heads):
     """For ``place``, K/V heads that are worked on together: as many as fit into ``section_bytes`` of L2, with so many
     bytes for each of ``rows`` queries."""

@@ -9,8 +9,8 @@ from tkq.attention.state import extent
 
 RIGHT, LEFT = 1, 2  # sides of a mask
 # Exponents of 2: how far a row's scores may go beyond what is subtracted from them; the least that is, unless the row's
-# scores are so far below it that P, in 16 bits, would lose keys of them. fp16 would at once: what is 2 ** -17 of 2 ** -8
-# is 0 there, and many such keys are a large part of a row.
+# scores are so far below it that P, in 16 bits, would lose keys of them. fp16 would at once: what is 2 ** -17 of
+# 2 ** -8 is 0 there, and many such keys are a large part of a row.
 ROOM = 8.0
 LEAST = 1.0 - ROOM
 BELOW = {"bf16": 64.0, "fp16": 0.0}

@@ -20,7 +20,7 @@ OUT = (torch.bfloat16, torch.float16, torch.float32)
 # What a call without an out looks like -> its kernel and blocks, the result's shape, strides and dtype: in front of all
 # that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
 _known = Known()
-again = Again()  # of `quick`
+again, paced_again = Again(), Again(by_stream=True)  # of `quick`, of kernels without and with a counter
 _known_into = Known()  # and one with an out -> its kernel and blocks, and how many bytes a, b, bias, c and out span
 
 
@@ -38,13 +38,15 @@ PLAIN = Extra()
 
 
 class Paced(NamedTuple):
-    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, in the place of a bias.
-    As it is no compiled function, ``again`` does not remember it, and each call finds its stream's counter."""
+    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, in the place of a bias."""
 
     kernel: Callable
 
     def __call__(self, a, b, out, bias, *more):
-        self.kernel(a, b, out, counters.counter(a.get_device()), *more)
+        """Returns the counter."""
+        counter = counters.counter(a.get_device())
+        self.kernel(a, b, out, counter, *more)
+        return counter
 
 
 def extra_of(bias, activation, c, alpha, beta) -> Extra:
@@ -64,9 +66,12 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
         return None, key
     kernel, blocks, shape, stride, dtype = known
     out = new.empty(index, shape, stride, dtype)
-    kernel(a, b, out, bias, c, alpha, beta, blocks)
-    again.add((a, b, bias, activation, c, alpha, beta, out_dtype), kernel, (a, b, out, bias, c, alpha, beta, blocks),
-              out)
+    counter = kernel(a, b, out, bias, c, alpha, beta, blocks)
+    given = a, b, bias, activation, c, alpha, beta, out_dtype
+    if isinstance(kernel, Paced):
+        paced_again.add(given, kernel.kernel, (a, b, out, counter, c, alpha, beta, blocks), out, kept=(counter,))
+    else:
+        again.add(given, kernel, (a, b, out, bias, c, alpha, beta, blocks), out)
     return out, None
 
 
@@ -103,6 +108,7 @@ def forget() -> None:
     """All kernels of earlier calls."""
     _known.clear()
     again.forget()
+    paced_again.forget()
     _known_into.clear()
     _launcher.cache_clear()
 

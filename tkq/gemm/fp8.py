@@ -41,6 +41,8 @@ class Fp8Gemm:
     count of stores under way for using a buffer again.
     """
 
+    addressing = 40, 232  # registers of producer and consumer where addresses of scales take some
+
     def __init__(self, spec: Fp8Spec, config: Fp8Config):
         self.spec, self.config = spec, config.check(spec)
         x = config
@@ -57,10 +59,13 @@ class Fp8Gemm:
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, scale_a: tuple, scale_b: tuple, bias: Int64,
                  out_scale: Int64, blocks: Int32, stream: cuda.CUstream):
+        self.launch(self.globals(a, b, c, scale_a, scale_b, bias, out_scale), blocks, stream)
+
+    def globals(self, a, b, c, scale_a, scale_b, bias, out_scale) -> Globals:
         x, spec = self.config, self.spec
         m, n, steps = c.shape[0], c.shape[1], cute.ceil_div(a.shape[1], STEP)
         down, right = (1, x.cluster) if const_expr(x.across) else (x.cluster, 1)
-        g = Globals(
+        return Globals(
             a=tk.gl.load(a, self.a_tile, right), b=tk.gl.load(transposed(b), self.b_tile, down),
             c=tk.gl.store(c, self.c_tile) if const_expr(spec.store == "tma") else c,
             scale_a=self.scales(scale_a, m, steps),
@@ -68,6 +73,9 @@ class Fp8Gemm:
             bias=vector(spec.bias, bias, n) if const_expr(spec.bias is not None) else None,
             out_scale=vector("fp32", out_scale, 1) if const_expr(spec.out == "e4m3") else None,
             m=m, n=n, rows=cute.ceil_div(m, x.m * down), cols=cute.ceil_div(n, x.n * right), steps=steps)
+
+    def launch(self, g, blocks, stream):
+        x = self.config
         grid = tk.blocks_for("static", g.rows * g.cols, cutlass.max(blocks, x.cluster), x.cluster)
         self.kernel(g).launch(grid=[grid, 1, 1], block=[tk.WARPGROUP * (1 + x.consumers), 1, 1],
                               cluster=[x.cluster, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
@@ -95,7 +103,7 @@ class Fp8Gemm:
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
         tk.specialise(lambda: self.produce(g, s), lambda wg: self.consume(g, s, wg), x.consumers,
-                      (40, 232) if spec.per_step and x.consumers == 2 else ())  # addresses of scales take registers
+                      self.addressing if spec.per_step and x.consumers == 2 else ())
         if const_expr(x.cluster > 1):
             tk.cluster_sync()  # nobody leaves while another may still write to it
 
@@ -137,13 +145,16 @@ class Fp8Gemm:
         while number < order.tasks:
             t = self.tile(g, s, order, number)
             for k in cutlass.range(self.steps(g, t), unroll=1):
-                sem = s.pipe.acquire(r)
-                self.load_tiles(g, s, r.stage, t, k, sem)
-                if const_expr(self.spec.per_step):
-                    self.load_scales(g, s.scales[None, r.stage], t, k)
-                    tk.copy_async_arrive(sem)
+                self.load_stage(g, s, t, k, r)
                 r.advance()
             number = order.following(number)
+
+    def load_stage(self, g, s, t, k, r):
+        sem = s.pipe.acquire(r)
+        self.load_tiles(g, s, r.stage, t, k, sem)
+        if self.spec.per_step:
+            self.load_scales(g, s.scales[None, r.stage], t, k)
+            tk.copy_async_arrive(sem)
 
     def load_tiles(self, g, s, stage, t, k, sem):
         x = self.config

@@ -15,16 +15,19 @@ from tkq.runtime import arch, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Address, Again
 
 ACCUMULATE = ("fast", "fp32")
-_again = Again()
+_again, _paced_again = Again(), Again(by_stream=True)  # of kernels without and with a counter
 
 
 class Paced(NamedTuple):
-    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on."""
+    """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, which lives for ever."""
 
     kernel: Callable
 
     def __call__(self, a, *more):
-        self.kernel(a, *more, counters.counter(a.get_device()).data_ptr())
+        """Returns the counter's address."""
+        counter = counters.counter(a.get_device()).data_ptr()
+        self.kernel(a, *more, counter)
+        return counter
 
 
 def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Optional[Tensor] = None,
@@ -72,6 +75,8 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
     """
     if not ops.traced():
         found = _again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+        if found is None:
+            found = _paced_again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
         if found is not None:
             return found
     if ops.direct(a, b, scale_a, scale_b, bias, out_scale):
@@ -105,12 +110,16 @@ def _launched(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, ac
         else:
             of_a = of_b = 1, 1
         # it checks what is not in the key: strides, addresses and devices of a, b and c
-        kernel(a, b, c, (scale_a.data_ptr(), *of_a), (scale_b.data_ptr(), *of_b),
-               0 if bias is None else bias.data_ptr(), 0 if out_scale is None else out_scale.data_ptr(), blocks)
-        if not isinstance(kernel, Paced):  # whose counter is another one on another stream
-            _again.add((a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate), kernel,
-                       (a, b, c, (Address(scale_a), *of_a), (Address(scale_b), *of_b), 0 if bias is None else
-                        Address(bias), 0 if out_scale is None else Address(out_scale), blocks), c)
+        counter = kernel(
+            a, b, c, (scale_a.data_ptr(), *of_a), (scale_b.data_ptr(), *of_b), 0 if bias is None else bias.data_ptr(),
+            0 if out_scale is None else out_scale.data_ptr(), blocks)
+        given = a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate
+        arguments = (a, b, c, (Address(scale_a), *of_a), (Address(scale_b), *of_b), 0 if bias is None else
+                     Address(bias), 0 if out_scale is None else Address(out_scale), blocks)
+        if isinstance(kernel, Paced):
+            _paced_again.add(given, kernel.kernel, (*arguments, counter), c)
+        else:
+            _again.add(given, kernel, arguments, c)
         return c
     except Exception:
         # What a launch stumbles over; the words for a user are found only when something is wrong.
@@ -138,6 +147,7 @@ def forget() -> None:
     """All kernels of earlier calls."""
     _launcher.cache_clear()
     _again.forget()
+    _paced_again.forget()
 
 
 def _facts(x):

@@ -15,6 +15,7 @@ from tkq.gemm.call import (
     check_out,
     extra_of,
     inner_fits,
+    paced_again,
     quick,
     quick_into,
     remember_into,
@@ -76,6 +77,8 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         a, b, c = autocast.lowered(a, b, c) if out is out_dtype is None else (*autocast.lowered(a, b), c)
     if out is None and not traced:
         found = again.take(a, b, bias, name, c, alpha, beta, out_dtype)
+        if found is None:
+            found = paced_again.take(a, b, bias, name, c, alpha, beta, out_dtype)
         if found is not None:
             return found
     way = ops.route(a, b, bias, c, out)
@@ -247,6 +250,8 @@ def _recorded(ctx, a, b, bias, c, numbers):
     alpha, beta, out_dtype, any_k = numbers
     _remember(ctx, a, b, bias, alpha, beta)
     found = again.take(a, b, bias, "", c, alpha, beta, out_dtype)
+    if found is None:
+        found = paced_again.take(a, b, bias, "", c, alpha, beta, out_dtype)
     if found is not None:
         return found
     return (_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, any_k)

@@ -24,7 +24,7 @@ def describe(kernel) -> Pipeline:
 def describe_fp8(kernel) -> Pipeline:
     """Of an ``Fp8Gemm`` or a subclass: spread, rolling, grouped."""
     spec, c = kernel.spec, kernel.config
-    few_many = register_split(c.consumers, *(_addresses(c) if spec.per_step and c.consumers == 2 else ()))
+    few_many = register_split(c.consumers, *(kernel.addressing if spec.per_step and c.consumers == 2 else ()))
     scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
     written = "its epilogue, and stored panel by panel"
     if c.spread:
@@ -32,11 +32,6 @@ def describe_fp8(kernel) -> Pipeline:
     return _of_one_pipe(
         kernel, few_many, copies=32 if spec.per_step else 0, notes=(ACROSS if c.across else SHARED,) * (c.cluster > 1),
         title=f"{type(kernel).__name__}: {scales}, tiles of {c.m} x {c.n}", written=written)
-
-
-def _addresses(config):
-    """Registers where the producer has addresses of scales: as ``roles`` of ``Fp8Gemm`` and of ``PacedFp8`` say."""
-    return (56, 224) if isinstance(config, PacedFp8Config) else (40, 232)
 
 
 def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:

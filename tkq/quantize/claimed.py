@@ -9,11 +9,11 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from .. import tile as tk
 from ..tile.bulk import _asm
+from .room import LINE, first_of, half_of
 from .spec import EDGE, VECTOR, TileSpec
 from .tiles import THREADS, Operands, Tiles, _same, operands
 from .twice import Twice
 
-LINE = 32  # numbers of the room in a cache line
 SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
 
 
@@ -102,23 +102,15 @@ class Claimed(Twice):
         """(the address of its count, its amax)"""
         of_all = const_expr(self.spec.granularity == "tensor")
         size = 1 if of_all else sum(cute.ceil_div(n, EDGE) * EDGE for n in x.shape)
-        begin = room.iterator.toint() + 4 * Int64(_first(room, number))
+        begin = room.iterator.toint() + 4 * Int64(first_of(room.shape[0], number))
         at = cute.make_ptr(Int32, begin + 4 * LINE, cute.AddressSpace.gmem, assumed_align=16)
         return begin, cute.make_tensor(at, cute.make_layout((size,)))
 
     @cute.jit
     def clear_half(self, room: cute.Tensor, number: Int32, i: Int32, step: Int32):
-        first = _first(room, number)
-        for j in cutlass.range(i, _half(room), step, unroll=1):
+        first = first_of(room.shape[0], number)
+        for j in cutlass.range(i, half_of(room.shape[0]), step, unroll=1):
             room[first + j] = Int32(0)
-
-
-def _half(room):
-    return (room.shape[0] - LINE) // 2
-
-
-def _first(room, number):
-    return LINE + number * _half(room)
 
 
 @dsl_user_op

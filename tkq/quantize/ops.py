@@ -6,13 +6,13 @@ from torch import Tensor
 
 from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
+from tkq.quantize.room import room_size
 from tkq.quantize.shipped import by_claims, rows_recipe, tiles_recipe, way
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
 from tkq.runtime import arch, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
 _again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
-LINE = 32  # numbers of the room of `claimed` and `kept` before each half, and in each before what is largest
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
 
@@ -121,11 +121,6 @@ def _launched(x, granularity, dtype, transpose):
         if not x.numel():
             return *_cpu(x, granularity, dtype, transpose), None
         raise
-
-
-def room_size(largest: int) -> int:
-    """Numbers of the room of `claimed` and `kept` at the least, where so many are found to be the largest."""
-    return LINE + 2 * (LINE + largest)
 
 
 def _largest_of(granularity, m, n, transpose):

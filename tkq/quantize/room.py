@@ -1,0 +1,18 @@
+"""The room that kernels of `claimed` and `kept` share: where its halves are, as host and kernels count. Pure Python."""
+
+LINE = 32  # numbers in a cache line: the tickets have one, and so has each half's count
+
+
+def room_size(largest: int) -> int:
+    """Numbers of a room at the least, where so many are found to be the largest."""
+    return LINE + 2 * (LINE + largest)
+
+
+def half_of(size):
+    """Numbers of each half, of a room of ``size``."""
+    return (size - LINE) // 2
+
+
+def first_of(size, number):
+    """The first of half ``number``."""
+    return LINE + number * half_of(size)
