@@ -3,6 +3,7 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers", minversion="5.17", reason="transformers is not installed")
 
@@ -51,6 +52,22 @@ def loss_and_gradients(m, labels, **more):
     loss = m(input_ids=labels, labels=labels, use_cache=False, **more).loss
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in m.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_step_without_masks_waits_for_no_number(name):
+    """On a GPU the host would stand still there."""
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert func is not torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    one, other = (model(name, torch.bfloat16, attn=attn).train() for attn in ("tkq", "tkq_unmasked"))
+    tkq_transformers.patch(one, linear="tkq"), tkq_transformers.patch(other, linear="tkq")
+    (wanted, gradients), (found, others) = (loss_and_gradients(m, tokens()) for m in (one, other))
+    assert torch.equal(found, wanted) and all(torch.equal(x, others[key]) for key, x in gradients.items())
+    with Asked():
+        loss_and_gradients(other, tokens())
 
 
 @pytest.mark.parametrize("name", MORE)

@@ -1,4 +1,5 @@
 """How PyTorch sees a tkq function: as a custom op, and past the dispatcher where nothing would be lost."""
+import functools
 import importlib
 
 import torch
@@ -60,12 +61,16 @@ def _gradients(op, cuda, cpu, setup, backward):
     """The op's kernel for tensors that may require a gradient, which the dispatcher calls first. Where none is recorded
     it calls the last one itself, if nothing is between them (a mode, a subclass, several devices): 3.2 us a call of
     rmsnorm in place of 16.4 by torch's own kernels, where x + x takes 0.9."""
-    keys, recorded = torch._C.DispatchKey, make_autograd_impl(op, Info(backward, setup))
+    keys = torch._C.DispatchKey
     last = {torch._C.DispatchKeySet(key).raw_repr(): kernel for key, kernel in ((keys.CUDA, cuda), (keys.CPU, cpu))}
+
+    @functools.cache
+    def recorded():  # made when it is needed: a third of what an op costs the import
+        return make_autograd_impl(op, Info(backward, setup))
 
     def kernel(keyset, *args):
         run = None if _grad_mode() else last.get((keyset & _BELOW).raw_repr())
-        return recorded(keyset, *args) if run is None else run(*args)
+        return recorded()(keyset, *args) if run is None else run(*args)
 
     return _untraced(kernel)
 
