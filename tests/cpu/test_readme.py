@@ -53,8 +53,8 @@ def test_what_deterministic_gradients_cost_is_what_the_results_say():
     found = [case for case in readme_table.reports()["attention_backward"].cases if case.section == "deterministic"]
     of = {tuple(case.shape.split()[1::3]): case.ratios()["as usual"] for case in found if "as usual" in case.ratios()}
     text = " ".join(inspect.getdoc(tkq.flash_attn).split())
-    said = re.search(r"(\S+) to (\S+) of its usual speed from 4096 keys on, and (\S+) \(causal (\S+)\) of it at 1024", text)
-    low, high, full, causal = map(float, said.groups())
+    of_usual = r"(\S+) to (\S+) of its usual speed from 4096 keys on, and (\S+) \(causal (\S+)\) of it at 1024"
+    low, high, full, causal = map(float, re.search(of_usual, text).groups())
     assert of["S1024", "full"] == pytest.approx(full, abs=0.02)
     assert of["S1024", "causal"] == pytest.approx(causal, abs=0.02)
     long = [ratio for (length, _), ratio in of.items() if length != "S1024"]
