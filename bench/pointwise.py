@@ -98,9 +98,11 @@ def _rope_qk_job() -> Job:
     return Job(question, tkq.rope_qk, "rope_qk", tuple(pointwise_peers.PEERS["rope_qk"]), inputs, error)
 
 
-def gated_jobs() -> Iterator[Job]:
+def gated_jobs(shapes=()) -> Iterator[Job]:
+    """Of all shapes that are named; unless any is, of geglu at one."""
+    named = shapes and shapes != GATED_SHAPES
     for kind in KINDS:
-        for m, n in GATED_SHAPES if kind == "swiglu" else GATED_SHAPES[1:2]:
+        for m, n in shapes if named else GATED_SHAPES if kind == "swiglu" else GATED_SHAPES[1:2]:
             yield _gated_job(kind, m, n)
             yield _gated_backward_job(kind, m, n)
 
@@ -217,7 +219,8 @@ def calls() -> dict[str, Call]:
 
 BENCH = Bench(
     "pointwise", __doc__,
-    {"rope": lambda _: rope_jobs(), "gated": lambda _: gated_jobs(), "variants": lambda _: variant_jobs()},
+    {"rope": lambda _: rope_jobs(), "gated": gated_jobs, "variants": lambda _: variant_jobs()},
+    shapes={"gated": GATED_SHAPES},
     calls=calls,
     default=("calls", "rope", "gated"),
 )
