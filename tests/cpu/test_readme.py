@@ -3,6 +3,7 @@ and its excerpts of examples."""
 
 import dataclasses
 import inspect
+import json
 import re
 import runpy
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_what_deterministic_gradients_cost_is_what_the_results_say():
     assert of["S1024", "causal"] == pytest.approx(causal, abs=0.02)
     long = [ratio for (length, _), ratio in of.items() if length != "S1024"]
     assert len(long) == 4 and low - 0.02 < min(long) and max(long) < high + 0.02
+
+
+def test_what_float8_sums_lose_is_what_the_results_say():
+    """The docstring's figures, at K = 16384: within a tenth of the run's."""
+    errors = json.loads((readme_table.RESULTS / "fp8_sums.json").read_text())["errors"]
+    of = {(x["operands"], x["way"]): x.get("mean_signed") for x in errors if x["K"] == 16384}
+    text = " ".join(inspect.getdoc(tkq.fp8_gemm).split())
+    said = re.search(r"\"fast\" (\S+) for normal a and b, (\S+) where all products are positive; \"fp32\" (\S+) and "
+                     r"(\S+); torch's were the same", text).groups()
+    ways = [(operands, way) for way in ("fast", "fp32") for operands in ("normal", "positive")]
+    for (operands, way), number in zip(ways, map(float, said)):
+        assert of[operands, f'tkq, "{way}"'] == pytest.approx(number, rel=0.1)
+        theirs = of[operands, "torch, fast" if way == "fast" else "torch, not fast"]
+        assert theirs == pytest.approx(number, rel=0.1)
 
 
 def test_sections_between_markers_are_what_the_results_say():
