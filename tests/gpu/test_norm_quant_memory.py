@@ -28,6 +28,7 @@ def test_no_rows(kind, granularity, shape):
     assert scale.shape == (0, 1 if granularity == "row" else -(-shape[-1] // 128))
 
 
+@pytest.mark.slow
 @GRANULARITIES
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("x, N, room, first", [
@@ -60,6 +61,7 @@ def test_leading_dimensions(kind, granularity):
         assert q.shape == view.shape and q.is_contiguous() and same((q, scale), (other, other_scale))
 
 
+@pytest.mark.slow
 @GRANULARITIES
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N, vectors", [(1000, "bf16"), (16384, "fp32"), (131072, "bf16"), (262144, "fp32")])
