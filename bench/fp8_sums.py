@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import tkq
-from bench.results import Environment
+from bench.results import run_here
 
 M, N, LENGTHS = 256, 512, (1024, 4096, 16384)
 FP8 = torch.float8_e4m3fn
@@ -79,8 +79,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{x['operands']:9s} K {x['K']:6d} {x['way']:16s} "
               + (x["note"] if "note" in x else f"{x['mean_signed']:+.2e} {x['root_mean_square']:.2e}"))
     options.out.mkdir(parents=True, exist_ok=True)
-    device = Environment.here().device
-    text = json.dumps({"device": device, "type": "float8_e4m3fn", "errors": found}, indent=1)
+    run = run_here()
+    text = json.dumps({"run": run, "device": run["device"], "type": "float8_e4m3fn", "errors": found}, indent=1)
     (options.out / "fp8_sums.json").write_text(text + "\n")
     return 0
 

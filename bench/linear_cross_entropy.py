@@ -20,6 +20,7 @@ import tkq
 from bench import harness, peers
 from bench.command import Bench, Job, main
 from bench.losses_peers import with_gradients
+from bench.results import run_here
 from bench.row_bench import BF16, targets
 from tkq import reference_losses as reference
 from tkq.testing.timing import Effort, relative_error
@@ -72,7 +73,8 @@ def weigh(options) -> list[str]:
     """Measure memory too; what is wrong with it."""
     found = memory(options.shapes or SHAPES, tuple(name for name in PEERS if name not in options.without))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "linear_cross_entropy_memory.json").write_text(json.dumps(found, indent=1) + "\n")
+    (options.out / "linear_cross_entropy_memory.json").write_text(
+        json.dumps({"run": run_here(), **found}, indent=1) + "\n")
     problems = []
     for shape, taken in found.items():
         print(shape, *(f"{name} {taken[name] / 2**20:.0f} MB" for name in taken), sep="  ")

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 import torch
 
 from bench import harness, llama_profile
-from bench.results import Bound, Case, Cost, Environment, Report
+from bench.results import Bound, Case, Cost, Environment, Report, run_here
 from tkq.testing import timing
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
@@ -152,7 +152,8 @@ class Steps:
         except Exception as problem:  # the times are there already
             print(f"PROBLEM no profile of {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
             return None
-        (self.out / "llama_profile.json").write_text(json.dumps(self.profiles, indent=1) + "\n")
+        (self.out / "llama_profile.json").write_text(
+            json.dumps({"run": run_here(), **self.profiles}, indent=1) + "\n")
         return self.profiles[name]["launches"]
 
     def learning(self, rate: float, resume: bool = False) -> dict:

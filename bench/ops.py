@@ -183,6 +183,20 @@ def beside(job: Job, against: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in job.peer_names if name in wanted or not is_rival(name))
 
 
+# by (op, section) or op: what a case is called where its own name is not the function's
+NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forward": "flash_attn",
+         ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
+         "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
+         "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, the mean"}
+NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
+
+
+def shown(op: str, section: str) -> str:
+    """What a case is called on pages and in pictures: the public function, and what of it."""
+    name = NAMES.get((op, section), NAMES.get(op, op))
+    return f"quantize_fp8{name.removeprefix('quantize')}" if name.startswith("quantize ") else name
+
+
 def is_float8(op: str, unit: str) -> bool:
     """Does a case's operation multiply float8? Of those that are judged by operations."""
     words = {"fp8_gemm", "tensor", "row", "block", "tile", "line", "gradient_row", "gradient_line"}

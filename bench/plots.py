@@ -19,6 +19,7 @@ from bench import ops, tables
 from bench.results import Case, Report, geometric_mean
 
 STYLE = 3  # to be raised where the drawing changes: pictures of another style are stale
+OVERVIEW = 1  # likewise, of the overview alone
 FORMATS = ("svg", "png")
 FLOPS_PER_CLOCK = 4096  # of one multiprocessor's tensor cores, in 16 bits; twice as many in float8
 # words of a shape that say what kind of problem it is, not how large
@@ -27,11 +28,6 @@ COLOURS = {"tkq": "#0b6e4f", "QuACK": "#d1495b", "FA4": "#d1495b", "cuDNN": "#ed
            "torch": "#8d6a9f", "torch.compile": "#00798c", "Liger": "#8f5d2e"}
 COLOURS |= {"QuACK tuned": "#8c1c2f", "FA4, deterministic": "#d1495b"}
 OWN_COLOUR = "#7fb8a4"  # tkq's in another form
-# by (op, section) or op: what a panel is called where the case's own name says too little
-NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forward": "flash_attn",
-         ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
-         "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
-         "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, the mean"}
 OTHERS = ("#5f7470", "#a37b73", "#4059ad", "#97a97c")
 WIDTH, HEIGHT, ACROSS = 4.6, 3.2, 3  # of a panel in inches; panels side by side
 LEGEND_LINE = 0.2  # inches
@@ -71,7 +67,7 @@ def panels(report: Report, section: str) -> list[Panel]:
             kinds.setdefault((kind_of(case.shape), case.unit), []).append(case)
         if all(len(group) == 1 for group in kinds.values()):
             kinds = {("", unit): [case for (_, u), (case,) in kinds.items() if u == unit] for _, unit in kinds}
-        name = NAMES.get((op, section), NAMES.get(op, op))
+        name = ops.shown(op, section)
         found += [_panel(report, f"{name} {kind}".strip(), group, bool(kind)) for (kind, _), group in kinds.items()]
     return found
 
@@ -208,7 +204,7 @@ def overview_figure(found: Mapping[str, list[float]]):
     ax.set_xticks(ticks, [f"{t:g}" for t in ticks], fontsize=8)
     ax.minorticks_off()
     ax.set_yticks(range(len(names)), names, fontsize=8)
-    ax.invert_yaxis()
+    ax.set_ylim(len(names) - 0.3, -0.7)
     ax.set_xlabel("times as fast as the fastest peer (to the right: tkq is faster)", fontsize=8)
     ax.grid(axis="x", color="#e5e5e5", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
@@ -236,7 +232,7 @@ def drawings(reports: Mapping[str, Report]) -> Iterator[tuple[str, object, str]]
             if drawn:
                 yield f"{file}_{section}", lambda drawn=drawn: figure(drawn), digest(drawn)
     if found := overview(reports):
-        yield "overview", lambda: overview_figure(found), digest(found)
+        yield "overview", lambda: overview_figure(found), digest([OVERVIEW, found])
 
 
 def write(reports: Mapping[str, Report], folder: Path, formats: Iterable[str] = FORMATS) -> list[Path]:

@@ -36,14 +36,19 @@ over interleaved rounds of the fastest peer's time over ours: above 1, tkq is fa
 a kernel that only moves the bytes. Day: of the run. {said}"""
 HEAD = """# Speed
 
-Made by `python -m bench.readme_table --write` from `bench/results/h100`, where `results.md` has every candidate with
-its spread, launches, error, clock and power. A roof is what only moves the bytes: `copy` one read and one write, `add`
-two reads and one write. GB/s count the bytes that an operation has to move: of (M, N) tensors two in a norm's or
-softmax's forward (four with a residual), one in a cross entropy's, three in a norm's or softmax's backward, two in a
-cross entropy's. `plain` is tkq's own operation without what is fused into it; `32/32`, `all keys`, `as usual` and `tkq
-apart` are its own too. Each table has the day of its run. {said}
-In the pictures a band is what lies between the quartiles, and the tensor cores' roof is their peak at the SM clock that
-was read while tkq ran. What a call costs depends on the host: compare it with `x + x` of the same run."""
+Made by `python -m bench.readme_table --write` from `bench/results/h100`. `results.md` there has every candidate with
+its spread, launches, CPU time, error, clock and power; [how it is measured](measuring.md) says how.
+
+- Measured on {known}, where a table does not say otherwise. Each has the day of its run. {said}
+- {ratio} The peer shown is the fastest of those timed.
+- A roof is what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the
+  bytes that an operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual),
+  one in a cross entropy's, three in a norm's or softmax's backward, two in a cross entropy's.
+- `plain` is tkq's own operation without what is fused into it; `32/32`, `all keys`, `as usual` and `tkq apart` are its
+  own too.
+- In the pictures a band is what lies between the quartiles, and the tensor cores' roof is their peak at the SM clock
+  that was read while tkq ran.
+- What a call costs depends on the host: compare it with `x + x` of the same run."""
 
 
 def reports(folder: Path = RESULTS) -> dict[str, Report]:
@@ -71,23 +76,28 @@ def page(folder: Path = RESULTS) -> str:
     """docs/speed.md: every results file, those that are in other files too last."""
     found = reports(folder)
     pictures = [name for name, _, _ in plots.drawings(drawn(found))]
+    known = tables.most_common_setting(found.values())
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem in TWICE, path.stem))
-    runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found)}" for path in paths]
+    runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found, known)}" for path in paths]
     old = ", ".join(name.replace("_", " ") for name in tables.earlier(found))
     said = f"Of an earlier run than the others: {old}." if old else "All are of one run."
-    return "\n\n".join((HEAD.format(said=said), *runs)) + "\n"
+    return "\n\n".join((HEAD.format(said=said, known=known, ratio=tables.RATIO), *runs)) + "\n"
 
 
-def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report]) -> str:
+def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report], known: str) -> str:
     if path.stem in found:
         report = found[path.stem]
         names = [f"{path.stem}_{section}" for section in dict.fromkeys(case.section for case in report.cases)]
         shown = [f"![{name.replace('_', ' ')}](plots/{name}.svg)" for name in names if name in pictures]
-        table = f"{tables.heading(report)}\n\n{chapters.table(report)}" if path.stem == "chapters" else (
-            tables.short(report))
+        head = tables.heading(report, known)
+        table = f"{head}\n\n{chapters.table(report)}" if path.stem == "chapters" else tables.short(report, head)
         return "\n\n".join([table, *shown])
     of = {"sums": _sums, "memory": _memory, "profile": _profile, "learning": _learning}
-    return of[path.stem.rpartition("_")[2]](json.loads(path.read_text()))
+    read = json.loads(path.read_text())
+    run = read.pop("run", {})
+    day = run.get("date") or max(read.get("made", {}).values(), default="")
+    begin = f"Measured {day[:10]}. " if day else "The file does not say of which run it is. "
+    return begin + of[path.stem.rpartition("_")[2]](read)
 
 
 def _memory(found: dict[str, dict[str, int]]) -> str:

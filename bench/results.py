@@ -58,7 +58,7 @@ class Environment:
             cudnn=str(torch.backends.cudnn.version()),
             python=platform.python_version(),
             date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            command=" ".join(["python", *(_relative(a) for a in sys.argv)]),
+            command=command(sys.argv),
             versions={"tkq": tkq.__version__, **{name: _version(name) for name in PACKAGES}},
             processors=_processors(),
         )
@@ -68,6 +68,20 @@ def _processors() -> int:
     import torch
 
     return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 0
+
+
+def run_here() -> dict[str, str]:
+    """Of which run something is that is no `Report`: what its file has under "run"."""
+    here = Environment.here()
+    return {"date": here.date, "device": here.device, "command": here.command}
+
+
+def command(argv: list[str]) -> str:
+    """What was typed, of a script's path and its arguments."""
+    script = Path(_relative(argv[0]))
+    name = "tkq bench" if script.stem == "__main__" else f"bench.{script.stem}"
+    begin = f"python -m {name}" if script.parent.name == "bench" else f"python {script.as_posix()}"
+    return " ".join([begin, *map(_relative, argv[1:])])
 
 
 def _relative(argument: str) -> str:

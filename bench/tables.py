@@ -16,13 +16,26 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def heading(report: Report) -> str:
-    """When, where and with what a run was made."""
+RATIO = ("A ratio is the median over interleaved rounds of the peer's time over ours in the same round: above 1, tkq "
+         "is faster.")
+
+
+def setting(report: Report) -> str:
+    """Where and with what a run was made."""
     e = report.environment
     versions = ", ".join(f"{name} {version}" for name, version in e.versions.items() if version)
-    return (f"Measured {e.date[:10]} on one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; "
-            f"{versions}). A ratio is the median over interleaved rounds of the peer's time over ours in the same "
-            "round: above 1, tkq is faster.")
+    return f"one {e.device} (driver {e.driver}, CUDA {e.cuda}, cuDNN {e.cudnn}; {versions})"
+
+
+def most_common_setting(reports: Iterable[Report]) -> str:
+    """Of several runs, for a page that says it once; "" of none."""
+    return statistics.mode(found) if (found := [setting(report) for report in reports]) else ""
+
+
+def heading(report: Report, known: str = "") -> str:
+    """When, where and with what a run was made; of a page that says ``known`` above, the day alone where that is so."""
+    where = setting(report)
+    return f"Measured {report.environment.date[:10]}{'' if where == known else f' on {where}'}."
 
 
 def rivals(case: Case) -> dict[str, float]:
@@ -33,11 +46,10 @@ def rivals(case: Case) -> dict[str, float]:
 # ---- a run in short ----------------------------------------------------------------------------------------------
 
 
-def short(report: Report) -> str:
-    """A run: each case beside the fastest peer and its roof, and the costs."""
-    parts = [f"{heading(report)} The peer shown is the fastest of those timed. {_timed_beside(report.cases)} "
-             f"{_bursts(report.cases)}".strip()
-             if report.cases else heading(report)]
+def short(report: Report, head: str = "") -> str:
+    """A run: each case beside the fastest peer and its roof, and the costs. head: above it, `heading` without."""
+    head = head or heading(report)
+    parts = [f"{head} {_timed_beside(report.cases)} {_bursts(report.cases)}".strip() if report.cases else head]
     if report.cases:
         roofs = any(map(_of_roof, report.cases))
         beside = ("of its roof, or of tkq's own",) if roofs else ()
@@ -72,8 +84,8 @@ def _timed_beside(cases: list[Case]) -> str:
     """Which peers each operation was timed beside at one shape at least: "the fastest" says little without it."""
     timed: dict[str, dict] = {}
     for case in cases:
-        timed.setdefault(case.op, {}).update(rivals(case))
-    lists = [f"`{op}` beside {', '.join(names) or 'nothing'}" for op, names in timed.items()]
+        timed.setdefault(_listed([ops.shown(case.op, case.section)]), {}).update(rivals(case))
+    lists = [f"{name} beside {', '.join(peers) or 'nothing'}" for name, peers in timed.items()]
     return f"Timed: {'; '.join(lists)}."
 
 
@@ -92,11 +104,12 @@ def _bursts(cases: list[Case]) -> str:
 
 def _named(cases: list[Case]) -> list[str]:
     """The operation of each, and its section where one operation has the same shape in several."""
+    names = [ops.shown(case.op, case.section) for case in cases]
     sections: dict[tuple, set] = {}
-    for case in cases:
-        sections.setdefault((case.op, case.shape), set()).add(case.section)
-    several = {op for (op, _), found in sections.items() if len(found) > 1}
-    return [f"`{case.op}`" + f", {case.section}" * (case.op in several) for case in cases]
+    for name, case in zip(names, cases):
+        sections.setdefault((name, case.shape), set()).add(case.section)
+    several = {name for (name, _), found in sections.items() if len(found) > 1}
+    return [_listed([name]) + f", {case.section}" * (name in several) for name, case in zip(names, cases)]
 
 
 def _case_row(case: Case) -> tuple[str, ...]:
@@ -140,7 +153,7 @@ LEGEND = (
 
 def whole(report: Report) -> str:
     """A run: a row for every candidate of every case, with all that was measured, the costs, and who is missing."""
-    parts = [heading(report)]
+    parts = [f"{heading(report)} {RATIO}", f"By `{report.environment.command}`."]
     if report.copy_gbs:
         parts.append(f"A device copy reads and writes {report.copy_gbs:.0f} GB/s in this run.")
     if said := _bursts(report.cases):

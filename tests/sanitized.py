@@ -32,10 +32,10 @@ def on(device, *tensors):
 
 def norms(device):
     """Forward and backward, rows of a warp, of a block and of a cluster, and rows that bulk copies cannot take.
-    layernorm of 65536 columns with float32 weight and bias takes three rows at once."""
+    With float32 weight and bias layernorm of 65536 columns takes three rows at once, and blocks of 131072 ones stay."""
     import tkq
 
-    for M, N in ((37, 1024), (150, 4096), (5, 32768), (21, 65536), (9, 1001)):
+    for M, N in ((37, 1024), (150, 4096), (5, 32768), (21, 65536), (19, 131072), (9, 1001)):
         for op in (tkq.rmsnorm, tkq.layernorm):
             x, weight, bias, dy = on(device, randn(0, M, N, grad=True), randn(1, N, dtype=torch.float32, grad=True),
                                      randn(2, N, dtype=torch.float32, grad=True), randn(3, M, N))
@@ -51,9 +51,10 @@ def residents(device):
     from tkq.rows.variants import variants
 
     M, N = 600, 4096
-    dy, x, weight = on(device, randn(0, M, N), randn(1, M, N), randn(2, N))
-    mean = x.cpu().float().mean(-1)
-    rstd, mean = on(device, torch.rsqrt((x.cpu().float() - mean[:, None]).square().mean(-1) + 1e-5), mean)
+    x = randn(1, M, N)
+    mean = x.float().mean(-1)
+    rstd = torch.rsqrt((x.float() - mean[:, None]).square().mean(-1) + 1e-5)
+    dy, x, weight, rstd, mean = on(device, randn(0, M, N), x, randn(2, N), rstd, mean)
     plans = variants(spec("layernorm", N).shape)
     for name in ("planned", "two blocks of 8", "halves two blocks of 4"):
         if device == "cpu":
@@ -121,19 +122,19 @@ def quant(device):
         for granularity in ("row", "block"):
             x, weight = on(device, randn(0, 9, N), randn(1, N))
             q, scale = tkq.rmsnorm_quant(x, weight, granularity=granularity)
-            yield f"rmsnorm_quant {N} {granularity}", (q.cpu().float(), scale)
+            yield f"rmsnorm_quant {N} {granularity}", (q, scale)
     for N in (1024, 131072):  # results in registers; computed twice, two rows at once (`tkq.norms.quant_long`)
         x, weight = on(device, randn(0, 5, N), randn(1, N))
         q, scale = tkq.layernorm_quant(x, weight)
-        yield f"layernorm_quant {N}", (q.cpu().float(), scale)
+        yield f"layernorm_quant {N}", (q, scale)
     for op, granularity in ((tkq.rmsnorm_quant, "row"), (tkq.layernorm_quant, "block")):  # blocks that stay
         x, weight, bias = on(device, randn(0, 19, 131072), *(randn(i, 131072).float() for i in (1, 2)))
         q, scale = op(x, weight, bias=bias, granularity=granularity)
-        yield f"{op.__name__} with float32 vectors {granularity}", (q.cpu().float(), scale)
+        yield f"{op.__name__} with float32 vectors {granularity}", (q, scale)
     x, residual, weight, bias = on(device, *(randn(i, 19, 131072) for i in (0, 1)),
                                    *(randn(i, 131072).float() for i in (2, 3)))
     q, scale, h = tkq.layernorm_quant(x, weight, bias, residual=residual, prenorm=True)
-    yield "layernorm_quant + residual with float32 vectors", (q.cpu().float(), scale, h)
+    yield "layernorm_quant + residual with float32 vectors", (q, scale, h)
 
 
 def rope(device):
@@ -144,6 +145,10 @@ def rope(device):
                              randn(1, 2, 33, 3, 64))
         y = tkq.rope(x, cos, sin, interleaved=interleaved)
         yield f"rope {interleaved}", (y, *grad(y, x, dy))
+    q, k, cos, sin = on(device, randn(0, 66, 4, 64), randn(1, 66, 2, 64), *tkq.rope_cos_sin(40, 64, device="cpu"))
+    starts, places = on(device, torch.tensor([0, 33, 33, 66], dtype=torch.int32), torch.arange(66) % 40)
+    yield "rope_qk of packed sequences", tkq.rope_qk(q, k, cos, sin, cu_seqlens=starts)
+    yield "rope_qk by positions", tkq.rope_qk(q[None], k[None], cos, sin, position_ids=places[None])
 
 
 def gated(device):
@@ -217,6 +222,8 @@ def quantise(device):
             x, = on(device, randn(0, m, n))
             yield f"quantize_fp8 {m} x {n} {granularity}", tkq.quantize_fp8(x, granularity, transpose=True)
         yield f"quantize_fp8 {m} x {n} row alone", tkq.quantize_fp8(x, "row")
+    x, = on(device, randn(0, 3, 262400))  # rows longer than a kernel holds
+    yield "quantize_fp8 3 x 262400 row", tkq.quantize_fp8(x, "row")
     for m, n in ((700, 1100), (2056, 2180)):  # both halves of a room; and more tiles than fit on the GPU at once
         x, = on(device, randn(0, m, n))
         for granularity in ("tensor", "row"):

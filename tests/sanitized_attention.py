@@ -131,6 +131,24 @@ def more_gradients(device):
                                                            deterministic=more.get("deterministic", False))
 
 
+def shared_heads(device):
+    """Query heads that share K/V heads, of short, medium and long sequences: a tile's first part of dQ stored, two
+    query heads at a time. In bf16 dS is a product of pairs, in fp16 it is not; and so of long packed sequences."""
+    causal = Options(True)
+    for dtype in (BF16, torch.float16):
+        for keys in (200, 2100, 8300):
+            q, k, v = (x.to(dtype) for x in qkv(130, keys, 8, 2, 128))
+            o, lse = reference.flash_attn(q, k, v, True)
+            tensors = *on(device, randn(3, *q.shape).to(dtype), q, k, v, o, lse), None
+            yield f"D128 8/2 130 x {keys} {dtype}", attention_backward(tensors, None, causal)[:3]
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    q, k, v = (x[0].half() for x in qkv(300, 300, 2, 2, 128))
+    o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, None, None, *causal)
+    *tensors, c = on(device, randn(3, *q.shape).half(), q, k, v, o, lse, cu)
+    found = attention_varlen_backward((*tensors, None), None, Lengths(c, c, None, None, 8300, 8300), causal)
+    yield "packed D128 up to 8300 fp16", found[:3]
+
+
 def varlen_gradients(device):
     """Of packed sequences: dQ from block to block, blocks that have one task, that stay, with dQ made behind, also the
     statistics; dQ by a kernel of its own; windows, softcap, rows that are not in use."""
@@ -156,7 +174,7 @@ def varlen_gradients(device):
 
 
 FAMILIES = {f.__name__: f for f in (forward, options, varlen, gradients, more_forward, more_gradients,
-                                    varlen_gradients)}
+                                    shared_heads, varlen_gradients)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

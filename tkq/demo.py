@@ -1,8 +1,8 @@
 """`python -m tkq demo`: what tkq does, checked and measured, in one table.
 
 With a Hopper GPU the operations run on inputs of real size beside PyTorch eager and `torch.compile`, each checked
-against a float32 reference. Without one the same kernels are cross-compiled for sm_90a and read, and every operation
-runs through its CPU path, checked in float64. The exit status is 0 only if all checks pass.
+against a float32 reference. Without one the same kernels are cross-compiled for sm_90a and read, and their
+operations run through the CPU path, checked in float64. The exit status is 0 only if all checks pass.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def read_and_run_on_cpu() -> bool:
             rows,
         )
     )
-    print("\nThe CPU path of every operation, against PyTorch in float64 (||out - ref|| / ||ref||):\n")
+    print("\nThe CPU path of the same operations, against PyTorch in float64 (||out - ref|| / ||ref||):\n")
     print(table(("op (bf16)", "shape", "error", "eager's", "check"), results))
     for text in problems:
         print(f"\nPROBLEM {text}")

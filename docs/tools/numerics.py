@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.ops import is_rival
+from bench.ops import is_rival, shown
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h100"
 HEAD = ("operation (bf16)", "shapes", "tkq", "peers, each its largest", "tkq beside the best peer")
@@ -26,14 +26,18 @@ def tables(folder: Path = RESULTS) -> str:
 
 
 def _rows(cases) -> list[tuple[str, ...]]:
-    """One row an operation."""
-    by_op: dict[str, list[dict]] = {}
+    """One row an operation, but for those of which the run has no error at all."""
+    by_name: dict[str, list[dict]] = {}
     for case in cases:
-        by_op.setdefault(case["op"], []).append(case)
-    return [_row(op, found) for op, found in by_op.items()]
+        by_name.setdefault(shown(case["op"], case["section"]), []).append(case)
+    return [_row(name, found) for name, found in by_name.items() if any(map(_has_errors, found))]
 
 
-def _row(op, cases):
+def _has_errors(case) -> bool:
+    return any(timing["error"] is not None for timing in case["comparison"]["timings"])
+
+
+def _row(name, cases):
     ours: list[float] = []
     theirs: dict[str, list[float]] = {}
     beside = []
@@ -42,12 +46,14 @@ def _row(op, cases):
                   if t["error"] is not None and (t["name"] == case["ours"] or is_rival(t["name"]))}
         mine = errors.pop(case["ours"], None)
         ours += [] if mine is None else [mine]
-        for name, error in errors.items():
-            theirs.setdefault(name, []).append(error)
+        for peer, error in errors.items():
+            theirs.setdefault(peer, []).append(error)
         if mine is not None and errors and min(errors.values()) > 0:
             beside.append(mine / min(errors.values()))
-    peers = ", ".join(f"{name} {max(found):.1e}" for name, found in theirs.items())
-    return (f"`{op}`", f"{len(ours)} of {len(cases)}", _span(ours, ".1e"), peers or NOT, _span(beside, ".2f"))
+    peers = ", ".join(f"{peer} {max(found):.1e}" for peer, found in theirs.items())
+    op, comma, what = name.partition(",")
+    return (f"`{op}`{comma}{what}", f"{len(ours)} of {len(cases)}", _span(ours, ".1e"), peers or NOT,
+            _span(beside, ".2f"))
 
 
 def _span(numbers, form) -> str:

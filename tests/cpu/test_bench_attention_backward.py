@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from bench import attention_backward as bench
+from bench import attention_backward_gqa as grouped
 from bench import tune_attention_backward as tune
 from bench.attention_forward import DIMS
 from tkq import reference
@@ -21,6 +22,20 @@ def test_the_error_is_that_of_two_heads(kv_heads, causal):
     assert bench.error(shape)("tkq", given, found) < 1e-5
     found[0][0, :, -1] *= 2
     assert bench.error(shape)("tkq", given, found) > 0.5
+
+
+def test_both_sides_of_shared_heads_have_an_error():
+    new = lambda heads: torch.randn(2, 64, heads, 64)
+    do, q, k, v = new(4), new(4), new(2), new(2)
+    as_many = [x.repeat_interleave(2, 2) for x in (k, v)]
+    forward = lambda kv: (*kv, *reference.flash_attn(q, *kv, True))
+    given = do, q, *forward((k, v)), *forward(as_many)
+    error = grouped.error(64, 64, True)
+    for name, some in (("tkq", given[:6]), (grouped.SAME, (*given[:2], *given[6:]))):
+        found = list(reference_attention.flash_attn_backward(*some, None, True))
+        assert error(name, given, found) < 1e-5
+        found[1] = found[1] * 2
+        assert error(name, given, found) > 0.5
 
 
 def test_shapes():

@@ -177,6 +177,15 @@ def test_shapes_choose_cases(tmp_path):
         (section, "M64 N32") for section in ("forward", "residual", "backward")]  # heads have shapes of their own
 
 
+def test_gates_take_every_shape_that_is_named():
+    chosen = options()
+    usual = {op: [job.question.shape for _, job in front.jobs_of(op, chosen)] for op in ("swiglu", "geglu")}
+    assert len(usual["swiglu"]) == 6 and set(usual["geglu"]) == {"M8192 N8192"}
+    chosen.shapes = front.read_shapes("geglu 64x32 8x16")
+    found = [job.question.shape for _, job in front.jobs_of("geglu", chosen)]
+    assert len(found) == 8 and found.count("M64 N32") == found.count("M8 N16")  # two kinds, forward and backward
+
+
 def test_cublas_is_behind_torch_where_torch_has_float8():
     job = types.SimpleNamespace(peer_op="fp8_gemm", peer_names=("torch", "QuACK", "plain"))
     assert ops.beside(job, ("cublas",)) == ("torch", "plain") and ops.beside(job, ("quack",)) == ("QuACK", "plain")

@@ -565,4 +565,6 @@ def test_a_command_is_published_without_the_machine_s_folders(monkeypatch, tmp_p
     monkeypatch.setattr(
         "sys.argv", [str(tmp_path / "bench" / "foundation.py"), "--out", "/elsewhere/results", "--seconds", "5"]
     )
-    assert Environment.here().command == "python bench/foundation.py --out results --seconds 5"
+    assert Environment.here().command == "python -m bench.foundation --out results --seconds 5"
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "bench" / "__main__.py"), "rmsnorm"])
+    assert Environment.here().command == "python -m tkq bench rmsnorm"

@@ -42,6 +42,27 @@ def test_ours_and_torch_agree(tiny):
         assert job.question.op == "rope_qk" or job.error("tkq", inputs, job.ours(*inputs)) is not None
 
 
+@pytest.mark.parametrize("op", ("rope_qk", "swiglu backward"))
+@pytest.mark.parametrize("factor, right", ((1.0, True), (2.0, False)))
+def test_a_peer_that_writes_over_its_inputs_is_judged_by_new_ones(op, factor, right, tiny, monkeypatch):
+    job = next(job for job in jobs() if job.question.op == op)
+    plain = peers.find(job.peer_op, ("torch.compile",))[0]["torch.compile"]
+
+    def in_place(*given):
+        made = [factor * x for x in plain(*given)]
+        spoil(given)
+        return made
+
+    def spoil(given):
+        for x in given:
+            x.mul_(0 if x.dtype == torch.bfloat16 else 1)  # not the tables
+
+    monkeypatch.setitem(pointwise_peers.PEERS[op], "Liger", lambda: in_place)
+    spoilt = job.make_inputs(0)
+    spoil(spoilt)
+    assert (job.error("Liger", spoilt, spoilt[:2]) < 0.01) is right
+
+
 def test_roofs_move_the_bytes_of_the_question(tiny):
     for job in jobs():
         inputs = job.make_inputs(0)

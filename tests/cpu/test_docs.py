@@ -1,6 +1,8 @@
 """The docs: they build without a warning, their links lead somewhere, their code runs, and what is made agrees."""
+import argparse
 import ast
 import html.parser
+import importlib.util
 import inspect
 import json
 import os
@@ -19,7 +21,7 @@ from docs.tools import api, commands, docstrings, numerics, support
 from tests.cpu.test_doctor import GOOD, WRONG
 from tests.every_op import FUNCTIONS
 from tests.markdown import PAGES, ROOT, blocks, is_excerpt
-from tkq.runtime import doctor
+from tkq.runtime import doctor, fill
 
 PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
 ON_CPU = [block for block in PYTHON if block.said == "runs on the CPU"]
@@ -255,11 +257,49 @@ def test_the_help_of_commands_is_what_they_print():
 def test_numerics_say_what_was_not_measured(tmp_path):
     def case(op, ours, **errors):
         timings = [dict(name=name, error=error) for name, error in dict(tkq=ours, **errors).items()]
-        return dict(op=op, ours="tkq", comparison=dict(timings=timings))
-    cases = [case("f", 2e-3, QuACK=1e-3, copy=None), case("f", 1e-3, QuACK=1e-3), case("g", None, QuACK=1e-3)]
+        return dict(op=op, section="s", ours="tkq", comparison=dict(timings=timings))
+    cases = [case("f", 2e-3, QuACK=1e-3, copy=None), case("f", 1e-3, QuACK=1e-3), case("g", None, QuACK=1e-3),
+             case("softmax_backward", 1e-3), case("softmax_backward", None), case("h", None, QuACK=None)]
     (tmp_path / "one.json").write_text(json.dumps(dict(cases=cases, environment=dict(date="2026-11-21T10:00:00"))))
     (tmp_path / "other.json").write_text("{}")
     text = numerics.tables(tmp_path)
     assert "### one\n\nRun of 2026-11-21." in text and "other" not in text
     assert "| `f` | 2 of 2 | 1.0e-03 to 2.0e-03 | QuACK 1.0e-03 | 1.00 to 2.00 |" in text
     assert "| `g` | 0 of 1 | not measured | QuACK 1.0e-03 | not measured |" in text
+    assert "| `softmax`, backward | 1 of 2 | 1.0e-03 | not measured | not measured |" in text and "`h`" not in text
+
+
+def test_the_numbers_that_numerics_calculates():
+    """Of attention's backward with some intermediates in bf16: relative to all of them in float64."""
+    torch.manual_seed(0)
+    low = lambda x: x.bfloat16().double()
+    q, k, v, do = (low(torch.randn(700, 128)) for _ in range(4))
+    p = torch.softmax(q @ k.T * 128**-0.5, -1)
+    dp = do @ v.T
+    less = dp - (p @ v * do).sum(-1, keepdim=True)
+    s = low(low(q @ k.T) * 128**-0.5)
+    p_low = low(torch.softmax(s, -1))
+    less_low = low(low(dp) - low((low(p_low @ v) * do).sum(-1, keepdim=True)))
+    forms = dict(shipped=low(p) * low(less), product=low(p) * less, p=p * less, everything=p_low * less_low)
+
+    def error(ds):
+        pairs = ((low(ds) @ k, (p * less) @ k), (low(ds).T @ q, (p * less).T @ q))
+        return max((found - wanted).norm().item() / wanted.norm().item() for found, wanted in pairs)
+
+    said = dict(zip(forms, map(float, re.findall(r"\d\.\de-03", (ROOT / "docs" / "numerics.md").read_text()))))
+    for name, ds in forms.items():
+        assert error(ds) == pytest.approx(said[name], rel=0.02), name
+
+
+def test_commands_on_pages_are_there():
+    """Modules and targets exist, and `compile` takes these arguments; tests/cpu/test_bench_front.py has `bench`."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line.partition(" #")[0].split() for page in PAGES for block in blocks(page) if block.language == "sh"
+             for line in block.code.splitlines()]
+    modules = [line[2:] for line in lines if line[:2] == ["python", "-m"]]
+    assert len(modules) > 10 and all(importlib.util.find_spec(name) for name, *_ in modules)
+    assert {line[1] for line in lines if line[:1] == ["make"]} <= targets
+    for words in (words for name, *words in modules if name == "tkq" and words[0] == "compile"):
+        parser = argparse.ArgumentParser()
+        fill.describe(parser)
+        parser.parse_args(words[1:])

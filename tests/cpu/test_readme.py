@@ -3,6 +3,7 @@ and its excerpts of examples."""
 
 import dataclasses
 import inspect
+import json
 import re
 import runpy
 from pathlib import Path
@@ -46,6 +47,33 @@ def test_the_table_of_operations_has_them_all():
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", rest.partition("\n\n")[0], re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert head and sorted(names) == sorted(name for name in tkq.__all__ if inspect.isfunction(getattr(tkq, name)))
+
+
+def test_what_deterministic_gradients_cost_is_what_the_results_say():
+    """The docstring's figures, of D 128: within 0.02 of the run's."""
+    found = [case for case in readme_table.reports()["attention_backward"].cases if case.section == "deterministic"]
+    of = {tuple(case.shape.split()[1::3]): case.ratios()["as usual"] for case in found if "as usual" in case.ratios()}
+    text = " ".join(inspect.getdoc(tkq.flash_attn).split())
+    of_usual = r"(\S+) to (\S+) of its usual speed from 4096 keys on, and (\S+) \(causal (\S+)\) of it at 1024"
+    low, high, full, causal = map(float, re.search(of_usual, text).groups())
+    assert of["S1024", "full"] == pytest.approx(full, abs=0.02)
+    assert of["S1024", "causal"] == pytest.approx(causal, abs=0.02)
+    long = [ratio for (length, _), ratio in of.items() if length != "S1024"]
+    assert len(long) == 4 and low - 0.02 < min(long) and max(long) < high + 0.02
+
+
+def test_what_float8_sums_lose_is_what_the_results_say():
+    """The docstring's figures, at K = 16384: within a tenth of the run's."""
+    errors = json.loads((readme_table.RESULTS / "fp8_sums.json").read_text())["errors"]
+    of = {(x["operands"], x["way"]): x.get("mean_signed") for x in errors if x["K"] == 16384}
+    text = " ".join(inspect.getdoc(tkq.fp8_gemm).split())
+    said = re.search(r"\"fast\" (\S+) for normal a and b, (\S+) where all products are positive; \"fp32\" (\S+) and "
+                     r"(\S+); torch's were the same", text).groups()
+    ways = [(operands, way) for way in ("fast", "fp32") for operands in ("normal", "positive")]
+    for (operands, way), number in zip(ways, map(float, said)):
+        assert of[operands, f'tkq, "{way}"'] == pytest.approx(number, rel=0.1)
+        theirs = of[operands, "torch, fast" if way == "fast" else "torch, not fast"]
+        assert theirs == pytest.approx(number, rel=0.1)
 
 
 def test_sections_between_markers_are_what_the_results_say():
@@ -99,6 +127,9 @@ def test_a_table_shows_the_fastest_rival_and_not_the_roof():
     assert "| eager call | 9.2 us |" in text
     assert "| first call | 31.4 ms (no cutlass) |" in text
     assert "Timed: `rmsnorm` beside QuACK, compiled; `layernorm` beside nothing; `gemm` beside nothing." in text
+    where = "one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)"
+    assert tables.setting(report()) == tables.most_common_setting([report()]) == where
+    assert tables.heading(report(), where) == "Measured 2026-11-21." and where in tables.heading(report(), "another")
     assert "not timed" not in text
     assert "Did not run" not in text
     assert "Measured 2026-11-21 on one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)" in text
@@ -177,7 +208,8 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
 def test_the_page_has_a_table_for_each_file(tmp_path):
     report().save(tmp_path / "norms.json")
     report().save(tmp_path / "foundation.json")
-    (tmp_path / "linear_memory.json").write_text('{"M1": {"tkq": 1048576, "torch": 10485760}, "M2": {"tkq": 2097152}}')
+    (tmp_path / "linear_memory.json").write_text('{"M1": {"tkq": 1048576, "torch": 10485760}, "M2": {"tkq": 2097152}, '
+                                                '"run": {"date": "2026-11-20T09:00:00"}}')
     (tmp_path / "llama_learning.json").write_text(
         '{"losses": {"torch": [8.0, 4.0, 2.0], "tkq": [8.0, 4.0, 2.001]}, "apart": {"torch": 0, "tkq": 0.0005}, '
         '"at_most": 0.005}')
@@ -185,6 +217,8 @@ def test_the_page_has_a_table_for_each_file(tmp_path):
         '{"torch": {"ms": {"products": 2.0}, "all": 3.0, "launches": 7}}')
     text = readme_table.page(tmp_path)
     assert "## norms" in text and "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
+    assert "Measured 2026-11-20. The most in use above inputs and gradients." in text
+    assert "The file does not say of which run it is. Milliseconds of kernels in one step." in text
     assert "| shape | tkq | torch | tkq of torch |" in text
     assert "| M1 | 1 MB | 10 MB | 0.100 |" in text and "| M2 | 2 MB |  |  |" in text
     assert "at most 0.5 %" in text and "| tkq | 8.000 | 4.000 | 2.001 | 0.050 % |" in text

@@ -14,8 +14,8 @@ def describe(kernel) -> Pipeline:
     last = "after O has left through Q's tile" if c.o_over_q else "after the task's last S"
     told = c.cluster > 1 and c.schedule == "dynamic"
     return Pipeline(
-        title=f"AttentionForward: {spec.dtype}, {spec.head_dim}{', causal' * spec.causal}, {c.schedule} tasks of "
-              f"{c.rows} rows",
+        title=f"AttentionForward: {spec.dtype}, head_dim {spec.head_dim}{', causal' * spec.causal}, {c.schedule} tasks "
+              f"of {c.rows} rows",
         producer=Role("producer", "warp 0", few, (
             "each task: K(n-1) | task and Q | K(n-2) V(n-1) | K(n-3) V(n-2) | .. | the next task | V(0)",)),
         consumer=Role("consumers", f"warps 4 to {4 * c.consumers + 3}, {c.consumers} warpgroups of 64 rows", many, (

@@ -23,6 +23,9 @@ def main(chosen) -> int:
     if chosen.list:
         print(*(kernel.name for kernel in kernels), sep="\n")
         return 0
+    if not (chosen.names or chosen.models or chosen.ops):
+        print(f"All {len(kernels)} kernels that tkq ships, in {chosen.jobs} process{'es' * (chosen.jobs > 1)}. Fewer: "
+              "--models, --ops or part of a NAME (--list shows them). Faster: -j N.", flush=True)
     if chosen.output:
         configure(chosen.output)
     if chosen.bundle:
