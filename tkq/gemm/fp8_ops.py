@@ -92,6 +92,8 @@ def _cuda(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional
           out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
     given = a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate
     found = _again.take(*given)
+    if found is None:
+        found = _paced_again.take(*given)
     return _launched(*given) if found is None else found
 
 

@@ -102,8 +102,15 @@ def _needs_gradient(*tensors) -> bool:
 
 def _cuda(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
           out_dtype: Optional[torch.dtype]) -> Tensor:
-    found = again.take(a, b, bias, activation, c, alpha, beta, out_dtype)
-    return _launch(a, b, bias, activation, c, alpha, beta, out_dtype, True) if found is None else found
+    return _again_or_launch(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+
+
+def _again_or_launch(*given):
+    """given: as of ``_launch``."""
+    found = again.take(*given[:-1])
+    if found is None:
+        found = paced_again.take(*given[:-1])
+    return _launch(*given) if found is None else found
 
 
 def _launch(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
@@ -249,12 +256,7 @@ _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backw
 def _recorded(ctx, a, b, bias, c, numbers):
     alpha, beta, out_dtype, any_k = numbers
     _remember(ctx, a, b, bias, alpha, beta)
-    found = again.take(a, b, bias, "", c, alpha, beta, out_dtype)
-    if found is None:
-        found = paced_again.take(a, b, bias, "", c, alpha, beta, out_dtype)
-    if found is not None:
-        return found
-    return (_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, any_k)
+    return (_again_or_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, any_k)
 
 
 def _recorded_backward(ctx, dy):
