@@ -39,7 +39,7 @@ def _load(src, once=False):
     return held
 
 
-def _store(held, dst):
+def _store(held, dst, once=False):
     for i in range(cute.size(held)):
         dst[i] = held[i]
 
