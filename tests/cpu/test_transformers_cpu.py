@@ -68,6 +68,44 @@ def test_a_step_without_masks_waits_for_no_number(name):
     assert torch.equal(found, wanted) and all(torch.equal(x, others[key]) for key, x in gradients.items())
     with Asked():
         loss_and_gradients(other, tokens())
+    with Asked(), pytest.raises(AssertionError):
+        loss_and_gradients(one, tokens())  # else nothing would be looked for here
+
+
+ROWS = torch.arange(12).expand(2, -1)
+
+
+@pytest.mark.parametrize("given", [dict(attention_mask=torch.ones(2, 12, dtype=torch.long)),
+                                   dict(position_ids=ROWS[:1]), dict(position_ids=ROWS)])
+@pytest.mark.parametrize("train", [True, False])
+def test_unmasked_refuses_what_needs_a_mask(given, train):
+    m, ids = model("Llama", torch.bfloat16, attn="tkq_unmasked").train(train), tokens()
+    tkq_transformers.patch(m)
+    with pytest.raises(ValueError, match="tkq_unmasked.*got (attention_mask|position_ids)"):
+        m(input_ids=ids, labels=ids, **given)
+    m.set_attn_implementation("tkq")
+    assert m(input_ids=ids, labels=ids, **given).loss.isfinite()
+
+
+def test_layers_of_unmasked_refuse_what_they_see():
+    m, ids = model("Llama", torch.bfloat16, attn="tkq_unmasked"), tokens()
+    with pytest.raises(ValueError, match="position_ids"):
+        m(ids, position_ids=ROWS)
+    with pytest.raises(ValueError, match="12 queries with 20 keys"):
+        m(ids, past_key_values=StaticCache(m.config, max_cache_len=20))
+    out = m(ids, use_cache=True)  # a cache that is empty before
+    with pytest.raises(ValueError, match="1 queries with 13 keys"):
+        m(ids[:, :1], past_key_values=out.past_key_values)
+
+
+def test_unmasked_takes_sequences_that_are_named():
+    m, ids, places = model("Llama", torch.bfloat16, attn="tkq_unmasked"), tokens(1), torch.arange(12)[None] % 6
+    cu = torch.tensor([0, 6, 12], dtype=torch.int32)
+    named = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=6, max_length_k=6)
+    tkq_transformers.patch(m)
+    found = m(ids, position_ids=places, **named).logits
+    m.set_attn_implementation("tkq")
+    assert torch.equal(found, m(ids, position_ids=places, use_cache=False).logits)
 
 
 @pytest.mark.parametrize("name", MORE)

@@ -10,9 +10,12 @@ bf16 and fp16: causal and full attention, windows, softcap, padding (sequences o
 sequences packed into one row, caches that grow, and static caches whose length stays on the GPU, so that a step can be
 a CUDA graph. Other masks and types go to transformers' "sdpa"; dropout is refused.
 
-"tkq_unmasked" is the same for models that are called without masks, packed sequences and static caches, as in training
-on sequences of one length. transformers makes no mask for it, and so does not look for packed sequences either: for
-that it waits for the GPU in every call, which then has nothing to do until the host has caught up.
+"tkq_unmasked" is for training on sequences of one length: for calls without attention_mask, without position_ids (or
+with cu_seq_lens_q and so on, of packed sequences) and without keys from before. transformers makes no mask for it, and
+so does not look for packed sequences, for which it waits for the GPU in every call: the GPU then has nothing to do
+until the host has caught up. Another call is refused where that can be seen: a layer sees keys that are more than
+queries, and position_ids of several rows; models whose loss is patched see attention_mask and any position_ids, see
+`patch`. Of other models transformers IGNORES attention_mask there: take "tkq" for them.
 
 `patch` changes modules of a model by their class, and nothing else of the process; see `transformers_modules.FAMILIES`
 for what it knows. Parameters and buffers stay the same objects with the same names: a state dict, an optimizer and
@@ -29,12 +32,12 @@ except ImportError as problem:
 from torch import nn
 
 from . import transformers_modules as modules
-from .transformers_attention import attention_forward, make_mask
+from .transformers_attention import attention_forward, make_mask, unmasked_forward
 
 __all__ = ["Report", "patch", "unpatch"]
 
 AttentionInterface.register("tkq", attention_forward)
-AttentionInterface.register("tkq_unmasked", attention_forward)
+AttentionInterface.register("tkq_unmasked", unmasked_forward)
 AttentionMaskInterface.register("tkq", make_mask)
 
 

@@ -230,6 +230,39 @@ def attention_forward(module, query, key, value, attention_mask, scaling=None, d
     return _in_a_row(query, key, value, layout, options), None
 
 
+UNMASKED = "tkq_unmasked"
+
+
+def unmasked_forward(module, query, key, value, attention_mask, *args, **kwargs):
+    """`attention_forward` of models for which transformers makes no mask.
+
+    Raises:
+        ValueError: what would need one, as far as a layer sees it without waiting for the GPU.
+    """
+    if attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
+        places = kwargs.get("position_ids")
+        if key.shape[2] != query.shape[2]:
+            raise _needs_a_mask(f"{query.shape[2]} queries with {key.shape[2]} keys (a cache)")
+        if places is not None and places.dim() == 2 and places.shape[0] > 1:  # transformers' own are one row
+            raise _needs_a_mask(f"position_ids {tuple(places.shape)}")
+    return attention_forward(module, query, key, value, attention_mask, *args, **kwargs)
+
+
+def refuse_unmasked(config, attention_mask=None, position_ids=None, cu_seq_lens_q=None, **_):
+    """Of a model's call: what transformers drops for "tkq_unmasked" before any layer sees it, but for 4-D masks."""
+    if config._attn_implementation != UNMASKED:
+        return
+    if attention_mask is not None and getattr(attention_mask, "ndim", 2) != 4:
+        raise _needs_a_mask("attention_mask")
+    if position_ids is not None and cu_seq_lens_q is None:
+        raise _needs_a_mask("position_ids")
+
+
+def _needs_a_mask(what):
+    return ValueError(f'attn_implementation="{UNMASKED}": got {what}, allowed are calls without attention_mask, '
+                      'without position_ids (or with cu_seq_lens_q) and without keys from before; take "tkq"')
+
+
 def _given(kwargs):
     """A Layout of sequences that the caller says where to find, by the names that transformers has for it."""
     cu = kwargs.get("cu_seq_lens_q")

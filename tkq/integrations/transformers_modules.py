@@ -14,6 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
 from .linears import added, together
+from .transformers_attention import refuse_unmasked
 
 
 class Family(NamedTuple):
@@ -119,6 +120,7 @@ def layer_forward(family, cls):
 def loss_forward(family, cls):
     @can_return_tuple
     def forward(self, input_ids=None, labels=None, logits_to_keep=0, **kwargs):
+        refuse_unmasked(self.config, **kwargs)
         if not (labels is not None and self.training and type(logits_to_keep) is int and logits_to_keep == 0
                 and _can_fuse(self)):
             return cls.forward(self, input_ids, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
