@@ -15,14 +15,10 @@ from collections.abc import Iterator
 import torch
 
 from bench import attention_peers, harness, peers
-from bench.attention_forward import BATCHES, TOKENS, WIDTH
+from bench.attention_forward import BATCHES, TOKENS, WIDTH, varlen_bound
 from bench.command import Bench, Job, main
-from bench.results import Bound
 from tkq import reference_attention_backward as reference_attention
 from tkq.testing.timing import Effort, relative_error
-
-AT_LEAST = 1.05  # of mixed lengths
-EQUAL_AT_LEAST = 1.00
 
 
 def inputs(lengths, heads, dim, causal):
@@ -89,8 +85,8 @@ def jobs(shapes) -> Iterator[Job]:
                 longest, heads = max(lengths), WIDTH // dim
                 shape = f"{name} H{heads} D{dim} {'causal' if causal else 'full'}"
                 flops = 10 * WIDTH * sum(attention_peers.pairs(n, causal) for n in lengths)
-                bound = Bound(("FA4",), AT_LEAST if len(set(lengths)) > 1 else EQUAL_AT_LEAST)
-                question = harness.Question("backward", "attention_backward_varlen", shape, "TFLOP/s", flops, bound)
+                question = harness.Question("backward", "attention_backward_varlen", shape, "TFLOP/s", flops,
+                                            varlen_bound(lengths))
                 yield Job(question, ours(longest, causal), "attention_backward_varlen", ("FA4",),
                           inputs(lengths, heads, dim, causal), error(causal), dict(longest=longest, causal=causal))
 
