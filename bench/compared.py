@@ -3,8 +3,8 @@
 A card's clock differs from run to run and from card to card. What both runs timed beside tkq, peers and roofs, shows by
 how much: the geometric mean of their change is the run's, and ours is judged by what is beyond it. Where nothing else
 was timed in both, our times are compared as they are. Less than 1 % is no change, however little the rounds of one run
-differ by. Bursts after a rest are not compared with turns without one. What calls cost is compared beside `x + x` of
-the same host; what peers' calls cost is not ours to compare.
+differ by. Bursts after a rest are not compared with turns without one, nor with turns of which a file does not say it.
+What calls cost is compared beside `x + x` of the same host; what peers' calls cost is not ours to compare.
 """
 
 from __future__ import annotations

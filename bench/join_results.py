@@ -3,7 +3,8 @@
     python -m bench.join_results PART.json PART.json .. --out bench/results/h100/gemm.json
     python -m bench.join_results FOLDER FOLDER .. --out bench/results/h100
 
-A case or cost that two runs have is the later file's. Runs of different devices or versions are not joined.
+A case or cost that two runs have is the later file's; the file's date is the newest run's, each case keeps its own.
+Runs of different devices or versions are not joined.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Mixed(ValueError):
 
 
 def joined(reports: list[Report]) -> Report:
-    """The reports as one, of the first one's environment.
+    """The reports as one, of the environment that they share, at the newest date.
 
     Raises:
         Mixed: a report of another device, driver or version."""
@@ -33,11 +34,13 @@ def joined(reports: list[Report]) -> Report:
             raise Mixed(f"{report.environment} is not {first.environment}")
     cases, costs = {}, {}
     for report in reports:
-        cases |= {(case.section, case.op, case.shape): case for case in report.cases}
+        cases |= {(case.section, case.op, case.shape): replace(case, date=case.date or report.environment.date)
+                  for case in report.cases}
         costs |= {cost.name: cost for cost in report.costs}
     commands = "; ".join(dict.fromkeys(report.environment.command for report in reports))
     copies = [report.copy_gbs for report in reports if report.copy_gbs is not None]
-    return Report(replace(first.environment, command=commands), list(cases.values()), list(costs.values()),
+    newest = max(report.environment.date for report in reports)
+    return Report(replace(first.environment, command=commands, date=newest), list(cases.values()), list(costs.values()),
                   _problems(reports), copies[-1] if copies else None)
 
 

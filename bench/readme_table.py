@@ -40,7 +40,7 @@ Made by `python -m bench.readme_table --write` from `bench/results/h100`. `resul
 its spread, launches, CPU time, error, clock and power; [how it is measured](measuring.md) says how.
 
 - Measured on {known}, where a table does not say otherwise. Each has the day of its run. {said}
-- {ratio} The peer shown is the fastest of those timed.
+- {ratio} The peer shown is the fastest of those timed.{bursts}
 - A roof is what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the
   bytes that an operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual),
   one in a cross entropy's, three in a norm's or softmax's backward, two in a cross entropy's.
@@ -69,7 +69,8 @@ def section(folder: Path = RESULTS) -> str:
     newest = max((report.environment for report in found.values()), key=lambda e: e.date)
     versions = ", ".join(f"{name} {version}" for name, version in newest.versions.items() if version)
     return SECTION.format(device=newest.device, versions=versions, table=tables.summary(found),
-                          said=" ".join(filter(None, (tables.of_which_run(found), tables.not_timed(found)))))
+                          said=" ".join(filter(None, (tables.of_which_run(found), tables.not_timed(found),
+                                                     tables.at_full_clock(found)))))
 
 
 def page(folder: Path = RESULTS) -> str:
@@ -79,9 +80,11 @@ def page(folder: Path = RESULTS) -> str:
     known = tables.most_common_setting(found.values())
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem in TWICE, path.stem))
     runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found, known)}" for path in paths]
-    old = ", ".join(name.replace("_", " ") for name in tables.earlier(found))
+    old = "; ".join(name.replace("_", " ") for name in tables.earlier(found))
     said = f"Of an earlier run than the others: {old}." if old else "All are of one run."
-    return "\n\n".join((HEAD.format(said=said, known=known, ratio=tables.RATIO), *runs)) + "\n"
+    bursts = tables.at_full_clock(found)
+    head = HEAD.format(said=said, bursts=f"\n- {bursts}" if bursts else "", known=known, ratio=tables.RATIO)
+    return "\n\n".join((head, *runs)) + "\n"
 
 
 def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report], known: str) -> str:

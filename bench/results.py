@@ -18,6 +18,7 @@ import tkq
 from tkq.testing.timing import Comparison, Timing, ratio
 
 TOLERANCE = 0.01  # a bound on one shape holds if the ratio is at most 1 % below it
+SUSTAINED = "sustained"  # the section of candidates that work for seconds, each by itself
 PACKAGES = (
     "torch",
     "nvidia-cutlass-dsl",
@@ -124,6 +125,7 @@ class Case:
     readings: per candidate, one for each round where NVML answers; under "" one for all where only nvidia-smi does.
     missing: peers that could not be timed here, with the reason. seconds: what it took to run the case.
     round_seconds, idle_seconds: how long a turn was, and the rest before it; None in files that do not say.
+    date: of the run, in a file that was joined from several; None: the file's.
     """
 
     section: str
@@ -140,6 +142,7 @@ class Case:
     seconds: float | None = None
     round_seconds: float | None = None
     idle_seconds: float | None = None
+    date: str | None = None
 
     def __post_init__(self):
         if self.unit not in UNITS:
@@ -154,7 +157,9 @@ class Case:
         ours = self.comparison[self.ours]
         if not ours.ok:
             return {}
-        return {t.name: ratio(ours, t) for t in self.comparison.timings if t.ok and t.name != self.ours}
+        # a sustained candidate's turns lie seconds from another's: they are no rounds
+        of = (lambda a, b: b.median_ms / a.median_ms) if self.section == SUSTAINED else ratio
+        return {t.name: of(ours, t) for t in self.comparison.timings if t.ok and t.name != self.ours}
 
     def beside(self, bound: Bound | None) -> tuple[str, float] | None:
         """The strongest of the bound's peers (of all, without one) and the ratio against it; None where none was timed.
@@ -163,10 +168,8 @@ class Case:
         return min(ratios.items(), key=lambda item: item[1]) if ratios else None
 
     def timed_as(self, other: Case) -> bool:
-        """Both in bursts after a rest, or both in turns that follow each other, as far as is known: at the power limit
-        others are the fastest."""
-        rests = [case.idle_seconds for case in (self, other)]
-        return None in rests or (rests[0] > 0) == (rests[1] > 0)
+        """Both in bursts after a rest, or neither as far as is known: at the power limit others are the fastest."""
+        return bool(self.idle_seconds) == bool(other.idle_seconds)
 
     def against_best(self) -> tuple[str, float] | None:
         """The strongest of the bound's peers and the ratio against it."""

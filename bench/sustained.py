@@ -4,9 +4,9 @@
 
 Shapes are MxNxK. A burst: 10 ms, after as long a lead-in, after 0.15 s without work; all take turns (none with
 --rounds 0). Sustained: a quarter of a second of each, then each works for so many seconds, in two turns between which
-nothing lies: torch, tkq, tkq, torch, with QuACK around tkq where it has such a product; a reading every 0.1 s. "QuACK
-tuned" compiles 44 kernels: --without leaves it out. Results go to OUT/gemm_sustained.json after every case. Exit status
-2 without a GPU.
+nothing lies: torch, tkq, tkq, torch, with QuACK around tkq where it has such a product; a reading every 0.1 s. These
+are no rounds: a ratio is that of the medians. "QuACK tuned" compiles 44 kernels: --without leaves it out. Results go to
+OUT/gemm_sustained.json after every case. Exit status 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import tkq
 from bench import fp8_peers, gemm_peers, harness
 from bench.gemm import randn
-from bench.results import Case, Environment, Report
+from bench.results import SUSTAINED, Case, Environment, Report
 from tkq.runtime import ignore_tuned
 from tkq.testing import timing
 
@@ -113,7 +113,7 @@ def cases(kind: str, shape: tuple, options, gpu, monitor) -> Iterator[Case]:
             turns = bursts(batches, options.rounds, monitor.read)
             yield case("burst", kind, shape, batches, turns, sizes, missing, BURST)
         turns = sustained(batches, options.seconds, monitor.read)
-        yield case("sustained", kind, shape, batches, turns, sizes, missing, options.seconds / 2)
+        yield case(SUSTAINED, kind, shape, batches, turns, sizes, missing, options.seconds / 2)
         batches.clear()
         gpu.release()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from bench import ops
-from bench.results import Bound, Case, Cost, Reading, Report, busy, geometric_mean, host
+from bench.results import SUSTAINED, Bound, Case, Cost, Reading, Report, busy, geometric_mean, host
 from tkq.testing.timing import Timing
 
 
@@ -16,8 +16,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-RATIO = ("A ratio is the median over interleaved rounds of the peer's time over ours in the same round: above 1, tkq "
-         "is faster.")
+RATIO = ("A ratio is the median over interleaved rounds of the peer's time over ours in the same round (`sustained`: "
+         "the ratio of medians): above 1, tkq is faster.")
 
 
 def setting(report: Report) -> str:
@@ -34,8 +34,22 @@ def most_common_setting(reports: Iterable[Report]) -> str:
 
 def heading(report: Report, known: str = "") -> str:
     """When, where and with what a run was made; of a page that says ``known`` above, the day alone where that is so."""
-    where = setting(report)
-    return f"Measured {report.environment.date[:10]}{'' if where == known else f' on {where}'}."
+    where, days = setting(report), _days(dates(report) or [report.environment.date])
+    return f"Measured {days}{'' if where == known else f' on {where}'}."
+
+
+def dates(report: Report) -> list[str]:
+    """Of each case, when its run was."""
+    return [date(report, case) for case in report.cases]
+
+
+def date(report: Report, case: Case) -> str:
+    return case.date or report.environment.date
+
+
+def _days(found: Iterable[str]) -> str:
+    days = sorted({each[:10] for each in found})
+    return " to ".join(dict.fromkeys((days[0], days[-1])))
 
 
 def rivals(case: Case) -> dict[str, float]:
@@ -90,16 +104,26 @@ def _timed_beside(cases: list[Case]) -> str:
 
 
 def _bursts(cases: list[Case]) -> str:
-    """Which sections were timed in bursts after a rest, of a file that says so; "" without such."""
+    """Which sections were timed in bursts after a rest and which were not, of a file with such; "" without."""
+    if not any(case.idle_seconds for case in cases):
+        return ""
     of: dict[str, set] = {}
     for case in cases:
-        rest = case.idle_seconds and f"{1e3 * case.round_seconds:.0f} ms after {1e3 * case.idle_seconds:.0f} ms of rest"
-        of.setdefault(case.section, set()).add(rest)
+        of.setdefault(case.section, set()).add(_turns(case))
     said: dict[str, list] = {}
     for section, found in of.items():
-        for how in filter(None, found):
+        for how in sorted(found):
             said.setdefault(how, []).append(f"{section}, in part" if len(found) > 1 else section)
-    return " ".join(f"In bursts of {how}: {'; '.join(sections)}." for how, sections in said.items())
+    lists = " ".join(f"{how}: {'; '.join(sections)}." for how, sections in sorted(said.items()))
+    return f"{lists} A ratio is of one case, all of whose candidates had the same turns; rates are those of its turns."
+
+
+def _turns(case: Case) -> str:
+    if case.idle_seconds is None:
+        return "Turns of which the file does not say the rest"
+    if not case.idle_seconds:
+        return "Turns without rest"
+    return f"In bursts of {1e3 * case.round_seconds:.0f} ms after {1e3 * case.idle_seconds:.0f} ms of rest"
 
 
 def _named(cases: list[Case]) -> list[str]:
@@ -231,34 +255,64 @@ def summary(reports: Mapping[str, Report]) -> str:
         if not ratios and not copies:
             continue
         names = dict.fromkeys(peer for case in cases for peer in rivals(case))
-        days = sorted({report.environment.date[:10] for report, _ in found})
         said = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))] if ratios else [""] * 3
         op, comma, what = name.partition(",")
         rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
-                     copies, " to ".join(dict.fromkeys((days[0], days[-1])))))
+                     copies, _days(date(*each) for each in found)))
     return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
 
 
-RUN = 3600  # seconds: files whose runs began within so long of the newest are of one run
+RUN = 3600  # seconds: what was begun within so long of the newest is of one run
 
 
 def earlier(reports: Mapping[str, Report]) -> list[str]:
     """The files that are of an earlier run than the newest one."""
-    began = {name: datetime.fromisoformat(report.environment.date) for name, report in reports.items()}
-    return [name for name, time in began.items() if (max(began.values()) - time).total_seconds() > RUN]
+    return _older({name: dates(report) or [report.environment.date] for name, report in reports.items()})
+
+
+def _older(of: Mapping[str, list[str]]) -> list[str]:
+    """Of what was measured at these times, the names of what is older than the newest, and of what is so in part."""
+    began = {name: [datetime.fromisoformat(each) for each in found] for name, found in of.items()}
+    newest = max((time for found in began.values() for time in found), default=None)
+    old = {name: [(newest - time).total_seconds() > RUN for time in found] for name, found in began.items()}
+    return [name + ", in part" * (not all(each)) for name, each in old.items() if any(each)]
 
 
 def of_which_run(reports: Mapping[str, Report]) -> str:
     """A sentence about what is older than the rest. Of which state of the code a run is, no file says."""
-    rows, old = grouped(reports), set(earlier(reports))
-    dates = {name: {report.environment.date for report, _ in found} for name, found in rows.items()}
-    of_old = {reports[name].environment.date for name in old}
-    found = [name for name in rows if dates[name] & of_old]
+    rows = grouped(reports)
+    found = _older({name: [date(*each) for each in cases] for name, cases in rows.items()})
     if not found:
         return "All rows are of one run."
     if len(found) > len(rows) // 2:
         return "The rows are of several runs, most of them earlier than the newest."
     return f"Of an earlier run than the other rows: {_listed(found)}."
+
+
+def at_full_clock(reports: Mapping[str, Report]) -> str:
+    """Sentences about which rows are bursts after a rest, and what seconds of work give; "" without such."""
+    rows = {name: [bool(case.idle_seconds) for _, case in found] for name, found in grouped(reports).items()}
+    bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each)]
+    if not bursts:
+        return ""
+    how = dict.fromkeys(_turns(case).partition(" ")[2] for found in grouped(reports).values() for _, case in found
+                        if case.idle_seconds)
+    return " ".join(filter(None, (f"Large products are {'; '.join(how)}, at full clock: "
+                                  f"{_listed(bursts)}.", _sustained(reports))))
+
+
+def _sustained(reports: Mapping[str, Report]) -> str:
+    """What products that work for seconds give, by the power limit's clock."""
+    cases = [case for report in reports.values() for case in report.cases if case.section == SUSTAINED and rivals(case)]
+    said = []
+    for case in cases:
+        peer, ratio = min(rivals(case).items(), key=lambda each: each[1])
+        said.append(f"`{case.op}` {case.rate(case.ours):.0f} {case.unit}, {ratio:.3f} times as fast as {peer}")
+    if not said:
+        return ""
+    seconds = max(2 * case.round_seconds for case in cases if case.round_seconds)
+    shapes = ", ".join(dict.fromkeys(case.shape.partition(" ")[0] for case in cases))
+    return f"For {seconds:g} s each, at the power limit ({shapes} alone): {'; '.join(said)}."
 
 
 def not_timed(reports: Mapping[str, Report]) -> str:

@@ -57,7 +57,8 @@ def test_cases_that_one_run_lacks_are_left_out():
     assert compared.text([]) == "Nothing that both runs have."
 
 
-@pytest.mark.parametrize("then, now, both", ((0.1, 0.03, 1), (0.1, 0.0, 0), (0.0, 0.1, 0), (None, 0.1, 1)))
+@pytest.mark.parametrize("then, now, both", (
+    (0.1, 0.03, 1), (0.1, 0.0, 0), (0.0, 0.1, 0), (None, 0.1, 0), (0.1, None, 0), (None, 0.0, 1), (None, None, 1)))
 def test_bursts_are_not_compared_with_turns_without_rest(then, now, both):
     old, new = (Report(HERE, [dataclasses.replace(case("op", tkq=steady(1.0)), idle_seconds=rest)])
                 for rest in (then, now))

@@ -427,11 +427,14 @@ def test_calls_are_priced_again_while_the_host_has_other_work():
 
     attempts = [attempt(6.0, 9.0), attempt(6.0, 8.0), attempt(6.0, 8.5), attempt(6.0, 6.1)]
     measure = iter(attempts)
-    assert harness.quiet_cpu_times(lambda: next(measure)) is attempts[1]
+    found = harness.quiet_cpu_times(lambda: next(measure))
+    assert [dataclasses.replace(cost, note="") for cost in found] == attempts[1]
+    assert {cost.note for cost in found} == {"attempt 2 of 3: the host was busy in another"}
     assert next(measure) is attempts[3], "three attempts and no more"
     measure = iter([attempts[0], attempts[3], attempts[1]])
-    assert harness.quiet_cpu_times(lambda: next(measure)) is attempts[3]
+    assert harness.quiet_cpu_times(lambda: next(measure))[0].note.startswith("attempt 2 of 2")
     assert next(measure) is attempts[1], "none after a quiet one"
+    assert harness.quiet_cpu_times(lambda: attempts[3]) is attempts[3]
 
 
 def test_the_cpu_on_which_python_runs_fastest_is_chosen(monkeypatch):

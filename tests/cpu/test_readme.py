@@ -161,8 +161,37 @@ def test_a_table_says_what_was_timed_in_bursts():
     said = "In bursts of 20 ms after 100 ms of rest: s"
     for text in (tables.short, tables.whole):
         assert f"{said}." in text(dataclasses.replace(made, cases=[burst, plain]))
-        assert f"{said}, in part." in text(dataclasses.replace(made, cases=[burst, *made.cases]))
+        mixed = text(dataclasses.replace(made, cases=[burst, *made.cases]))
+        assert f"{said}, in part." in mixed and "file does not say the rest: s, in part" in mixed
         assert "bursts" not in text(dataclasses.replace(made, cases=[plain, *made.cases]))
+
+
+def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
+    made = report()
+    case = dataclasses.replace(made.cases[0], section="large", op="gemm", idle_seconds=0.1, round_seconds=0.02)
+    of = lambda *cases: {"gemm": dataclasses.replace(made, cases=list(cases))}
+    said = "Large products are bursts of 20 ms after 100 ms of rest, at full clock: `gemm`"
+    assert tables.at_full_clock(of(case)) == f"{said}."
+    assert tables.at_full_clock(of(case, dataclasses.replace(case, idle_seconds=None))) == f"{said}, in part."
+    assert tables.at_full_clock(of(dataclasses.replace(case, idle_seconds=None))) == ""
+    times = {"tkq": (1.0, 2.0, 4.0), "QuACK": (3.0, 1.0, 1.0)}
+    long = dataclasses.replace(case, section="sustained", op="gemm bf16", shape="8192^3 sustained", round_seconds=1.0,
+                               comparison=Comparison(tuple(Timing(n, "graph", t) for n, t in times.items()), 1, 1, 1))
+    assert long.ratios() == {"QuACK": 0.5}  # of medians: turns are no rounds
+    sustained = {**of(case), "gemm_sustained": dataclasses.replace(made, cases=[long])}
+    text = tables.at_full_clock(sustained)
+    assert text.startswith(f"{said}. For 2 s each, at the power limit (8192^3 alone): `gemm bf16")
+    assert text.endswith("0.500 times as fast as QuACK.")
+
+
+def test_cases_of_joined_files_keep_their_date():
+    made = report()
+    old, new = (dataclasses.replace(made.cases[0], section=s, date=f"2026-11-2{d}T10:00:00+00:00")
+                for s, d in (("forward", 0), ("residual", 3)))
+    found = {"norms": dataclasses.replace(made, cases=[old, new])}
+    assert tables.heading(found["norms"]).startswith("Measured 2026-11-20 to 2026-11-23 on")
+    assert tables.earlier(found) == ["norms, in part"]
+    assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
 
 
 def test_the_same_shape_in_two_sections_has_their_names():
@@ -202,7 +231,7 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
     assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in readme_table.section(tmp_path)
-    assert "Of an earlier run than the others: norms, softmax." in readme_table.page(tmp_path)
+    assert "Of an earlier run than the others: norms; softmax." in readme_table.page(tmp_path)
 
 
 def test_the_page_has_a_table_for_each_file(tmp_path):
