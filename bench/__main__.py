@@ -63,7 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", type=_share, default=(0, 1), metavar="I/N", help="every Nth case from the Ith")
     parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
     parser.add_argument("--rounds", type=int, help="of each case; at least 7")
-    parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 shows sustained speed")
+    parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 with --idle 0: sustained speed")
     parser.add_argument("--idle", type=float, help=command.IDLE_HELP)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
     parser.add_argument("--at-most", type=float, default=0, metavar="SECONDS", help="end the run after so long, "

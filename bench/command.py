@@ -269,7 +269,7 @@ def _options(bench, argv):
     parser.add_argument("--seconds", type=float, default=280, help="start no case after so long; costs always run")
     parser.add_argument("--rounds", type=int, default=bench.effort.rounds)
     parser.add_argument("--round-seconds", type=float, default=bench.effort.round_seconds,
-                        help="one candidate's turn; 2 shows sustained speed")
+                        help="one candidate's turn; 2 with --idle 0: sustained speed")
     parser.add_argument("--idle", type=float, help=IDLE_HELP)
     parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
     parser.add_argument("--warm", default="", help="such as 0/4: time nothing, but let the peers of every fourth case "
