@@ -68,6 +68,18 @@ def test_a_step_without_masks_waits_for_no_number(name):
     assert torch.equal(found, wanted) and all(torch.equal(x, others[key]) for key, x in gradients.items())
     with Asked():
         loss_and_gradients(other, tokens())
+    with pytest.raises(AssertionError), Asked():
+        loss_and_gradients(one, tokens())
+
+
+def test_without_masks_caches_and_chunks_are_refused():
+    m, ids = model("Llama", attn="tkq_unmasked").eval(), tokens()
+    cache = StaticCache(m.config, max_cache_len=16)
+    with torch.no_grad(), pytest.raises(NotImplementedError, match='"tkq" has them'):
+        m(input_ids=ids, past_key_values=cache)
+    m.config.attention_chunk_size = 4
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="chunks"):
+        m(input_ids=ids, use_cache=False)
 
 
 @pytest.mark.parametrize("name", MORE)

@@ -10,9 +10,10 @@ bf16 and fp16: causal and full attention, windows, softcap, padding (sequences o
 sequences packed into one row, caches that grow, and static caches whose length stays on the GPU, so that a step can be
 a CUDA graph. Other masks and types go to transformers' "sdpa"; dropout is refused.
 
-"tkq_unmasked" is the same for models that are called without masks, packed sequences and static caches, as in training
-on sequences of one length. transformers makes no mask for it, and so does not look for packed sequences either: for
-that it waits for the GPU in every call, which then has nothing to do until the host has caught up.
+"tkq_unmasked" is causal (or full) attention for models that need no mask, as in training on sequences of one length.
+transformers makes none for it, and so does not look for packed sequences either: for that it waits for the GPU in every
+call, which then has nothing to do until the host has caught up. An attention_mask that is given, and packing that
+positions alone tell of, are not seen; caches and chunks are refused.
 
 `patch` changes modules of a model by their class, and nothing else of the process; see `transformers_modules.FAMILIES`
 for what it knows. Parameters and buffers stay the same objects with the same names: a state dict, an optimizer and
@@ -29,12 +30,12 @@ except ImportError as problem:
 from torch import nn
 
 from . import transformers_modules as modules
-from .transformers_attention import attention_forward, make_mask
+from .transformers_attention import attention_forward, make_mask, unmasked_forward
 
 __all__ = ["Report", "patch", "unpatch"]
 
 AttentionInterface.register("tkq", attention_forward)
-AttentionInterface.register("tkq_unmasked", attention_forward)
+AttentionInterface.register("tkq_unmasked", unmasked_forward)
 AttentionMaskInterface.register("tkq", make_mask)
 
 

@@ -230,6 +230,19 @@ def attention_forward(module, query, key, value, attention_mask, scaling=None, d
     return _in_a_row(query, key, value, layout, options), None
 
 
+def unmasked_forward(module, query, key, value, attention_mask, **options):
+    """The same for models without masks.
+
+    Raises:
+        NotImplementedError: keys of a cache, of which a mask would say how many are in use; attention by chunks, which
+            is what its masks say; what ``attention_forward`` raises.
+    """
+    if query.shape[2] != key.shape[2] or getattr(module.config, "attention_chunk_size", None) is not None:
+        raise NotImplementedError('attn_implementation="tkq_unmasked": got a cache or chunks, which need masks; "tkq" '
+                                  "has them")
+    return attention_forward(module, query, key, value, attention_mask, **options)
+
+
 def _given(kwargs):
     """A Layout of sequences that the caller says where to find, by the names that transformers has for it."""
     cu = kwargs.get("cu_seq_lens_q")
