@@ -4,8 +4,8 @@
 
 bf16, S 4096, AdamW (torch's fused one, for all: part of every step), the model of examples/llama_train.py. Steps are
 timed by the host's clock, in turns of two after one that does not count, with the same parameters, gradients and
-optimizer for all; what Python's garbage collector would look through is frozen for all. The unpatched model has the
-fastest of torch's attention backends, found before, in eager mode.
+optimizer for all; Python's collector leaves alone what was there before. The unpatched model has the fastest of torch's
+attention backends, found before, in eager mode.
 Compiled: each decoder layer and the loss; whole: all of the forward in one graph, which takes a minute to compile for
 each; beside both the patched models in eager mode. Work: 6 operations a parameter and token, and attention's. Host:
 until all of a step's work is asked for, the GPU being idle before; a step that takes hardly longer waits for the host.

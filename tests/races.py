@@ -5,6 +5,7 @@ import re
 from typing import NamedTuple
 
 COPIES = "UBLKCP.S", "UTMALDG", "LDGSTS"  # into shared memory, while the thread goes on
+STORES = "STS",
 READS = "LDS",
 _ACCESS = re.compile(r"(Race reported between|and) (\w+) access at (\S+?)\+0x([0-9a-f]+)(?: .*?\[(\d+) hazards?\])?")
 
@@ -44,12 +45,18 @@ def instructions(race: Race, listings) -> list[tuple[str, ...]]:
 def by_copy(race: Race, listings) -> bool:
     """Is it between copies into shared memory, which are waited for by mbarriers, and reads? Where several kernels have
     the name, of one of them."""
-    return any(others and all(_copied(first, other) for other in others)
+    return _between(race, listings, COPIES)
+
+
+def by_store(race: Race, listings) -> bool:
+    """Is it between stores into shared memory and reads? Where several kernels have the name, of one of them."""
+    return _between(race, listings, STORES)
+
+
+def _between(race, listings, writes):
+    pairs = lambda first, other: any(_is(x, writes) and _is(y, READS) for x, y in ((first, other), (other, first)))
+    return any(others and all(pairs(first, other) for other in others)
                for first, *others in instructions(race, listings))
-
-
-def _copied(a, b):
-    return any(_is(x, COPIES) and _is(y, READS) for x, y in ((a, b), (b, a)))
 
 
 def _is(instruction, kinds):

@@ -1,5 +1,5 @@
 """What racecheck reports, read: which instructions, and whether it is a copy that mbarriers order."""
-from tests.races import by_copy, described, instructions, races
+from tests.races import by_copy, by_store, described, instructions, races
 from tkq.attention.backward_plan import plan, recipe
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.testing import sass
@@ -31,8 +31,16 @@ def test_only_copies_and_reads_are_a_copy():
     assert not by_copy(race, [{"kernel_a": {**CODE, 0x20: "STS.64 [R2], R10"}}]), "a store"
     assert not by_copy(race, [{"kernel_a": {**CODE, 0x50: "STS.64 [R2], R10"}}]), "one of the others is a store"
     assert not by_copy(race, [{"kernel_a": {**CODE, 0x20: "UBLKCP.G.S [UR2], [UR4]"}}]), "a copy the other way"
+    assert not by_store(race, [{"kernel_a": CODE}])
     other_way_round = race._replace(accesses=race.accesses[1:2] + race.accesses[:1])
     assert by_copy(other_way_round, [{"kernel_a": CODE}])
+
+
+def test_only_stores_and_reads_are_a_store():
+    race, stored = races(REPORT)[0], {**CODE, 0x20: "@P0 STS [UR24+0x3800c], RZ"}
+    assert by_store(race, [{"kernel_a": stored}]) and not by_copy(race, [{"kernel_a": stored}])
+    assert not by_store(race, [{"kernel_a": {**stored, 0x50: "STS [R2], R10"}}]), "two stores"
+    assert not by_store(race, []), "nothing is known of it"
 
 
 def test_it_says_which_instructions():

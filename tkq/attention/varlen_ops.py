@@ -219,7 +219,9 @@ def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], cu_seqlen
              causal: bool, softmax_scale: Optional[float], left: int, right: int, softcap: float,
              return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
-    o, lse = forward(q, k, v, sinks, lengths, (causal, softmax_scale, left, right, softcap), return_lse)
+    options = causal, softmax_scale, left, right, softcap
+    o, lse = (_again.take(q, k, v, sinks, *lengths, options, return_lse)
+              or forward(q, k, v, sinks, lengths, options, return_lse))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

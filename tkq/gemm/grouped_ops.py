@@ -70,7 +70,7 @@ def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
             return found
     way = ops.route(a, b, offsets, scale_a, scale_b)
     if way == "direct":
-        return (_cuda if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
+        return (_launched if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
     if way == "record" and scale_a is scale_b is None and b.dim() != 2 and not b.shape[-1] % 8:
         return _Function.apply(a, b, offsets, out_dtype)
     check.refuse_tangent("grouped_gemm", a=a, b=b)
@@ -86,6 +86,11 @@ def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
 
 def _cuda(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scale_b: Optional[Tensor],
           out_dtype: Optional[torch.dtype]) -> Tensor:
+    found = _again.take(a, b, offsets, scale_a, scale_b, out_dtype)
+    return _launched(a, b, offsets, scale_a, scale_b, out_dtype) if found is None else found
+
+
+def _launched(a, b, offsets, scale_a, scale_b, out_dtype):
     try:
         return _product(a, b, offsets, scale_a, scale_b, out_dtype)
     except Exception:

@@ -233,19 +233,20 @@ def attention_forward(module, query, key, value, attention_mask, scaling=None, d
 UNMASKED = "tkq_unmasked"
 
 
-def unmasked_forward(module, query, key, value, attention_mask, *args, **kwargs):
+def unmasked_forward(module, query, key, value, attention_mask, **options):
     """`attention_forward` of models for which transformers makes no mask.
 
     Raises:
-        ValueError: what would need one, as far as a layer sees it without waiting for the GPU.
+        NotImplementedError: keys of a cache, of which a mask would say how many are in use; attention by chunks, which
+            is what its masks say; position_ids of several rows, which may be packed; what ``attention_forward`` raises.
     """
-    if attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
-        places = kwargs.get("position_ids")
-        if key.shape[2] != query.shape[2]:
-            raise _needs_a_mask(f"{query.shape[2]} queries with {key.shape[2]} keys (a cache)")
-        if places is not None and places.dim() == 2 and places.shape[0] > 1:  # transformers' own are one row
-            raise _needs_a_mask(f"position_ids {tuple(places.shape)}")
-    return attention_forward(module, query, key, value, attention_mask, *args, **kwargs)
+    if query.shape[2] != key.shape[2] or getattr(module.config, "attention_chunk_size", None) is not None:
+        raise _needs_a_mask("a cache or chunks")
+    places = options.get("position_ids")  # transformers' own are one row
+    if (attention_mask is None and options.get("cu_seq_lens_q") is None and places is not None and places.dim() == 2
+            and places.shape[0] > 1):
+        raise _needs_a_mask(f"position_ids {tuple(places.shape)}")
+    return attention_forward(module, query, key, value, attention_mask, **options)
 
 
 def refuse_unmasked(config, attention_mask=None, position_ids=None, cu_seq_lens_q=None, **_):
@@ -259,8 +260,9 @@ def refuse_unmasked(config, attention_mask=None, position_ids=None, cu_seq_lens_
 
 
 def _needs_a_mask(what):
-    return ValueError(f'attn_implementation="{UNMASKED}": got {what}, allowed are calls without attention_mask, '
-                      'without position_ids (or with cu_seq_lens_q) and without keys from before; take "tkq"')
+    return NotImplementedError(f'attn_implementation="{UNMASKED}": got {what}, allowed are calls without '
+                               'attention_mask, without position_ids (or with cu_seq_lens_q) and without keys from '
+                               'before; "tkq" has them')
 
 
 def _given(kwargs):

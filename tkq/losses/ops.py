@@ -128,11 +128,15 @@ def _on_cpu(logits, target, terms):
 
 def _cuda(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,
           label_smoothing: float, z_loss: float, softcap: float, inplace: bool) -> tuple[Tensor, Tensor]:
-    loss, saved = launch.forward(
-        logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
+    loss, saved = _launched(logits, target, Terms(weight, ignore_index, reduction, label_smoothing, z_loss, softcap))
     if reduction == "none":
         saved[-2:].zero_()  # a reduction's: what nobody writes there would differ from call to call
     return loss, saved
+
+
+def _launched(logits, target, terms):
+    found = None if debug.enabled() else launch.again.take(logits, target, *terms, True)
+    return found or launch.forward(logits, target, terms)
 
 
 def _cpu(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, inplace):
@@ -161,8 +165,7 @@ def _backward(ctx, dloss, _):
 
 def _record(ctx, logits, target, terms, inplace):
     """The same in plain eager mode, past the dispatcher."""
-    found = None if debug.enabled() else launch.again.take(logits, target, *terms, True)
-    loss, saved = found or (launch.forward if logits.is_cuda else _on_cpu)(logits, target, terms)
+    loss, saved = (_launched if logits.is_cuda else _on_cpu)(logits, target, terms)
     ctx.terms, ctx.inplace = terms, inplace
     ctx.save_for_backward(logits, target, terms[0], saved)
     return loss

@@ -140,7 +140,7 @@ def _op(kind):
             weight_offset: float = 0.0, total_dtype: Optional[torch.dtype] = None,
             granularity: str = "row") -> tuple[Tensor, Tensor, Tensor]:
         call = kind, eps, weight_offset, _E4M3, total_dtype, False, granularity
-        q, h, _, _, scale = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
+        q, h, _, _, scale = (launch.again if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
         return q, scale, x.new_empty(0) if h is None else h
 
     def fake(x, weight, bias, eps, residual=None, weight_offset=0.0, total_dtype=None, granularity="row"):

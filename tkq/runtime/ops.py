@@ -14,6 +14,7 @@ from . import ffi  # noqa: F401  what calls the kernels, with the op's import an
 _PLAIN = frozenset((Tensor, Parameter))
 _PLAIN_OR_NONE = _PLAIN | {type(None)}
 _LIBRARY = torch.library.Library("tkq", "FRAGMENT")
+# Names that torch keeps for itself, here and in `_gradients` and `_untraced`: torch 2.9 to 2.15 have them.
 _BELOW = torch._C._after_ADInplaceOrView_keyset  # dispatch keys that come after autograd's
 # torch's own, under names of their own: they are asked at every call
 # Does torch.compile trace this? Other tracers have a dispatch mode.
@@ -44,7 +45,8 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     own fallback calls an op once for each slice, and warns.
 
     As torch.library.custom_op makes one, but for what a call costs: a model that was compiled by torch calls its ops in
-    this way, hundreds in a step (see ``_gradients``).
+    this way, hundreds in a step (see ``_gradients``). A result must be a new tensor, no input and no other result: that
+    is not asked at each call, but by opcheck in the tests.
     """
     qualified = f"tkq::{name}"
     _LIBRARY.define(name + torch.library.infer_schema(cuda, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
@@ -58,14 +60,14 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
 
 
 def _gradients(op, cuda, cpu, setup, backward):
-    """The op's kernel for tensors that may require a gradient, which the dispatcher calls first. Where none is recorded
-    it calls the last one itself, if nothing is between them (a mode, a subclass, several devices): 3.2 us a call of
-    rmsnorm in place of 16.4 by torch's own kernels, where x + x takes 0.9."""
+    """The op's kernel for tensors that may require a gradient, which the dispatcher calls first. With grad mode off, as
+    in compiled code, it calls the last one itself, if nothing is between them (a mode, a subclass, several devices): a
+    fifth of the time that torch's own kernels take (docs/attempts.md)."""
     keys = torch._C.DispatchKey
     last = {torch._C.DispatchKeySet(key).raw_repr(): kernel for key, kernel in ((keys.CUDA, cuda), (keys.CPU, cpu))}
 
     @functools.cache
-    def recorded():  # made when it is needed: a third of what an op costs the import
+    def recorded():  # made when it is needed: to make it takes a third of an op's time at the import
         return make_autograd_impl(op, Info(backward, setup))
 
     def kernel(keyset, *args):

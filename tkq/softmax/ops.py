@@ -236,7 +236,8 @@ def _on_cpu_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 
 def _cuda(x: Tensor, scale: float, log: bool) -> Tensor:
-    return _launch(x, scale, log)
+    y = _again.take(x, scale, log)
+    return _launch(x, scale, log) if y is None else y
 
 
 def _cuda_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
@@ -267,9 +268,7 @@ def _backward(ctx, dy):
 
 def _record(ctx, x, scale, log):
     """The same in plain eager mode, past the dispatcher."""
-    y = _again.take(x, scale, log)
-    if y is None:
-        y = (_launch if x.is_cuda else _on_cpu)(x, scale, log)
+    y = (_cuda if x.is_cuda else _on_cpu)(x, scale, log)
     ctx.scale, ctx.log = scale, log
     ctx.save_for_backward(y)
     return y
