@@ -7,32 +7,39 @@ from hypothesis import strategies as st
 from tkq.attention.config import AttentionConfig
 from tkq.attention.halves_config import HalvesConfig
 from tkq.attention.halves_plan import builder_of, halves_plan
-from tkq.attention.halves_ranges import LOWER, ROWS, TILE, UPPER, told
+from tkq.attention.halves_ranges import LOWER, ROWS, UPPER, first_key, from_key, told
 from tkq.attention.ranges import Extent, key_range, keys_of_row
 from tkq.attention.spec import AttentionSpec
 
 # As the plan takes them: no more queries than keys, and a left limit of 512 or more.
 EXTENTS = st.builds(
-    lambda rows, more, left, right: Extent(rows, rows + more, 2 * ROWS, TILE, left, right), st.integers(1, 6000),
+    lambda rows, more, left, right, tile: Extent(rows, rows + more, 2 * ROWS, tile, left, right), st.integers(1, 6000),
     st.sampled_from((0, 0, 1, 63, 64, 128)) | st.integers(0, 4000),
     st.sampled_from((512, 575, 576, 577, 1023, 1024)) | st.integers(512, 3000),
-    st.sampled_from((0, 0, 1, 63, 64, 511)) | st.integers(0, 6000))
+    st.sampled_from((0, 0, 1, 63, 64, 511)) | st.integers(0, 6000), st.sampled_from((128, 144, 160)))
 
 
 @settings(max_examples=100)
-@example(Extent(6000, 6000, 2 * ROWS, TILE, 576, 511))
-@example(Extent(1, 513, 2 * ROWS, TILE, 1023, 0))
+@example(Extent(6000, 6000, 2 * ROWS, 128, 576, 511))
+@example(Extent(1, 513, 2 * ROWS, 128, 1023, 0))
 @given(EXTENTS)
 def test_what_rows_see_is_visited(e):
     for first_row in range(0, e.rows_q, e.tile_rows):
-        task = key_range(e, first_row)
+        of_task = shifted(e, first_row)
+        task = key_range(of_task, first_row)
+        assert task.first == 0 or e.block == 128
         for row in (first_row, first_row + ROWS):
-            t = told(e, task, row)
+            t = told(of_task, task, row)
             assert t["before"] >= 0 and t["after"] >= 0 and t["blocks"] >= 1
             assert t["before"] + t["blocks"] + t["after"] == task.blocks, "as many turns for both warpgroups"
             assert t["first"] == task.first + t["after"]
             if row < e.rows_q:
-                visits(e, t, row)
+                visits(of_task, t, row)
+
+
+def shifted(e, first_row):
+    """Keys are counted from the task's first one where tiles begin there."""
+    return e if e.block == 128 else from_key(e, first_key(e, first_row))
 
 
 def visits(e, t, row):
@@ -41,20 +48,32 @@ def visits(e, t, row):
     assert not t["cut"] or t["masked"] + t["masked_left"] < t["blocks"] + (t["cut"] == UPPER)
     assert t["cut"] != LOWER or t["masked"] == 1
     assert t["cut"] != UPPER or t["masked_left"] >= 1
-    start = t["first"] * TILE + (t["cut"] == UPPER) * (TILE // 2)
-    end = (t["first"] + t["blocks"]) * TILE - (t["cut"] == LOWER) * (TILE // 2)
+    start = t["first"] * e.block + (t["cut"] == UPPER) * ROWS
+    end = (t["first"] + t["blocks"]) * e.block - (t["cut"] == LOWER) * ROWS
     for r in {row, min(row + ROWS, e.rows_q) - 1}:
         first, stop = keys_of_row(e, r)
         assert start <= first and stop <= end
+        whole_from, whole_to = unmasked(e, t)
+        assert first <= whole_from and stop >= whole_to or whole_from >= whole_to
+
+
+def unmasked(e, t):
+    """The keys of the tiles without masks."""
+    return (t["first"] + t["masked_left"]) * e.block, (t["first"] + t["blocks"] - t["masked"]) * e.block
 
 
 def test_a_window_of_1024_keys_takes_eight_tiles_and_a_half():
     for left, right in ((1023, 0), (512, 511)):
-        e = Extent(16384, 16384, 2 * ROWS, TILE, left, right)
+        e = Extent(16384, 16384, 2 * ROWS, 128, left, right)
         for row in (8192, 8192 + ROWS):
             t = told(e, key_range(e, 8192), row)
             assert (t["blocks"], t["before"], t["after"]) == (9, 0, 0)
-            assert t["cut"] == (UPPER if row % TILE else LOWER)
+            assert t["cut"] == (UPPER if row % (2 * ROWS) else LOWER)
+        e = shifted(Extent(16384, 16384, 2 * ROWS, 144, left, right), 8192)
+        for row in (8192, 8192 + ROWS):
+            t = told(e, key_range(e, 8192), row)
+            assert (t["blocks"], t["before"], t["after"], t["masked"], t["masked_left"]) == (8, 0, 0, 1, 1)
+            assert t["cut"] == (UPPER if row % (2 * ROWS) else LOWER)
 
 
 def test_which_windows_take_it():
@@ -73,7 +92,7 @@ def test_which_windows_take_it():
     assert builder_of(AttentionConfig()) == "tkq.attention.forward:build"
 
 
-@pytest.mark.parametrize("wrong", (dict(kv=112), dict(consumers=1), dict(cluster=2), dict(bridge=True)))
+@pytest.mark.parametrize("wrong", (dict(kv=112), dict(kv=136), dict(consumers=1), dict(cluster=2), dict(bridge=True)))
 def test_what_it_cannot_be_built_as(wrong):
     with pytest.raises(ValueError):
         HalvesConfig(**wrong).check(128, 128)

@@ -17,7 +17,9 @@ class AttentionConfig:
     for each consumer. o_panels: into how many parts O is cut on its way out, to save shared memory. o_over_q: O goes
     out through Q's tile, to save more. o_direct: O goes out from registers. section_mb: K and V that are worked on
     together, in MB of L2. cluster: blocks that share K and V.
-    registers: of a producer's thread and a consumer's; without, tkq.tile's own."""
+    registers: of a producer's thread and a consumer's; without, tkq.tile's own.
+    over: all exponentials of a tile come before the wait for P @ V of the tile before; without, as many as the
+    assembler likes: an eighth."""
 
     kv: int = 128
     consumers: int = 2
@@ -32,6 +34,7 @@ class AttentionConfig:
     o_over_q: bool = False
     o_direct: bool = False
     registers: tuple = ()
+    over: bool = False
 
     @property
     def rows(self) -> int:

@@ -103,6 +103,7 @@ class Consumer:
         """The i-th block of the visit."""
         self.issue(s, c)
         moved = self.softmax.step(g, c, i, sides)
+        self.wait_and_correct_if(c, moved)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
         tk.copy(c.att_mma, c.att)
@@ -139,10 +140,20 @@ class Consumer:
         self.release(s.v_pipe, c.v)
 
     @cute.jit
+    def wait_and_correct_if(self, c, moved):
+        """O so far, after max has moved. A branch for the assembler too: it leaves the exponentials before it where they
+        are, and would lift the wait for P @ V over most of them."""
+        if const_expr(self.config.over):
+            if moved:
+                tk.mma_wait(0)
+                tk.mul_row(c.o, c.o, c.correct)
+
+    @cute.jit
     def correct_if(self, c, moved):
         """O so far, after max has moved."""
-        if moved:
-            tk.mul_row(c.o, c.o, c.correct)
+        if const_expr(not self.config.over):
+            if moved:
+                tk.mul_row(c.o, c.o, c.correct)
 
     def release(self, pipe, ring):
         pipe.release(ring)

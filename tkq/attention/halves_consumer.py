@@ -7,33 +7,42 @@ import cutlass.cute as cute
 import tkq.tile as tk
 from tkq.attention.consumer import Consumer
 from tkq.attention.halves_producer import fields_of
-from tkq.attention.halves_ranges import LOWER, TILE, UPPER
+from tkq.attention.halves_ranges import LOWER, ROWS, UPPER, first_key, from_key
+from tkq.attention.ranges import limits_in_block
 from tkq.attention.softmax import LEFT, RIGHT, Softmax
-from tkq.attention.state import State
+from tkq.attention.state import State, extent
 
-HALF = TILE // 2
-BOTH = (0, TILE)
-KEYS = {LOWER: (0, HALF), UPPER: (HALF, TILE)}  # of a tile
+BOTH = 0
 
 
-class HalfSoftmax(Softmax):
-    """Of scores of one half of a tile's keys, from key ``start`` on."""
+def keys_of(config, seen):
+    """(first, end) of a tile's keys."""
+    return {BOTH: (0, config.kv), LOWER: (0, config.kv - ROWS), UPPER: (ROWS, config.kv)}[seen]
+
+
+class PartSoftmax(Softmax):
+    """Of scores of a tile's keys from key ``start`` on."""
 
     def __init__(self, spec, config, start):
         super().__init__(spec, config)
         self.start = start
 
     def limits(self, g, c, i):
-        return [None if x is None else x - self.start for x in super().limits(g, c, i)]
+        e = extent(self.spec, self.config, g, *g.tasks.lengths(c.task))
+        row = c.task["tile"] * self.config.rows
+        if self.config.anywhere:
+            e = from_key(e, first_key(e, row))
+        block = c.task["first"] + c.task["blocks"] - 1 - i
+        return [None if x is None else x - self.start for x in limits_in_block(e, row + c.wg * ROWS, block)]
 
 
 @dataclass(frozen=True)
 class HalvesState(State):
-    half: tk.RegTile  # scores of half a tile's keys
+    part: tk.RegTile  # scores of a part of a tile's keys
 
-    def of_half(self):
-        """The same registers, for a softmax of the half."""
-        return replace(self, att=self.half)
+    def of_part(self):
+        """The same registers, for a softmax of the part."""
+        return replace(self, att=self.part)
 
 
 class HalvesConsumer(Consumer):
@@ -43,11 +52,11 @@ class HalvesConsumer(Consumer):
     def __init__(self, spec, config):
         super().__init__(spec, config)
         self.fields = fields_of(spec)
-        self.half_softmax = {half: HalfSoftmax(spec, config, KEYS[half][0]) for half in KEYS}
+        self.softmaxes = {seen: PartSoftmax(spec, config, keys_of(config, seen)[0]) for seen in (BOTH, LOWER, UPPER)}
 
     def state(self, s, wg):
         all_of = super().state(s, wg)
-        return HalvesState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, half=tk.rt_fl(HALF))
+        return HalvesState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, part=tk.rt_fl(self.config.kv - ROWS))
 
     @cute.jit
     def begin(self, g, s, c):
@@ -99,6 +108,7 @@ class HalvesConsumer(Consumer):
         """The i-th tile of the visit; before: what was seen of the tile before."""
         self.pair(s, c, seen, before)
         moved = self.softmax_of(c, seen, lambda softmax, c: softmax.step(g, c, i, sides))
+        self.wait_and_correct_if(c, moved)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
         self.weights(c, seen)
@@ -136,19 +146,19 @@ class HalvesConsumer(Consumer):
         if seen is BOTH:
             tk.mm_ABt(c.att, q, k)
         else:
-            tk.mm_ABt(c.half, q, k, b_part=KEYS[seen][0] // HALF)
+            tk.mm_ABt(c.part, q, k.rows(keys_of(self.config, seen)[0], c.part.cols))
 
     def sum(self, s, c, seen):
         """O += P @ V"""
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=seen if seen is BOTH else KEYS[seen])
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys_of(self.config, seen))
 
     def softmax_of(self, c, seen, do):
-        """do(softmax, state), of the scores of a tile or of half of it."""
-        return do(self.softmax, c) if seen is BOTH else do(self.half_softmax[seen], c.of_half())
+        """do(softmax, state), of the scores of a tile or of a part of it."""
+        return do(self.softmaxes[seen], c if seen is BOTH else c.of_part())
 
     def weights(self, c, seen):
         """P, as the tensor cores take it."""
         if seen is BOTH:
             tk.copy(c.att_mma, c.att)
         else:
-            tk.copy(tk.columns(c.att_mma, KEYS[seen][0], HALF), c.half)
+            tk.copy(tk.columns(c.att_mma, keys_of(self.config, seen)[0], c.part.cols), c.part)

@@ -5,13 +5,23 @@ from dataclasses import replace
 
 from tkq.attention.ranges import Extent, KeyRange, key_range, least, most
 
-ROWS, TILE = 64, 128  # of a warpgroup; keys
-LOWER, UPPER = 1, 2  # halves of a key tile, see ``cut_of``
+ROWS = 64  # of a warpgroup, and so many keys of a tile are left out
+LOWER, UPPER = 1, 2  # what is left of a key tile without those, see ``cut_of``
 
 
 def at_least(a, b):
     """1 where a >= b, 0 elsewhere."""
     return most(least(a - b + 1, 1), 0)
+
+
+def first_key(e: Extent, row):
+    """The first that a task's rows, from ``row`` on, see."""
+    return most(row + e.rows_k - e.rows_q - e.left, 0)
+
+
+def from_key(e: Extent, key) -> Extent:
+    """Keys counted from that one on."""
+    return replace(e, rows_k=e.rows_k - key)
 
 
 def told(e: Extent, task: KeyRange, row) -> dict:
@@ -23,10 +33,10 @@ def told(e: Extent, task: KeyRange, row) -> dict:
 
 
 def cut_of(e: Extent, r: KeyRange, row):
-    """LOWER: of the first tile of the visit the 64 rows see only keys of the lower half. UPPER: of the last one only
-    keys of the upper half. 0: neither, or a tile beside it needs the same mask."""
+    """LOWER: of the first tile of the visit the 64 rows see none of the last 64 keys. UPPER: of the last one none of
+    the first 64. 0: neither, or a tile beside it needs the same mask."""
     own = row + e.rows_k - e.rows_q
-    top = least(own + e.right + ROWS, e.rows_k) - (r.first + r.blocks - 1) * TILE
-    lower = at_least(ROWS, top) * at_least(1, r.masked) * at_least(r.blocks - r.masked_left, 2)
-    upper = at_least(own - e.left - r.first * TILE, ROWS) * at_least(r.masked_left, 1) * at_least(r.blocks, 3)
+    top = least(own + e.right + ROWS, e.rows_k) - (r.first + r.blocks - 1) * e.block
+    lower = at_least(e.block - ROWS, top) * at_least(1, r.masked) * at_least(r.blocks - r.masked_left, 2)
+    upper = at_least(own - e.left - r.first * e.block, ROWS) * at_least(r.masked_left, 1) * at_least(r.blocks, 3)
     return LOWER * lower + UPPER * upper * (1 - lower)

@@ -25,9 +25,7 @@ class Producer:
             t = tasks.find(number)
             seen = self.seen(g, t)
             end, head = seen.first + seen.blocks, t.head // g.tasks.heads_per_kv
-            # Scores of keys behind the sequence are masked, whatever they are; values there are not: 0 * NaN is NaN.
-            k, k_of = unclipped(self.spec, g.k, t.batch_k, t.rows_k)
-            v, v_of = clipped(self.spec, g.v, t.batch_k, t.rows_k)
+            (k, k_of), (v, v_of) = self.keys(g, t)
             k_of, v_of = (*k_of, head), (*v_of, head)
             self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1)
             self.load_q(g, s, q_ring, t, seen)
@@ -72,6 +70,11 @@ class Producer:
         rows_k = cutlass.max(t.rows_k, 1) if self.spec.varlen else t.rows_k  # where there is no key, one block of none
         e = extent(self.spec, self.config, g, t.rows_q, rows_k)
         return key_range(e, t.tile * e.tile_rows)
+
+    def keys(self, g, t: Task):
+        """K and V, each with what comes before the other coordinates of a tile. Scores of keys behind the sequence are
+        masked, whatever they are; values there are not: 0 * NaN is NaN."""
+        return unclipped(self.spec, g.k, t.batch_k, t.rows_k), clipped(self.spec, g.v, t.batch_k, t.rows_k)
 
     def load(self, dst, src, pipe, ring, of, block):
         sem = pipe.acquire(ring)

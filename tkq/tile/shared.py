@@ -104,6 +104,15 @@ class SharedTile:
         ptr = cute.recast_ptr(self.staged.iterator, layout.inner, dtype=type.dtype)
         return SharedTile(cute.make_tensor(ptr, layout.outer), type)
 
+    def rows(self, first, n):
+        """The same memory as a ring of tiles of n rows, those from row ``first`` on. Multiples of 8."""
+        if first % 8 or n % 8 or first < 0 or n <= 0 or first + n > self.type.rows:
+            raise ValueError(f"rows: {first} and {n} of {self.type}, allowed are multiples of 8 inside the tile")
+        rows, cols, stages = self.type.rows, self.type.cols, self.staged.shape[2]
+        part = cute.composition(cute.domain_offset((first, 0, 0), self.staged), cute.make_layout(
+            (n, cols, cute.size(stages)), stride=(1, rows, rows * cols)))
+        return SharedTile(part, replace(self.type, rows=n), self.stage)
+
     @property
     def pairs(self):
         """An 8-bit tile as one of 16 bits, half as wide: for ldmatrix. A recast alone would lose the swizzle."""

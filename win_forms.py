@@ -1,0 +1,139 @@
+"""smoke | time: forms of the window kernel, and of the plain one with ``over``."""
+import json, os, sys, time
+from dataclasses import replace
+import torch
+from bench.tuning import precompile
+from tkq.attention.arguments import Options
+from tkq.attention.config import AttentionConfig
+from tkq.attention.halves_config import HalvesConfig
+from tkq.attention.halves_plan import builder_of
+from tkq.attention.launch import Operands
+from tkq.attention.plan import length_class, plan
+from tkq.attention.spec import AttentionSpec
+from tkq.attention import ops
+from tkq.runtime import Recipe
+
+W = dict(over=True)
+K = dict(kv=144, o_panels=2)
+FORMS = {
+    "halves": HalvesConfig(), "halves free": HalvesConfig(turns=False),
+    "over": HalvesConfig(**W), "over free": HalvesConfig(turns=False, **W),
+    "144": HalvesConfig(**K), "144 over": HalvesConfig(**K, **W), "144 over free": HalvesConfig(turns=False, **K, **W),
+}
+PLAIN = {
+    "alone": AttentionConfig(bridge=False), "alone over": AttentionConfig(bridge=False, **W),
+    "free": AttentionConfig(bridge=False, turns=False), "free over": AttentionConfig(bridge=False, turns=False, **W),
+}
+PAIRS = replace(plan(AttentionSpec("bf16", 128), "long"))
+LONG = {"pairs 176": PAIRS, "pairs 176 over": replace(PAIRS, over=True)}
+OUT = os.environ.get("OUT", "/tmp/out")
+
+
+def spec_of(left, right, causal, lse):
+    causal = causal or right == 0
+    return AttentionSpec("bf16", 128, causal, lse, left=left >= 0, right=right > 0 and not causal, far=left >= 512)
+
+
+def ready(pairs):
+    broken = precompile([Recipe(builder_of(c), (s.kernel(), c)) for s, c in pairs])
+    if broken:
+        sys.exit(f"{len(broken)} do not compile")
+
+
+def smoke():
+    from tests.attention_run import compare, make
+    from tests.gpu.test_attention_moving_maximum import cases, moved_by
+    windows = {"causal": ((512, 0), (575, 0), (600, 0), (1023, 0)), "right": ((512, 511), (513, 64), (512, 63), (575, 1), (512, 900))}
+    sizes = ((640, 640), (1290, 1353), (65, 1999), (1, 1290), (63, 700), (1153, 1153), (2112, 2112))
+    forms = {n: c for n, c in FORMS.items() if n not in ("halves", "halves free")}
+    ready([(spec_of(600, r, False, True), c) for c in forms.values() for r in (0, 64)]
+          + [(spec_of(-1, -1, k, True), c) for c in (PLAIN["alone over"], PLAIN["free over"], LONG["pairs 176 over"]) for k in (False, True)])
+    bad = 0
+    begin = time.time()
+    for name, config in forms.items():
+        for kind, of_kind in windows.items():
+            for left, right in of_kind:
+                for rows, keys in sizes:
+                    if left < keys - 1 and (kind == "causal" or right < rows - 1):
+                        bad += tried(f"{name} {rows}x{keys} {left},{right}", lambda: compare(
+                            *make(1, rows, keys, 2, 2, 128), config=config, left=left, right=right))
+            q, k, v = make(1, 1290, 1353, 2, 2, 128)
+            for what, exponents in list(cases(1353, "bf16"))[::2]:
+                bad += tried(f"{name} {kind} {what}", lambda: compare(
+                    *moved_by(q, k, exponents), v, config=config, left=600, right=64 if kind == "right" else 0))
+        print(f"{name}: {time.time() - begin:.1f} s, {bad} wrong so far", flush=True)
+    for name in ("alone over", "free over", "pairs 176 over"):
+        config = {**PLAIN, **LONG}[name]
+        for causal in (False, True):
+            for rows, keys in ((1, 1), (65, 640), (113, 203), (1153, 1153), (1000, 1500)):
+                bad += tried(f"{name} {rows}x{keys} {causal}", lambda: compare(
+                    *make(1, rows, keys, 2, 2, 128), config=config, causal=causal))
+            q, k, v = make(1, 641, 1999, 2, 2, 128)
+            for what, exponents in list(cases(1999, "bf16"))[1::2]:
+                bad += tried(f"{name} {what} {causal}", lambda: compare(*moved_by(q, k, exponents), v, config=config, causal=causal))
+        print(f"{name}: {time.time() - begin:.1f} s, {bad} wrong so far", flush=True)
+    print("smoke:", "ok" if not bad else f"{bad} WRONG")
+    return bool(bad)
+
+
+def tried(what, call):
+    try:
+        call()
+        return 0
+    except AssertionError as problem:
+        print(f"WRONG {what}: {str(problem)[:150]}", flush=True)
+        return 1
+
+
+def call_of(config, causal=False, left=-1, right=-1):
+    options = Options(causal, None, left, right)
+    def call(q, k, v):
+        o = torch.empty_like(q)
+        ops.run(Operands(q, k, v, o), options, config)
+        return o
+    return call
+
+
+GROUPS = {  # name: (S, what is asked, forms)
+    "w1023": (16384, dict(left=1023, right=0), FORMS),
+    "w512+511": (16384, dict(left=512, right=511), FORMS),
+    "S1024 full": (1024, {}, PLAIN), "S1024 causal": (1024, dict(causal=True), PLAIN),
+    "S4096 full": (4096, {}, PLAIN), "S4096 causal": (4096, dict(causal=True), PLAIN),
+    "S16384 causal": (16384, dict(causal=True), PLAIN), "S16384 full": (16384, {}, {**PLAIN, **LONG}),
+    "w1023 S2048": (2048, dict(left=1023, right=0), FORMS), "w4095": (16384, dict(left=4095, right=0), FORMS),
+}
+
+
+def time_all(only):
+    from tkq.testing import timing
+    groups = {n: g for n, g in GROUPS.items() if not only or n in only}
+    full = spec_of(-1, -1, False, False), plan(AttentionSpec("bf16", 128), "long")
+    pairs = [full]
+    for s, asked, forms in groups.values():
+        spec = spec_of(asked.get("left", -1), asked.get("right", -1), asked.get("causal", False), False)
+        pairs += [(spec, c) for c in forms.values()]
+    ready(pairs)
+    out = {}
+    rounds, seconds = int(os.environ.get("ROUNDS", 9)), float(os.environ.get("SECONDS_OF_TURN", 0.03))
+    for name, (s, asked, forms) in groups.items():
+        begin = time.time()
+        calls = {n: call_of(c, **asked) for n, c in forms.items()}
+        if s == 16384 and "left" in asked:
+            calls["all keys"] = call_of(full[1])
+        make = lambda i: tuple(torch.randn(16384 // s, s, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        done = timing.compare(calls, make, timing.Effort(rounds, seconds, 4 * seconds))
+        base = done.timings[0]
+        print(f"\n{name}: {time.time() - begin:.1f} s")
+        of_all = done["all keys"] if "all keys" in calls else None
+        for t in done.timings:
+            if not t.ok:
+                print(t.name, t.note); continue
+            more = f"  of all keys {timing.ratio(t, of_all):6.2f}" if of_all else ""
+            print(f"{t.name:16s} {t.median_ms * 1e3:9.1f} us  {timing.ratio(t, base):6.3f} of {base.name}{more}", flush=True)
+            out.setdefault(name, {})[t.name] = t.times_ms
+    os.makedirs(OUT, exist_ok=True)
+    json.dump(out, open(f"{OUT}/win_{'_'.join(only) or 'all'}.json".replace(" ", ""), "w"))
+
+
+if __name__ == "__main__":
+    sys.exit(smoke() if sys.argv[1] == "smoke" else time_all(sys.argv[2:]))
