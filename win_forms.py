@@ -15,10 +15,14 @@ from tkq.runtime import Recipe
 
 W = dict(over=True)
 K = dict(kv=144, o_panels=2)
+D = dict(kv=144, o_direct=True)
 FORMS = {
     "halves": HalvesConfig(), "halves free": HalvesConfig(turns=False),
     "over": HalvesConfig(**W), "over free": HalvesConfig(turns=False, **W),
     "144": HalvesConfig(**K), "144 over": HalvesConfig(**K, **W), "144 over free": HalvesConfig(turns=False, **K, **W),
+    "over ahead": HalvesConfig(ahead=True, **W), "over ahead free": HalvesConfig(ahead=True, turns=False, **W),
+    "144 direct over ahead": HalvesConfig(ahead=True, **D, **W),
+    "144 over ahead": HalvesConfig(ahead=True, **K, **W), "144 over ahead free": HalvesConfig(ahead=True, turns=False, **K, **W),
 }
 PLAIN = {
     "alone": AttentionConfig(bridge=False), "alone over": AttentionConfig(bridge=False, **W),
@@ -129,7 +133,7 @@ def time_all(only):
             if not t.ok:
                 print(t.name, t.note); continue
             more = f"  of all keys {timing.ratio(t, of_all):6.2f}" if of_all else ""
-            print(f"{t.name:16s} {t.median_ms * 1e3:9.1f} us  {timing.ratio(t, base):6.3f} of {base.name}{more}", flush=True)
+            print(f"{t.name:22s} {t.median_ms * 1e3:9.1f} us  {timing.ratio(t, base):6.3f} of {base.name}{more}", flush=True)
             out.setdefault(name, {})[t.name] = t.times_ms
     os.makedirs(OUT, exist_ok=True)
     json.dump(out, open(f"{OUT}/win_{'_'.join(only) or 'all'}.json".replace(" ", ""), "w"))

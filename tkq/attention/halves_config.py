@@ -7,10 +7,12 @@ from tkq.attention.config import AttentionConfig
 @dataclass(frozen=True)
 class HalvesConfig(AttentionConfig):
     """consumers are 2; without a bridge. kv: 128, tiles begin at its multiples; otherwise (``anywhere``) the first tile
-    of a task begins where its first row's keys do. Of 1151 keys 128 rows see 8 tiles of 144 instead of 9."""
+    of a task begins where its first row's keys do. Of 1151 keys 128 rows see 8 tiles of 144 instead of 9.
+    ahead: the next task's first S is taken behind the last P @ V, and O written meanwhile."""
 
     bridge: bool = False
     registers: tuple = (40, 232)
+    ahead: bool = False
 
     @property
     def anywhere(self) -> bool:

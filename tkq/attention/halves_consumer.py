@@ -3,6 +3,7 @@ from dataclasses import dataclass, fields, replace
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import const_expr
 
 import tkq.tile as tk
 from tkq.attention.consumer import Consumer
@@ -57,6 +58,61 @@ class HalvesConsumer(Consumer):
     def state(self, s, wg):
         all_of = super().state(s, wg)
         return HalvesState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, part=tk.rt_fl(self.config.kv - ROWS))
+
+    @cute.jit
+    def run(self, g, s, wg):
+        if const_expr(self.config.ahead):
+            self.run_ahead(g, s, wg)
+        else:
+            super().run(g, s, wg)
+
+    @cute.jit
+    def run_ahead(self, g, s, wg):
+        c = self.state(s, wg)
+        c.turns.start()
+        blocks = self.next_task(s, c)
+        if blocks > 0:
+            self.begin(g, s, c)
+        while blocks > 0:
+            tk.zero(c.o)
+            self.steps(g, s, c)
+            tk.arrive(s.q_empty[self.q_at(c)])
+            self.turn_page(c)
+            blocks = self.next_task(s, c)
+            if blocks > 0:
+                self.following(g, s, c)
+            else:
+                self.end(s, c)
+                self.finish(g, s, c)
+        tk.store_wait()
+
+    @cute.jit
+    def following(self, g, s, c):
+        """The last P @ V, and behind it the next task's first S; O is written meanwhile."""
+        self.last_sum(s, c)
+        self.keep_statistics(c)
+        passing = c.last["after"] + c.task["before"]
+        if passing > 0:
+            tk.mma_wait()
+            self.release(s.v_pipe, c.v)
+            self.let_pass(s, c, passing)
+        s.k_pipe.wait(c.k)
+        if c.task["cut"] == LOWER:
+            self.first_after(g, s, c, LOWER, passing)
+        else:
+            self.first_after(g, s, c, BOTH, passing)
+
+    @cute.jit
+    def first_after(self, g, s, c, seen: cutlass.Constexpr[int], passing):
+        self.scores(s, c, seen)
+        tk.mma_wait(1)
+        if passing == 0:
+            self.release(s.v_pipe, c.v)
+        super().finish(g, s, c)
+        tk.mma_wait()
+        self.release(s.k_pipe, c.k)
+        self.softmax_of(c, seen, lambda softmax, c: softmax.first(g, c))
+        self.weights(c, seen)
 
     @cute.jit
     def begin(self, g, s, c):
@@ -126,12 +182,16 @@ class HalvesConsumer(Consumer):
         self.release(s.k_pipe, c.k)
 
     @cute.jit
-    def end(self, s, c):
+    def last_sum(self, s, c):
         s.v_pipe.wait(c.v)
         if c.last["cut"] == UPPER:
             self.sum(s, c, UPPER)
         else:
             self.sum(s, c, BOTH)
+
+    @cute.jit
+    def end(self, s, c):
+        self.last_sum(s, c)
         self.keep_statistics(c)
         tk.mma_wait()
         self.release(s.v_pipe, c.v)
