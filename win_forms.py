@@ -21,11 +21,14 @@ FORMS = {
     "over": HalvesConfig(**W), "over free": HalvesConfig(turns=False, **W),
     "144": HalvesConfig(**K), "144 over": HalvesConfig(**K, **W), "144 over free": HalvesConfig(turns=False, **K, **W),
     "over ahead": HalvesConfig(ahead=True, **W), "over ahead free": HalvesConfig(ahead=True, turns=False, **W),
+    "give": HalvesConfig(give_late=True), "over give": HalvesConfig(give_late=True, **W),
+    "144 over ahead give": HalvesConfig(ahead=True, give_late=True, **K, **W),
     "144 direct over ahead": HalvesConfig(ahead=True, **D, **W),
     "144 over ahead": HalvesConfig(ahead=True, **K, **W), "144 over ahead free": HalvesConfig(ahead=True, turns=False, **K, **W),
 }
 PLAIN = {
     "alone": AttentionConfig(bridge=False), "alone over": AttentionConfig(bridge=False, **W),
+    "alone give": AttentionConfig(bridge=False, give_late=True), "alone over give": AttentionConfig(bridge=False, give_late=True, **W),
     "free": AttentionConfig(bridge=False, turns=False), "free over": AttentionConfig(bridge=False, turns=False, **W),
 }
 PAIRS = replace(plan(AttentionSpec("bf16", 128), "long"))

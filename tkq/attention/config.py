@@ -19,7 +19,8 @@ class AttentionConfig:
     together, in MB of L2. cluster: blocks that share K and V.
     registers: of a producer's thread and a consumer's; without, tkq.tile's own.
     over: all exponentials of a tile come before the wait for P @ V of the tile before; without, as many as the
-    assembler likes: an eighth."""
+    assembler likes: an eighth.
+    give_late: a turn ends when S is there, so that another's S shares the tensor cores with P @ V alone."""
 
     kv: int = 128
     consumers: int = 2
@@ -35,6 +36,7 @@ class AttentionConfig:
     o_direct: bool = False
     registers: tuple = ()
     over: bool = False
+    give_late: bool = False
 
     @property
     def rows(self) -> int:

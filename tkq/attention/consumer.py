@@ -116,8 +116,15 @@ class Consumer:
         tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
         s.v_pipe.wait(c.v)
         tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
-        c.turns.give()
+        self.wait_and_give(s, c)
+
+    def wait_and_give(self, s, c):
+        """Wait for S."""
+        if not self.config.give_late:
+            c.turns.give()
         tk.mma_wait(1)
+        if self.config.give_late:
+            c.turns.give()
         self.release(s.k_pipe, c.k)
 
     @cute.jit

@@ -177,9 +177,7 @@ class HalvesConsumer(Consumer):
         self.scores(s, c, seen)
         s.v_pipe.wait(c.v)
         self.sum(s, c, before)
-        c.turns.give()
-        tk.mma_wait(1)
-        self.release(s.k_pipe, c.k)
+        self.wait_and_give(s, c)
 
     @cute.jit
     def last_sum(self, s, c):
