@@ -37,6 +37,7 @@ class AttentionConfig:
     registers: tuple = ()
     over: bool = False
     give_late: bool = False
+    eager: int = 0
 
     @property
     def rows(self) -> int:

@@ -42,10 +42,33 @@ class Softmax:
         """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
         row of the warp's move, so that O is owed its correction?"""
         self.scores(g, c, i, sides)
-        moved, guarded = self.out_of_range(g, c), bool(sides & RIGHT)
-        self.move_if(g, c, moved, guarded)
-        self.exponentials(g, c, guarded)
+        guarded, n = bool(sides & RIGHT), self.config.eager
+        if not n:
+            moved = self.out_of_range(g, c)
+            self.move_if(g, c, moved, guarded)
+            self.exponentials(g, c, guarded)
+            return moved
+        eager, first, rest = tk.rt_fl(n), tk.columns(c.att, 0, n), tk.columns(c.att, n, c.att.cols - n)
+        self.find_shift(c, guarded)
+        self.into(g, c, eager, first)
+        moved = self.out_of_range(g, c)
+        self.again_if(g, c, moved, guarded, eager, first)
+        self.into(g, c, rest, rest)
+        tk.copy(first, eager)
+        tk.row_sum_partial(c.norm, c.att, c.norm)
         return moved
+
+    @cute.jit
+    def again_if(self, g, c, moved, guarded: Constexpr[bool], eager, first):
+        if moved:
+            self.move(g, c, guarded)
+            self.find_shift(c, guarded)
+            self.into(g, c, eager, first)
+
+    def into(self, g, c, to, att):
+        tk.mul(to, att, g.scale)  # one FFMA with the next line
+        tk.sub_row(to, to, c.shift)
+        tk.exp2(to, to)
 
     def scores(self, g, c, i, sides):
         if self.spec.softcap:  # softcap * tanh(scale * att / softcap); the first factor is in g.scale
