@@ -29,7 +29,6 @@ FORMS = {
 }
 PLAIN = {
     "alone": AttentionConfig(bridge=False), "alone over": AttentionConfig(bridge=False, **W),
-    "alone over eager": AttentionConfig(bridge=False, eager=32, **W), "free over eager": AttentionConfig(bridge=False, turns=False, eager=32, **W),
     "alone give": AttentionConfig(bridge=False, give_late=True), "alone over give": AttentionConfig(bridge=False, give_late=True, **W),
     "free": AttentionConfig(bridge=False, turns=False), "free over": AttentionConfig(bridge=False, turns=False, **W),
 }
@@ -56,7 +55,7 @@ def smoke():
     sizes = ((640, 640), (1290, 1353), (65, 1999), (1, 1290), (63, 700), (1153, 1153), (2112, 2112))
     forms = {n: c for n, c in FORMS.items() if n not in ("halves", "halves free")}
     ready([(spec_of(600, r, False, True), c) for c in forms.values() for r in (0, 64)]
-          + [(spec_of(-1, -1, k, True), c) for c in (PLAIN["alone over"], PLAIN["free over eager"], LONG["pairs 176 over"]) for k in (False, True)])
+          + [(spec_of(-1, -1, k, True), c) for c in (PLAIN["alone over"], PLAIN["free over"], LONG["pairs 176 over"]) for k in (False, True)])
     bad = 0
     begin = time.time()
     for name, config in forms.items():
@@ -71,7 +70,7 @@ def smoke():
                 bad += tried(f"{name} {kind} {what}", lambda: compare(
                     *moved_by(q, k, exponents), v, config=config, left=600, right=64 if kind == "right" else 0))
         print(f"{name}: {time.time() - begin:.1f} s, {bad} wrong so far", flush=True)
-    for name in ("alone over", "free over eager", "pairs 176 over"):
+    for name in ("alone over", "free over", "pairs 176 over"):
         config = {**PLAIN, **LONG}[name]
         for causal in (False, True):
             for rows, keys in ((1, 1), (65, 640), (113, 203), (1153, 1153), (1000, 1500)):
