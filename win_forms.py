@@ -16,24 +16,27 @@ from tkq.runtime import Recipe
 W = dict(over=True)
 K = dict(kv=144, o_panels=2)
 D = dict(kv=144, o_direct=True)
+O = dict(one_loop=True)
 FORMS = {
-    "halves": HalvesConfig(), "halves free": HalvesConfig(turns=False),
-    "over": HalvesConfig(**W), "over free": HalvesConfig(turns=False, **W),
-    "144": HalvesConfig(**K), "144 over": HalvesConfig(**K, **W), "144 over free": HalvesConfig(turns=False, **K, **W),
-    "over ahead": HalvesConfig(ahead=True, **W), "over ahead free": HalvesConfig(ahead=True, turns=False, **W),
-    "give": HalvesConfig(give_late=True), "over give": HalvesConfig(give_late=True, **W),
-    "144 over ahead give": HalvesConfig(ahead=True, give_late=True, **K, **W),
-    "over eager": HalvesConfig(eager=32, **W), "144 over ahead eager": HalvesConfig(ahead=True, eager=32, **K, **W),
-    "144 direct over ahead": HalvesConfig(ahead=True, **D, **W),
-    "144 over ahead": HalvesConfig(ahead=True, **K, **W), "144 over ahead free": HalvesConfig(ahead=True, turns=False, **K, **W),
+    "halves": HalvesConfig(), "give": HalvesConfig(give_late=True), "ahead": HalvesConfig(ahead=True),
+    "one": HalvesConfig(**O), "one free": HalvesConfig(turns=False, **O), "one give": HalvesConfig(give_late=True, **O),
+    "one ahead": HalvesConfig(ahead=True, **O),
+    "one split": HalvesConfig(split=True, **O), "one split free": HalvesConfig(split=True, turns=False, **O),
+    "one split give": HalvesConfig(split=True, give_late=True, **O),
+    "one 144": HalvesConfig(**K, **O), "one 144 split": HalvesConfig(split=True, **K, **O),
+    "one 144 split free": HalvesConfig(split=True, turns=False, **K, **O), "eager": HalvesConfig(eager=32),
 }
 PLAIN = {
-    "alone": AttentionConfig(bridge=False), "alone over": AttentionConfig(bridge=False, **W),
-    "alone give": AttentionConfig(bridge=False, give_late=True), "alone over give": AttentionConfig(bridge=False, give_late=True, **W),
-    "free": AttentionConfig(bridge=False, turns=False), "free over": AttentionConfig(bridge=False, turns=False, **W),
+    "alone": AttentionConfig(bridge=False), "free": AttentionConfig(bridge=False, turns=False),
+    "split": AttentionConfig(bridge=False, split=True), "split free": AttentionConfig(bridge=False, turns=False, split=True),
+    "split give": AttentionConfig(bridge=False, split=True, give_late=True), "give": AttentionConfig(bridge=False, give_late=True),
+}
+ALONE = {  # one warpgroup on a processor: how long its step is by itself
+    "1wg": AttentionConfig(consumers=1, bridge=False, turns=False), "1wg over": AttentionConfig(consumers=1, bridge=False, turns=False, over=True),
+    "1wg split": AttentionConfig(consumers=1, bridge=False, turns=False, split=True),
 }
 PAIRS = replace(plan(AttentionSpec("bf16", 128), "long"))
-LONG = {"pairs 176": PAIRS, "pairs 176 over": replace(PAIRS, over=True)}
+LONG = {"pairs 176": PAIRS}
 OUT = os.environ.get("OUT", "/tmp/out")
 
 
@@ -53,9 +56,9 @@ def smoke():
     from tests.gpu.test_attention_moving_maximum import cases, moved_by
     windows = {"causal": ((512, 0), (575, 0), (600, 0), (1023, 0)), "right": ((512, 511), (513, 64), (512, 63), (575, 1), (512, 900))}
     sizes = ((640, 640), (1290, 1353), (65, 1999), (1, 1290), (63, 700), (1153, 1153), (2112, 2112))
-    forms = {n: c for n, c in FORMS.items() if n not in ("halves", "halves free")}
+    forms = {n: c for n, c in FORMS.items() if n != "halves"}
     ready([(spec_of(600, r, False, True), c) for c in forms.values() for r in (0, 64)]
-          + [(spec_of(-1, -1, k, True), c) for c in (PLAIN["alone over"], PLAIN["free over"], LONG["pairs 176 over"]) for k in (False, True)])
+          + [(spec_of(-1, -1, k, True), c) for c in (PLAIN["split"], PLAIN["split free"], PLAIN["give"]) for k in (False, True)])
     bad = 0
     begin = time.time()
     for name, config in forms.items():
@@ -70,7 +73,7 @@ def smoke():
                 bad += tried(f"{name} {kind} {what}", lambda: compare(
                     *moved_by(q, k, exponents), v, config=config, left=600, right=64 if kind == "right" else 0))
         print(f"{name}: {time.time() - begin:.1f} s, {bad} wrong so far", flush=True)
-    for name in ("alone over", "free over", "pairs 176 over"):
+    for name in ("split", "split free", "give"):
         config = {**PLAIN, **LONG}[name]
         for causal in (False, True):
             for rows, keys in ((1, 1), (65, 640), (113, 203), (1153, 1153), (1000, 1500)):
@@ -108,7 +111,7 @@ GROUPS = {  # name: (S, what is asked, forms)
     "S1024 full": (1024, {}, PLAIN), "S1024 causal": (1024, dict(causal=True), PLAIN),
     "S4096 full": (4096, {}, PLAIN), "S4096 causal": (4096, dict(causal=True), PLAIN),
     "S16384 causal": (16384, dict(causal=True), PLAIN), "S16384 full": (16384, {}, {**PLAIN, **LONG}),
-    "w1023 S2048": (2048, dict(left=1023, right=0), FORMS), "w4095": (16384, dict(left=4095, right=0), FORMS),
+    "alone": (16384, {}, ALONE), "w1023 S2048": (2048, dict(left=1023, right=0), FORMS), "w4095": (16384, dict(left=4095, right=0), FORMS),
 }
 
 

@@ -20,7 +20,8 @@ class AttentionConfig:
     registers: of a producer's thread and a consumer's; without, tkq.tile's own.
     over: all exponentials of a tile come before the wait for P @ V of the tile before; without, as many as the
     assembler likes: an eighth.
-    give_late: a turn ends when S is there, so that another's S shares the tensor cores with P @ V alone."""
+    give_late: a turn ends when S is there, so that another's S shares the tensor cores with P @ V alone.
+    split: the first part of P @ V runs under the exponentials of the second."""
 
     kv: int = 128
     consumers: int = 2
@@ -38,11 +39,18 @@ class AttentionConfig:
     over: bool = False
     give_late: bool = False
     eager: int = 0
+    split: bool = False
+    one_loop: bool = False
 
     @property
     def rows(self) -> int:
         """Query rows of a block."""
         return 64 * self.consumers
+
+    @property
+    def first_keys(self) -> int:
+        """Of a tile: the first part, where P @ V is split."""
+        return self.kv - 64
 
     @property
     def tile_rows(self) -> int:

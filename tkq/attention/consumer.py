@@ -35,7 +35,8 @@ class Consumer:
         while blocks > 0:
             if const_expr(not config.bridge):
                 self.begin(g, s, c)
-            tk.zero(c.o)
+            if const_expr(not config.split):
+                tk.zero(c.o)
             self.steps(g, s, c)
             if const_expr(not config.o_over_q):
                 tk.arrive(s.q_empty[self.q_at(c)])
@@ -79,7 +80,22 @@ class Consumer:
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
         self.softmax.first(g, c)
-        tk.copy(c.att_mma, c.att)
+        if const_expr(self.config.split):
+            self.first_part(g, s, c, tk.mm_AB)
+        else:
+            tk.copy(c.att_mma, c.att)
+
+    def first_part(self, g, s, c, product):
+        """P @ V of a tile's first keys, and the exponentials of the others."""
+        n, more = self.config.first_keys, self.config.kv - self.config.first_keys
+        tk.copy(tk.columns(c.att_mma, 0, n), tk.columns(c.att, 0, n))
+        s.v_pipe.wait(c.v)
+        product(c.o, c.att_mma, s.v[c.v.stage], k=(0, n))
+        self.softmax.rest(g, c)
+        tk.copy(tk.columns(c.att_mma, n, more), tk.columns(c.att, n, more))
+
+    def second_part(self, s, c):
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=(self.config.first_keys, self.config.kv))
 
     @cute.jit
     def steps(self, g, s, c):
@@ -106,23 +122,32 @@ class Consumer:
         self.wait_and_correct_if(c, moved)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
-        tk.copy(c.att_mma, c.att)
-        self.correct_if(c, moved)
+        if const_expr(self.config.split):
+            self.first_part(g, s, c, tk.mma_AB)
+        else:
+            tk.copy(c.att_mma, c.att)
+            self.correct_if(c, moved)
 
     def issue(self, s, c):
         """The next S = Q @ K.T, and O += P @ V of the block before; wait for S."""
         s.k_pipe.wait(c.k)
         c.turns.take()
         tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
-        s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
+        self.last_part(s, c)
         self.wait_and_give(s, c)
 
-    def wait_and_give(self, s, c):
+    def last_part(self, s, c):
+        if self.config.split:
+            self.second_part(s, c)
+        else:
+            s.v_pipe.wait(c.v)
+            tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
+
+    def wait_and_give(self, s, c, behind=1):
         """Wait for S."""
         if not self.config.give_late:
             c.turns.give()
-        tk.mma_wait(1)
+        tk.mma_wait(behind)
         if self.config.give_late:
             c.turns.give()
         self.release(s.k_pipe, c.k)
@@ -140,8 +165,7 @@ class Consumer:
     @cute.jit
     def end(self, s, c):
         """The last P @ V."""
-        s.v_pipe.wait(c.v)
-        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
+        self.last_part(s, c)
         self.keep_statistics(c)
         tk.mma_wait()
         self.release(s.v_pipe, c.v)
@@ -150,7 +174,7 @@ class Consumer:
     def wait_and_correct_if(self, c, moved):
         """O so far, after max has moved. A branch for the assembler too: it leaves the exponentials before it where they
         are, and would lift the wait for P @ V over most of them."""
-        if const_expr(self.config.over):
+        if const_expr(self.config.over or self.config.split):
             if moved:
                 tk.mma_wait(0)
                 tk.mul_row(c.o, c.o, c.correct)
@@ -158,7 +182,7 @@ class Consumer:
     @cute.jit
     def correct_if(self, c, moved):
         """O so far, after max has moved."""
-        if const_expr(not self.config.over):
+        if const_expr(not self.config.over and not self.config.split):
             if moved:
                 tk.mul_row(c.o, c.o, c.correct)
 

@@ -74,7 +74,8 @@ class HalvesConsumer(Consumer):
         if blocks > 0:
             self.begin(g, s, c)
         while blocks > 0:
-            tk.zero(c.o)
+            if const_expr(not self.config.split):
+                tk.zero(c.o)
             self.steps(g, s, c)
             tk.arrive(s.q_empty[self.q_at(c)])
             self.turn_page(c)
@@ -109,10 +110,7 @@ class HalvesConsumer(Consumer):
         if passing == 0:
             self.release(s.v_pipe, c.v)
         super().finish(g, s, c)
-        tk.mma_wait()
-        self.release(s.k_pipe, c.k)
-        self.softmax_of(c, seen, lambda softmax, c: softmax.first(g, c))
-        self.weights(c, seen)
+        self.after_first(g, s, c, seen)
 
     @cute.jit
     def begin(self, g, s, c):
@@ -137,13 +135,64 @@ class HalvesConsumer(Consumer):
     def first(self, g, s, c, seen):
         """The first S and its softmax."""
         self.scores(s, c, seen)
+        self.after_first(g, s, c, seen)
+
+    def after_first(self, g, s, c, seen):
         tk.mma_wait()
         self.release(s.k_pipe, c.k)
         self.softmax_of(c, seen, lambda softmax, c: softmax.first(g, c))
-        self.weights(c, seen)
+        if not self.config.split:
+            self.weights(c, seen)
+        elif seen == BOTH:
+            self.first_part(g, s, c, tk.mm_AB)
+        else:
+            self.weights(c, seen)
+            s.v_pipe.wait(c.v)
+            tk.mm_AB(c.o, c.att_mma, s.v[c.v.stage], k=keys_of(self.config, seen))
 
     @cute.jit
     def steps(self, g, s, c):
+        if const_expr(self.config.one_loop):
+            self.steps_of_one_loop(g, s, c)
+        else:
+            self.steps_of_loops(g, s, c)
+
+    @cute.jit
+    def steps_of_one_loop(self, g, s, c):
+        blocks, masked = c.task["blocks"], c.task["masked"]
+        whole, end = blocks - c.task["masked_left"], blocks
+        if c.task["cut"] == UPPER:
+            end = end - 1
+        for i in cutlass.range(1, end, unroll=1):
+            s.k_pipe.wait(c.k)
+            c.turns.take()
+            self.scores(s, c, BOTH)
+            if const_expr(not self.config.split):
+                s.v_pipe.wait(c.v)
+            if c.task["cut"] == LOWER and i == 1:
+                if const_expr(self.config.split):
+                    tk.mma_commit()
+                else:
+                    self.sum(s, c, LOWER)
+            elif const_expr(self.config.split):
+                self.second_part(s, c)
+            else:
+                self.sum(s, c, BOTH)
+            self.wait_and_give(s, c)
+            moved = self.softmaxes[BOTH].step_of(g, c, i, i < masked, i >= whole)
+            self.wait_and_correct_if(c, moved)
+            tk.mma_wait(0)
+            self.release(s.v_pipe, c.v)
+            if const_expr(self.config.split):
+                self.first_part(g, s, c, tk.mma_AB)
+            else:
+                self.weights(c, BOTH)
+            self.correct_if(c, moved)
+        if end < blocks:
+            self.tile(g, s, c, end, LEFT, UPPER)
+
+    @cute.jit
+    def steps_of_loops(self, g, s, c):
         blocks, masked = c.task["blocks"], c.task["masked"]
         whole, end = blocks - c.task["masked_left"], blocks
         for i in cutlass.range(1, masked, unroll=1):
@@ -167,7 +216,10 @@ class HalvesConsumer(Consumer):
         self.wait_and_correct_if(c, moved)
         tk.mma_wait(0)
         self.release(s.v_pipe, c.v)
-        self.weights(c, seen)
+        if self.config.split and seen == BOTH:
+            self.first_part(g, s, c, tk.mma_AB)
+        else:
+            self.weights(c, seen)
         self.correct_if(c, moved)
 
     def pair(self, s, c, seen, before):
@@ -175,15 +227,20 @@ class HalvesConsumer(Consumer):
         s.k_pipe.wait(c.k)
         c.turns.take()
         self.scores(s, c, seen)
-        s.v_pipe.wait(c.v)
-        self.sum(s, c, before)
-        self.wait_and_give(s, c)
+        if not self.config.split:
+            s.v_pipe.wait(c.v)
+            self.sum(s, c, before)
+        elif before == BOTH:
+            self.second_part(s, c)
+        self.wait_and_give(s, c, 0 if self.config.split and before == LOWER else 1)
 
     @cute.jit
     def last_sum(self, s, c):
         s.v_pipe.wait(c.v)
         if c.last["cut"] == UPPER:
             self.sum(s, c, UPPER)
+        elif const_expr(self.config.split):
+            self.second_part(s, c)
         else:
             self.sum(s, c, BOTH)
 

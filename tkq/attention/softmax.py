@@ -36,17 +36,49 @@ class Softmax:
         tk.neg_infty(c.max)
         self.scores(g, c, 0, RIGHT | LEFT)
         self.move(g, c, guarded=True)
-        self.exponentials(g, c, guarded=True)
+        self.now(g, c, True)
+
+    def now(self, g, c, guarded):
+        """Exponentials before P @ V's first part."""
+        if self.config.split and c.att.cols == self.config.kv:
+            self.find_shift(c, guarded)
+            self.part(g, c, 0, self.config.first_keys)
+        else:
+            self.exponentials(g, c, guarded)
+
+    def rest(self, g, c):
+        self.part(g, c, self.config.first_keys, self.config.kv)
+
+    def part(self, g, c, first, end):
+        att = tk.columns(c.att, first, end - first)
+        self.into(g, c, att, att)
+        tk.row_sum_partial(c.norm, att, c.norm)
 
     def step(self, g, c, i, sides):
         """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
         row of the warp's move, so that O is owed its correction?"""
         self.scores(g, c, i, sides)
+        return self.range_and_exponentials(g, c, sides)
+
+    def step_of(self, g, c, i, right, left):
+        """``step``, of sides known at run time."""
+        self.scores(g, c, i, 0)
+        self.mask_if(g, c, i, right, left)
+        return self.range_and_exponentials(g, c, RIGHT)
+
+    @cute.jit
+    def mask_if(self, g, c, i, right, left):
+        if right:
+            self.mask(g, c, i, RIGHT | LEFT)
+        if left:
+            self.mask(g, c, i, LEFT)
+
+    def range_and_exponentials(self, g, c, sides):
         guarded, n = bool(sides & RIGHT), self.config.eager
         if not n:
             moved = self.out_of_range(g, c)
             self.move_if(g, c, moved, guarded)
-            self.exponentials(g, c, guarded)
+            self.now(g, c, guarded)
             return moved
         eager, first, rest = tk.rt_fl(n), tk.columns(c.att, 0, n), tk.columns(c.att, n, c.att.cols - n)
         self.find_shift(c, guarded)
