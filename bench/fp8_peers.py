@@ -84,7 +84,6 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(PEERS["fp8_gemm"]) if kind == "tensor" else ("torch",)
 
 
-
 def operands(m: int, n: int, k: int, kind: str, seed: int) -> tuple:
     """randn, quantised by torch: (a, b, scale_a, scale_b)."""
     g = torch.Generator("cuda").manual_seed(seed)

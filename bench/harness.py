@@ -26,7 +26,7 @@ from tkq.testing.timing import BURST, Effort
 @dataclass(frozen=True)
 class Question:
     """What a case asks: the operation, its shape as text, the work of one call (see `Case`) and the bounds to reach:
-    beside peers, and beside something that only moves the bytes."""
+    beside peers, and beside something that only moves the bytes. alike: as in `Case`."""
 
     section: str
     op: str
@@ -36,6 +36,7 @@ class Question:
     bound: Bound | None = None
     missing: dict[str, str] = field(default_factory=dict)
     roof: Bound | None = None
+    alike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def compare(
         roof=q.roof,
         round_seconds=effort.round_seconds,
         idle_seconds=effort.idle_seconds,
+        alike=q.alike,
     )
 
 

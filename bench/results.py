@@ -126,6 +126,7 @@ class Case:
     missing: peers that could not be timed here, with the reason. seconds: what it took to run the case.
     round_seconds, idle_seconds: how long a turn was, and the rest before it; None in files that do not say.
     date: of the run, in a file that was joined from several; None: the file's.
+    alike: whose errors ours is judged beside; without any, all peers'. Others compute with another precision.
     """
 
     section: str
@@ -143,6 +144,7 @@ class Case:
     round_seconds: float | None = None
     idle_seconds: float | None = None
     date: str | None = None
+    alike: tuple[str, ...] = ()
 
     def __post_init__(self):
         if self.unit not in UNITS:
@@ -180,7 +182,8 @@ class Case:
         ours = self.comparison[self.ours]
         if not ours.ok:
             return False
-        peers = [t.error for t in self.comparison.timings if t.ok and t.error is not None and t.name != self.ours]
+        peers = [t.error for t in self.comparison.timings if t.ok and t.error is not None and t.name != self.ours
+                 and t.name in (self.alike or (t.name,))]
         return None if ours.error is None or not peers else _accurate(ours.error, peers)
 
     def holds_beside(self, bound: Bound) -> bool | None:
@@ -318,6 +321,7 @@ def _case(data: dict) -> Case:
         **{
             **plain,
             "comparison": Comparison(**comparison),
+            "alike": tuple(data.get("alike", ())),
             **{name: _bound(data.get(name)) for name in ("bound", "roof")},
             "readings": {k: tuple(Reading(**r) for r in v) for k, v in data["readings"].items()},
         }

@@ -329,6 +329,14 @@ def test_accuracy_is_judged_beside_the_best_peer(ours, accurate):
     assert Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1)).accurate() is accurate
 
 
+def test_accuracy_is_judged_beside_those_who_compute_alike():
+    timings = tuple(Timing(name, "graph", (1.0,) * 7, error=error)
+                    for name, error in (("tkq", 4e-3), ("torch", 4e-3), ("QuACK", 1e-3)))
+    case = Case("s", "op", "M", "GB/s", 1, Comparison(timings, 2, 1, 1))
+    assert case.accurate() is False and dataclasses.replace(case, alike=("torch",)).accurate()
+    assert dataclasses.replace(case, alike=("Liger",)).accurate() is None, "who computes alike was not timed"
+
+
 def test_geometric_mean():
     assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     assert geometric_mean([1.0, 8.0, 1.0]) == pytest.approx(2.0)
