@@ -33,13 +33,21 @@ def section(folder: Path = RESULTS) -> str:
     report = Report.from_json((folder / "llama.json").read_text())
     e = report.environment
     parts = [f"Measured {e.date[:10]} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians "
-             "of turns\nin one run. A ratio is the median of the ratios of turns.", steps(report)]
+             f"of turns\nin {_runs(report)}. A ratio is the median of the ratios of turns.", steps(report)]
     if report.costs:
         parts.append(decoding(report))
     for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
         if (folder / file).exists():
             parts.append(made(json.loads((folder / file).read_text())))
     return "\n\n".join(parts)
+
+
+def _runs(report: Report) -> str:
+    """One run, or which sections are of which."""
+    of = {case.section: (case.date or report.environment.date)[:16].replace("T", " ") for case in report.cases}
+    if len(set(of.values())) < 2:
+        return "one run"
+    return "runs of their own, " + ", ".join(f"{section} of {when}" for section, when in of.items())
 
 
 def steps(report: Report) -> str:

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 COPIES = "UBLKCP.S", "UTMALDG", "LDGSTS"  # into shared memory, while the thread goes on
-STORES = "STS",
+STORES = "STS ", "STS."  # and not STSM, whose tiles tensor cores read
 READS = "LDS",
 _ACCESS = re.compile(r"(Race reported between|and) (\w+) access at (\S+?)\+0x([0-9a-f]+)(?: .*?\[(\d+) hazards?\])?")
 

@@ -40,6 +40,17 @@ def test_ratios_are_of_turns_and_gaps_are_left(results):
     assert "kernels" not in text and "Losses" not in text
 
 
+def test_sections_of_different_runs_are_said_to_be(results):
+    assert "medians of turns\nin one run." in llama_page.section(results)
+    path = results / "llama.json"
+    data = json.loads(path.read_text())
+    for case, date in zip(data["cases"], ("2026-11-22T21:23:37+00:00", "2026-11-22T22:29:58+00:00"), strict=True):
+        case["date"] = date
+    path.write_text(json.dumps(data))
+    text = llama_page.section(results)
+    assert "in runs of their own, eager of 2026-11-22 21:23, compiled of 2026-11-22 22:29." in text
+
+
 def test_profiles_and_losses_come_when_they_are_there(results):
     from bench.llama_profile import KINDS, REST
 
