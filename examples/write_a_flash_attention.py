@@ -48,29 +48,53 @@ class Globals:
     schedule: tk.Schedule
     scale: Float32  # of the scores, times log2(e)
 
+    def task(self, number, causal):
+        """(batch, head, tile of rows, how many key tiles it sees). As many heads at a time as have 16 MB of K and V,
+        less than L2 holds: their last rows, which see the most keys of a causal problem, come first."""
+        rows, _, heads, batches = self.o.shape
+        tiles = cute.ceil_div(rows, 128)
+        together = cutlass.max(256 // tiles, 1)
+        first = number // (together * tiles) * together
+        width, within = cutlass.min(together, heads * batches - first), number - first * tiles
+        head, tile = first + within % width, tiles - 1 - within // width
+        return head // heads, head % heads, tile, tile + 1 if causal else tiles
+
 
 @dataclass(frozen=True)
 class Registers:
     s: tk.RegTile  # scores of 64 rows and 128 keys, then their exponentials
     p: tk.RegTile  # the exponentials in bf16
     o: tk.RegTile
-    max: tk.RowVec
+    max: tk.RowVec  # what is subtracted from a row's scores, times scale
     sum: tk.RowVec
-    correct: tk.RowVec  # what o and sum so far are to be multiplied by, where the maximum has moved
+    correct: tk.RowVec  # what o and sum so far are to be multiplied by, where max has moved
+
+
+def beyond(room, s, max, scale):
+    """Is a score of the warp's, times scale, more than room beyond its row's max? 0 is asked about with the scores:
+    floats that are not negative compare as integers do, of which one instruction finds the largest of three."""
+    found = cutlass.Boolean(False)
+    for r in range(2):  # this thread's rows
+        scores = [s.rows_view[r, j].bitcast(Int32) for j in range(s.cols // 4)]
+        top = [Int32(0), Int32(0)]  # two chains
+        for i in range(0, len(scores), 2):
+            top[i // 2 % 2] = cutlass.max(cutlass.max(top[i // 2 % 2], scores[i]), scores[i + 1])
+        found = found | (cutlass.max(*top).bitcast(Float32) * scale - max.tensor[r] > room)
+    return cute.arch.vote_any_sync(found)
 
 
 class FlashAttention:
     """A task is 128 rows of Q of one head, 64 for each of two consumer warpgroups. K and V pass by in tiles of 128
     keys, the last one first: that one alone needs a mask.
 
-      producer (warp 0)    K(n) Q | K(n-1) V(n) | K(n-2) V(n-1) | .. | V(0), the next task's number
+      producer (warp 0)    the task, K(n) Q | K(n-1) V(n) | K(n-2) V(n-1) | .. | V(0), the next task's number
       consumers (2)        S = Q K(n)', mask, softmax | S = Q K(i-1)' and O += P V(i), softmax of S under P V | ..
                            | O += P V(0), O / sum to global memory
 
     Pipes of q, k, v: full[stage] 1 arrival, the producer's, with the bytes; empty[stage] 8, one of each consumer warp.
     The consumers take turns to issue their products, so that one's softmax runs under the other's."""
 
-    tile, stages, turns = tk.st(128, 128), (1, 3, 3), True
+    tile, stages, turns = tk.st(128, 128), (2, 2, 3), True
 
     def __init__(self, causal):
         self.causal = causal
@@ -92,21 +116,16 @@ class FlashAttention:
         tiles = [al.tile(self.tile, n) for n in self.stages]
         pipes = [al.pipe(n, self.tile.bytes, 8) for n in self.stages]
         qkv = [Stream(*x, x[-1].ring()) for x in zip((g.q, g.k, g.v), tiles, pipes)]
-        mail = al.mailbox(1, 2, 8)
+        mail = al.mailbox(4, 2, 8)
         tk.init_block(lambda: [x.init() for x in (*pipes, mail)])
         tk.specialise(lambda: self.producer(g, mail, *qkv), lambda wg: self.consumer(g, mail, wg, *qkv), 2)
-
-    def task(self, g, number):
-        """((batch, head), tile of rows, key tiles). A head's last rows, which see the most keys, come first."""
-        tiles, heads = cute.ceil_div(g.o.shape[0], 128), g.o.shape[2]
-        head, tile = number // tiles, tiles - 1 - number % tiles
-        return (head // heads, head % heads), tile, tile + 1 if self.causal else tiles
 
     @cute.jit
     def producer(self, g, mail, q, k, v):
         post, number = mail.ring(), g.schedule.first()
         while number < g.schedule.tasks:
-            (batch, head), tile, blocks = self.task(g, number)
+            batch, head, tile, blocks = g.task(number, self.causal)
+            mail.post(post, batch, head, tile, blocks)
             head_k = head // (g.q.tensor.shape[2] // g.k.tensor.shape[2])
             k.load(batch, head_k, blocks - 1, 0)
             q.load(batch, head, tile, 0)
@@ -116,15 +135,15 @@ class FlashAttention:
             fetched = g.schedule.fetch()
             v.load(batch, head_k, 0, 0)
             number = g.schedule.following(number, fetched)
-            mail.post(post, number)
+        mail.post(post, 0, 0, 0, 0)  # no more of them
 
     @cute.jit
     def consumer(self, g, mail, wg, q, k, v):
         c = Registers(tk.rt_fl(128), tk.rt_bf(128), tk.rt_fl(128), tk.rv(), tk.rv(), tk.rv())
-        take, number, turns = mail.ring(), g.schedule.first(), tk.Turns(2, wg, self.turns)
+        take, turns = mail.ring(), tk.Turns(2, wg, self.turns)
         turns.start()
-        while number < g.schedule.tasks:
-            (batch, head), tile, blocks = self.task(g, number)
+        batch, head, tile, blocks = mail.take(take)
+        while blocks > 0:
             tk.zero(c.o)
             tk.zero(c.sum)
             tk.neg_infty(c.max)
@@ -144,11 +163,12 @@ class FlashAttention:
                 turns.give()
                 tk.mma_wait(1)  # for S; O, of the keys before, goes on under the softmax
                 k.release()
-                self.softmax(g, c)
+                moved = self.softmax(g, c)
                 tk.mma_wait(0)
                 v.release()
                 tk.copy(c.p, c.s)
-                tk.mul_row(c.o, c.o, c.correct)
+                if moved:
+                    tk.mul_row(c.o, c.o, c.correct)
             q.release()
             tk.mma_AB(c.o, c.p, v.wait())
             tk.quad_sum(c.sum)
@@ -156,22 +176,26 @@ class FlashAttention:
             v.release()
             tk.div_row(c.o, c.o, c.sum)
             tk.store_narrow(g.o[None, None, head, batch], c.o, tile * 128 + wg * 64, g.o.shape[0])
-            number = mail.take(take)[0]
+            batch, head, tile, blocks = mail.take(take)
 
+    @cute.jit
     def softmax(self, g, c):
-        """s becomes exp2(scale * (s - max)); max and sum move on."""
-        scaled = tk.rv()
-        tk.copy(c.correct, c.max)
-        tk.row_max(c.max, c.s, c.max)
-        tk.sub(c.correct, c.correct, c.max)
-        tk.mul(c.correct, c.correct, g.scale)
-        tk.exp2(c.correct, c.correct)
-        tk.mul(scaled, c.max, g.scale)
+        """s becomes exp2(scale * s - max), and sum moves on. Whatever max is, it cancels out in the end: it stays
+        unless an exponential of the warp's would be more than 2^8. Has it moved, so that o is owed a correction?"""
+        moved = beyond(8, c.s, c.max, g.scale)
+        if moved:
+            tk.copy(c.correct, c.max)
+            tk.row_max(c.max, c.s)
+            tk.mul(c.max, c.max, g.scale)
+            tk.apply(c.max, cute.arch.fmax, c.max, c.correct)
+            tk.sub(c.correct, c.correct, c.max)
+            tk.exp2(c.correct, c.correct)
+            tk.mul(c.sum, c.sum, c.correct)
         tk.mul(c.s, c.s, g.scale)  # one instruction with the next line
-        tk.sub_row(c.s, c.s, scaled)
+        tk.sub_row(c.s, c.s, c.max)
         tk.exp2(c.s, c.s)
-        tk.mul(c.sum, c.sum, c.correct)
         tk.row_sum_partial(c.sum, c.s, c.sum)
+        return moved
 
 
 def build(causal):

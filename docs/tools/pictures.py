@@ -36,7 +36,7 @@ def flash_attention(kernel):
     every = "one of each warp of 2 consumers"
     pipes = [viz.Pipe(name, str(kernel.tile), stages, kernel.tile.bytes, 8, every)
              for name, stages in zip("QKV", kernel.stages)]
-    mail = viz.Pipe("task", "a task's number", 2, 0, 8, every)
+    mail = viz.Pipe("task", "a task", 2, 0, 8, every)
     return viz.Pipeline(
         "FlashAttention: tasks of 128 rows of Q, K and V in tiles of 128 keys",
         viz.Role("producer", "warp 0", few, ("each task: K(n) Q | K(n-1) V(n) | .. | V(0), the next task's number",)),

@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tokenize
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,3 +67,20 @@ def test_flash_attentions_picture_has_the_arrivals_and_registers_of_the_compiled
 
     picture = pictures.flash_attention(example.FlashAttention(True))
     assert shown(picture) == compiled(example.RECIPES[True], tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (129, 3, 2), (1000, 20, 4), (4096, 16, 4), (16384, 5, 3), (40000, 2, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attentions_tasks_come_once_and_the_longest_of_some_heads_first(pictures, shape, causal):
+    import write_a_flash_attention as example
+
+    rows, heads, batches = shape
+    tiles = -(-rows // 128)
+    g = SimpleNamespace(o=SimpleNamespace(shape=(rows, 128, heads, batches)))
+    found = [example.Globals.task(g, number, causal) for number in range(tiles * heads * batches)]
+    assert sorted(found) == [(b, h, tile, tile + 1 if causal else tiles)
+                             for b in range(batches) for h in range(heads) for tile in range(tiles)]
+    together = max(256 // tiles, 1) * tiles
+    for first in range(0, len(found), together):
+        of_tiles = [task[2] for task in found[first:first + together]]
+        assert of_tiles == sorted(of_tiles, reverse=True)
