@@ -142,6 +142,8 @@ def test_calls_are_shown_beside_x_plus_x_and_a_busy_host_is_named():
     assert "| cost | median | of `x + x` |" in quiet and "| CPU per eager call: gemm | 6.0 us | 0.75 |" in quiet
     assert "| first call | 9.0 us |  |" in quiet and "busy" not in quiet
     assert "The host was busy: `x + x` took 6.5 to 14.0 us, 8.0 in the median." in loud
+    dated = [dataclasses.replace(cost, date=f"2026-11-2{i}T10:00:00+00:00") for i, cost in enumerate(of(7.5))]
+    assert tables.costs(dated) == f"{quiet}\n\nCosts are of 2026-11-20 to 2026-11-22." and "Costs are" not in quiet
 
 
 def test_a_table_says_what_was_not_timed():
