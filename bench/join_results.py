@@ -3,7 +3,8 @@
     python -m bench.join_results PART.json PART.json .. --out bench/results/h100/gemm.json
     python -m bench.join_results FOLDER FOLDER .. --out bench/results/h100
 
-A case or cost that two runs have is the later file's; the file's date is the newest run's, each case keeps its own.
+A case or cost that two runs have is the later file's; the file's date is the newest run's, each case and cost keeps its
+own.
 Runs of different devices or versions are not joined.
 """
 
@@ -36,7 +37,7 @@ def joined(reports: list[Report]) -> Report:
     for report in reports:
         cases |= {(case.section, case.op, case.shape): replace(case, date=case.date or report.environment.date)
                   for case in report.cases}
-        costs |= {cost.name: cost for cost in report.costs}
+        costs |= {cost.name: replace(cost, date=cost.date or report.environment.date) for cost in report.costs}
     commands = "; ".join(dict.fromkeys(report.environment.command for report in reports))
     copies = [report.copy_gbs for report in reports if report.copy_gbs is not None]
     newest = max(report.environment.date for report in reports)

@@ -188,12 +188,13 @@ class Steps:
 
 def kept_curves(old: dict, new: dict) -> dict:
     """What a file has of whole curves that were made alike. Files had no seqlen, sizes, versions and days at first:
-    what those say nothing of is taken to be alike, and their curves have "" for the day."""
+    what those say nothing of is taken to be alike, and their curves have the file's day, "" without."""
     for key in ("at_most", "rate", "batch", "seqlen", "sizes", "versions"):
         if old.get(key, new[key]) != new[key]:
             raise ValueError(f"{key}: the curves on file are of {old[key]}, this run of {new[key]}: begin a new file")
     whole = [name for name, curve in old["losses"].items() if len(curve) == STEPS]
-    made = {name: old.get("made", {}).get(name, "") for name in whole}
+    day = old.get("run", {}).get("date", "")
+    made = {name: old.get("made", {}).get(name, day) for name in whole}
     return {**new, "made": made, **{key: {name: old[key][name] for name in whole} for key in ("apart", "losses")}}
 
 

@@ -224,7 +224,8 @@ def geometric_mean(values) -> float:
 class Cost:
     """A cost of calling or starting, in microseconds: the median, the least and the most of `samples` measurements.
 
-    at_most: the bound in the same unit, None where there is none. note: what else was seen.
+    at_most: the bound in the same unit, None where there is none. note: what else was seen. date: of the run, in a file
+    that was joined from several; None: the file's.
     """
 
     name: str
@@ -234,6 +235,7 @@ class Cost:
     samples: int
     at_most: float | None = None
     note: str = ""
+    date: str | None = None
 
     def holds(self) -> bool | None:
         return None if self.at_most is None else self.median_us <= self.at_most

@@ -78,12 +78,14 @@ def short(report: Report, head: str = "") -> str:
 
 
 def costs(found: Iterable[Cost]) -> str:
-    """Costs, those of calls beside `x + x` too, and whether the host was busy."""
+    """Costs, those of calls beside `x + x` too, their days in a file of several runs, and whether the host was busy."""
     found = list(found)
     x = host(found)
     rows = [(*_cost_row(cost), *((_beside(cost, x),) if x else ())) for cost in found]
-    text = table(("cost", "median", *(("of `x + x`",) if x else ())), rows)
-    return f"{text}\n\n{said}" if (said := busy(found)) else text
+    said = [table(("cost", "median", *(("of `x + x`",) if x else ())), rows)]
+    if days := {cost.date for cost in found if cost.date}:
+        said.append(f"Costs are of {_days(days)}.")
+    return "\n\n".join(filter(None, (*said, busy(found))))
 
 
 def _beside(cost: Cost, x: Cost) -> str:

@@ -49,6 +49,11 @@ def test_sections_of_different_runs_are_said_to_be(results):
     path.write_text(json.dumps(data))
     text = llama_page.section(results)
     assert "in runs of their own, eager of 2026-11-22 21:23, compiled of 2026-11-22 22:29." in text
+    assert "\nDecoding, with" in text
+    for cost in data["costs"]:
+        cost["date"] = "2026-11-21T20:00:00+00:00"
+    path.write_text(json.dumps(data))
+    assert "\nDecoding (of 2026-11-21), with" in llama_page.section(results)
 
 
 def test_profiles_and_losses_come_when_they_are_there(results):

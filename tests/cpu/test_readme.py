@@ -50,12 +50,15 @@ def test_the_table_of_operations_has_them_all():
 
 
 def test_what_deterministic_gradients_cost_is_what_the_results_say():
-    """The docstring's figures, of D 128: within 0.02 of the run's."""
+    """The docstring's figures, of D 128 and D 64: within 0.02 of the run's."""
     found = [case for case in readme_table.reports()["attention_backward"].cases if case.section == "deterministic"]
-    of = {tuple(case.shape.split()[1::3]): case.ratios()["as usual"] for case in found if "as usual" in case.ratios()}
+    of, of_64 = ({tuple(case.shape.split()[1::3]): case.ratios()["as usual"] for case in found
+                  if f" {dim} " in case.shape} for dim in ("D128", "D64"))
     text = " ".join(inspect.getdoc(tkq.flash_attn).split())
-    of_usual = r"(\S+) to (\S+) of its usual speed from 4096 keys on, and (\S+) \(causal (\S+)\) of it at 1024"
-    low, high, full, causal = map(float, re.search(of_usual, text).groups())
+    of_usual = (r"(\S+) to (\S+) of its usual speed from 4096 keys on, and (\S+) \(causal (\S+)\) of it at 1024; "
+                r"D 64 has (\S+) of it at 4096")
+    low, high, full, causal, small = map(float, re.search(of_usual, text).groups())
+    assert list(of_64.values()) == pytest.approx([small] * 2, abs=0.02)
     assert of["S1024", "full"] == pytest.approx(full, abs=0.02)
     assert of["S1024", "causal"] == pytest.approx(causal, abs=0.02)
     long = [ratio for (length, _), ratio in of.items() if length != "S1024"]
@@ -142,6 +145,8 @@ def test_calls_are_shown_beside_x_plus_x_and_a_busy_host_is_named():
     assert "| cost | median | of `x + x` |" in quiet and "| CPU per eager call: gemm | 6.0 us | 0.75 |" in quiet
     assert "| first call | 9.0 us |  |" in quiet and "busy" not in quiet
     assert "The host was busy: `x + x` took 6.5 to 14.0 us, 8.0 in the median." in loud
+    dated = [dataclasses.replace(cost, date=f"2026-11-2{i}T10:00:00+00:00") for i, cost in enumerate(of(7.5))]
+    assert tables.costs(dated) == f"{quiet}\n\nCosts are of 2026-11-20 to 2026-11-22." and "Costs are" not in quiet
 
 
 def test_a_table_says_what_was_not_timed():
