@@ -305,16 +305,31 @@ def at_full_clock(reports: Mapping[str, Report]) -> str:
 
 def _sustained(reports: Mapping[str, Report]) -> str:
     """What products that work for seconds give, by the power limit's clock."""
-    cases = [case for report in reports.values() for case in report.cases if case.section == SUSTAINED and rivals(case)]
-    said = []
-    for case in cases:
-        peer, ratio = min(rivals(case).items(), key=lambda each: each[1])
-        said.append(f"`{case.op}` {case.rate(case.ours):.0f} {case.unit}, {ratio:.3f} times as fast as {peer}")
-    if not said:
+    kinds: dict[str, list[Case]] = {}
+    for report in reports.values():
+        for case in report.cases:
+            if case.section == SUSTAINED and rivals(case):
+                kinds.setdefault(case.op, []).append(case)
+    if not kinds:
         return ""
-    seconds = max(2 * case.round_seconds for case in cases if case.round_seconds)
-    shapes = ", ".join(dict.fromkeys(case.shape.partition(" ")[0] for case in cases))
-    return f"For {seconds:g} s each, at the power limit ({shapes} alone): {'; '.join(said)}."
+    seconds = max(2 * case.round_seconds for cases in kinds.values() for case in cases if case.round_seconds)
+    said = "; ".join(f"`{op}` at {_sustained_kind(cases)}" for op, cases in kinds.items())
+    return f"For {seconds:g} s each, at the power limit: {said}."
+
+
+def _sustained_kind(cases: list[Case]) -> str:
+    """Shapes, rates, and ratios beside the fastest peer at each."""
+    least = [min(rivals(case).items(), key=lambda each: each[1]) for case in cases]
+    peers, ratios = dict.fromkeys(peer for peer, _ in least), [ratio for _, ratio in least]
+    rates = [case.rate(case.ours) for case in cases]
+    shapes = ", ".join(case.shape.partition(" ")[0] for case in cases)
+    return (f"{shapes}: {_span(rates, '.0f')} {cases[0].unit}, {_span(ratios, '.3f')} times as fast as "
+            f"{' or '.join(peers)}")
+
+
+def _span(values: list[float], form: str) -> str:
+    """The least and the most, or one where they read the same."""
+    return " to ".join(dict.fromkeys(format(each, form) for each in (min(values), max(values))))
 
 
 def not_timed(reports: Mapping[str, Report]) -> str:

@@ -185,8 +185,15 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
     assert long.ratios() == {"QuACK": 0.5}  # of medians: turns are no rounds
     sustained = {**of(case), "gemm_sustained": dataclasses.replace(made, cases=[long])}
     text = tables.at_full_clock(sustained)
-    assert text.startswith(f"{said}. For 2 s each, at the power limit (8192^3 alone): `gemm bf16")
+    assert text.startswith(f"{said}. For 2 s each, at the power limit: `gemm bf16` at 8192^3: ")
     assert text.endswith("0.500 times as fast as QuACK.")
+    faster = {"tkq": (1.0,), "QuACK": (3.0,), "torch": (1.5,)}
+    more = dataclasses.replace(long, shape="4096^3 sustained", comparison=Comparison(
+        tuple(Timing(n, "graph", t) for n, t in faster.items()), 1, 1, 1))
+    sustained["gemm_sustained"] = dataclasses.replace(made, cases=[long, more])
+    text = tables.at_full_clock(sustained)
+    assert "`gemm bf16` at 8192^3, 4096^3: " in text and " to " in text
+    assert text.endswith("0.500 to 1.500 times as fast as QuACK or torch.")
 
 
 def test_cases_of_joined_files_keep_their_date():
