@@ -9,7 +9,7 @@ Under autocast Linear, Fp8Linear and LinearCrossEntropyLoss cast as torch does. 
 (losses are float32), where torch's norms and softmax give float32: the kernels compute in float32 all the same.
 
 SwiGLU, GEGLU, RotaryEmbedding and LinearCrossEntropyLoss are modules around functions that torch.nn has not, or not in
-every version.
+every version; RMSNormQuant and LayerNormQuant are norms for products in float8, of models that are not trained.
 """
 from typing import Optional
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from .norms.ops import layernorm, rmsnorm
 
-__all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "Linear", "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm",
-           "RotaryEmbedding", "Softmax", "SwiGLU"]
+__all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
+           "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 
 def __getattr__(name):
@@ -53,6 +53,42 @@ class LayerNorm(nn.LayerNorm):
             return layernorm(_contiguous(input), self.weight, self.bias, eps=self.eps)
         rows, weight, bias = _flat("input", input, self.normalized_shape, self.weight, self.bias)
         return layernorm(rows, weight, bias, eps=self.eps).view(input.shape)
+
+
+class _Quantised:
+    """What RMSNormQuant and LayerNormQuant have beside a norm's constructor, parameters and state dict."""
+
+    def __init__(self, normalized_shape, *args, granularity: str = "row", **kwargs):
+        super().__init__(normalized_shape, *args, **kwargs)
+        if len(self.normalized_shape) != 1:
+            raise NotImplementedError(f"{type(self).__name__}: normalized_shape: got {tuple(self.normalized_shape)}, "
+                                      "allowed is one dimension, the last")
+        self.granularity = granularity
+
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """(q, scale), q * scale being the norm; with a residual, which is added before, (q, scale, the sum)."""
+        from .norms.quant_ops import layernorm_quant, rmsnorm_quant
+
+        _check("x", x, self.normalized_shape)
+        options = dict(eps=self.eps, residual=residual, prenorm=residual is not None, granularity=self.granularity)
+        x = _contiguous(x)
+        if isinstance(self, nn.LayerNorm):
+            return layernorm_quant(x, self.weight, self.bias, **options)
+        options["eps"] = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        return rmsnorm_quant(x, self.weight, **options)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, granularity={self.granularity!r}"
+
+
+class RMSNormQuant(_Quantised, RMSNorm):
+    """`RMSNorm`, its result in float8 with its scales, as `tkq.fp8_gemm` takes them: `tkq.rmsnorm_quant`.
+
+    granularity: "row" or "block". There is no gradient: under `torch.no_grad()`, or after `requires_grad_(False)`."""
+
+
+class LayerNormQuant(_Quantised, LayerNorm):
+    """`LayerNorm` likewise: `tkq.layernorm_quant`."""
 
 
 def _contiguous(x):

@@ -224,6 +224,47 @@ def test_positions():
         assert torch.equal(cast.cos, cos) and torch.equal(cast.sin, sin) and not cast.state_dict()
 
 
+@pytest.mark.parametrize("granularity", ("row", "block"))
+@pytest.mark.parametrize("name", ("RMSNorm", "LayerNorm"))
+def test_norms_that_quantise(name, granularity):
+    """What the function gives, with the plain norm's parameters and state dict; into a product, too."""
+    plain = getattr(tkq.nn, name)(256)
+    ours = getattr(tkq.nn, f"{name}Quant")(256, granularity=granularity)
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter)
+    ours.load_state_dict(plain.state_dict())
+    assert f"granularity={granularity!r}" in repr(ours) and list(ours.state_dict()) == list(plain.state_dict())
+    x, residual = torch.randn(2, 6, 256).to(BF16), torch.randn(2, 6, 256)
+    function = getattr(tkq, f"{name.lower()}_quant")
+    options = dict(eps=torch.finfo(torch.float32).eps) if name == "RMSNorm" else dict(bias=plain.bias, eps=plain.eps)
+    with torch.no_grad():
+        for added in (None, residual):
+            wanted = function(x, plain.weight, residual=added, prenorm=added is not None, granularity=granularity,
+                              **options)
+            found = ours(x, added)
+            assert len(found) == len(wanted) == 2 + (added is not None)
+            assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
+        q, scale = ours(x.transpose(0, 1))
+        y = plain(x.transpose(0, 1)).float().flatten(0, -2)
+        again = q.float().flatten(0, -2) * scale.repeat_interleave(256 if granularity == "row" else 128, 1)
+        assert (again - y).abs().max() <= y.abs().max() / 16
+        of_a_weight = "row" if granularity == "row" else "tile"
+        weight, of_weight = tkq.quantize_fp8(torch.randn(32, 256).to(BF16), of_a_weight)
+        assert tkq.fp8_gemm(q.flatten(0, -2), weight.t(), scale, of_weight.t()).shape == (12, 32)
+
+
+def test_norms_that_quantise_refuse():
+    with pytest.raises(NotImplementedError, match="weight requires a gradient"):
+        tkq.nn.RMSNormQuant(64)(torch.randn(2, 64))
+    tkq.nn.RMSNormQuant(64).requires_grad_(False)(torch.randn(2, 64))
+    with pytest.raises(NotImplementedError, match="RMSNormQuant: normalized_shape: got .4, 64."):
+        tkq.nn.RMSNormQuant((4, 64))
+    with pytest.raises(ValueError, match="granularity: got 'tensor'"):
+        tkq.nn.LayerNormQuant(64, granularity="tensor").requires_grad_(False)(torch.randn(2, 64))
+    with pytest.raises(ValueError, match="x: shape is"):
+        tkq.nn.LayerNormQuant(64).requires_grad_(False)(torch.randn(2, 32))
+
+
 # ---- torch.compile --------------------------------------------------------------------------------------------------
 
 BF16 = torch.bfloat16
@@ -239,6 +280,8 @@ TRACED = {
     "SwiGLU": (lambda: tkq.nn.SwiGLU(), lambda: (torch.randn(6, 16),)),
     "GEGLU": (lambda: tkq.nn.GEGLU(), lambda: (torch.randn(6, 16),)),
     "RotaryEmbedding": (lambda: tkq.nn.RotaryEmbedding(8, 9), lambda: tuple(torch.randn(2, 1, 9, 3, 8))),
+    "RMSNormQuant": (lambda: tkq.nn.RMSNormQuant(16).requires_grad_(False), lambda: (torch.randn(6, 16),)),
+    "LayerNormQuant": (lambda: tkq.nn.LayerNormQuant(16).requires_grad_(False), lambda: (torch.randn(6, 16),)),
     "Fp8Linear": (lambda: tkq.nn.Fp8Linear(16, 16, dtype=BF16), lambda: (torch.randn(16, 16).to(BF16),)),
 }
 

@@ -61,6 +61,32 @@ def test_softmax(name):
     judge(getattr(tkq.nn, name)(0), getattr(nn, name)(0), x.t(), x.t())
 
 
+@pytest.mark.parametrize("granularity", ["row", "block"])
+@pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
+def test_norms_that_quantise(name, granularity):
+    """The function's bits, a sum too, into a product in float8."""
+    ours = getattr(tkq.nn, f"{name}Quant")(1024, eps=1e-5, granularity=granularity, device="cuda").requires_grad_(False)
+    torch.nn.init.normal_(ours.weight)
+    x, residual = torch.randn(2, 3, 40, 1024, device="cuda").bfloat16().unbind()
+    function = getattr(tkq, f"{name.lower()}_quant")
+    bias = dict(bias=ours.bias) if name == "LayerNorm" else {}
+    for added in (None, residual):
+        wanted = function(x, ours.weight, eps=1e-5, residual=added, prenorm=added is not None, granularity=granularity,
+                          **bias)
+        found = ours(x, added)
+        assert len(found) == len(wanted)
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
+    q, scale = ours(x)
+    weight, of_weight = tkq.quantize_fp8(torch.randn(256, 1024, device="cuda").bfloat16(),
+                                         "row" if granularity == "row" else "tile")
+    y = tkq.fp8_gemm(q.flatten(0, -2), weight.t(), scale, of_weight.t())
+    plain = getattr(nn, name)(1024, eps=1e-5, device="cuda", dtype=torch.float64)
+    plain.load_state_dict({k: v.double() for k, v in ours.state_dict().items()})
+    scales = of_weight if granularity == "row" else of_weight.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    wanted = plain(x.double()).flatten(0, -2) @ (weight.double() * scales.double()).t()
+    assert (y.double() - wanted).norm() < 0.05 * wanted.norm()
+
+
 def test_tables_go_with_the_module_and_stay_float32():
     module = tkq.nn.RotaryEmbedding(64, 50).to("cuda", torch.bfloat16)
     wanted = tkq.rope_cos_sin(50, 64, device="cpu")
