@@ -264,6 +264,7 @@ def summary(reports: Mapping[str, Report]) -> str:
     return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
 
 
+FEW = 6  # rows that a sentence names
 RUN = 3600  # seconds: what was begun within so long of the newest is of one run
 
 
@@ -286,8 +287,8 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
     found = _older({name: [date(*each) for each in cases] for name, cases in rows.items()})
     if not found:
         return "All rows are of one run."
-    if len(found) > len(rows) // 2:
-        return "The rows are of several runs, most of them earlier than the newest."
+    if len(found) > min(FEW, len(rows) // 2):
+        return f"The rows are of several runs: {len(found)} of {len(rows)} of earlier ones than the newest, or in part."
     return f"Of an earlier run than the other rows: {_listed(found)}."
 
 
