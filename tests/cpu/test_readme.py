@@ -239,7 +239,8 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     assert tables.earlier(found) == ["norms"]
     assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
     found["gemm"] = of("few", "12:10", op="gemm")
-    assert tables.of_which_run(found) == "The rows are of several runs: 2 of 3 of earlier ones than the newest, or in part."
+    said = "The rows are of several runs: 2 of 3 of earlier ones than the newest, or in part."
+    assert tables.of_which_run(found) == said
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
     assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in readme_table.section(tmp_path)
