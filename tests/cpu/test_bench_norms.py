@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from bench import foundation, norms, norms_peers, ops, peers, tune_norms
+from bench import foundation, norms, norms_peers, ops, peers, tune_norms, tune_short_norms
 from tkq import reference_norms
 from tkq.norms import plan
 
@@ -69,3 +69,15 @@ def test_tuning_knows_how_a_variant_is_called(case):
         assert spec.kind == case.split()[0]
     assert ("residual" in case) == (spec.residual is not None) and ("quant" in case) == (spec.scale is not None)
     assert tune_norms.gigabytes(spec, 1000) > 0
+
+
+@pytest.mark.parametrize("case, N", tune_short_norms.CASES)
+def test_other_ways_of_short_norms_can_run_and_differ(case, N):
+    found = tune_short_norms.ways(case, N)
+    assert len({way.recipe for way in found.values()}) == len(found) == len({way.words for way in found.values()})
+    for name, way in found.items():
+        if not name.startswith("stay"):
+            plan.check(way.spec, way.config)
+    job = tune_short_norms._job(case, N)
+    assert {*tune_short_norms.CASES[case, N], "copy"} <= set(job.peer_names)
+    assert ("residual" in case, "bias" in case) == ("residual" in job.question.op, "bias" in job.question.shape)
