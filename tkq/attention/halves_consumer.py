@@ -4,6 +4,8 @@ from dataclasses import dataclass, fields, replace
 import cutlass
 import cutlass.cute as cute
 
+from cutlass import const_expr
+
 import tkq.tile as tk
 from tkq.attention.consumer import Consumer
 from tkq.attention.halves_producer import fields_of
@@ -16,7 +18,37 @@ BOTH = (0, TILE)
 KEYS = {LOWER: (0, HALF), UPPER: (HALF, TILE)}  # of a tile
 
 
-class HalfSoftmax(Softmax):
+class EagerSoftmax(Softmax):
+    def step(self, g, c, i, sides):
+        n = self.config.eager
+        if not n:
+            return super().step(g, c, i, sides)
+        self.scores(g, c, i, sides)
+        guarded = bool(sides & RIGHT)
+        eager, first, rest = tk.rt_fl(n), tk.columns(c.att, 0, n), tk.columns(c.att, n, c.att.cols - n)
+        self.find_shift(c, guarded)
+        self.into(g, c, eager, first)
+        moved = self.out_of_range(g, c)
+        self.again_if(g, c, moved, guarded, eager, first)
+        self.into(g, c, rest, rest)
+        tk.copy(first, eager)
+        tk.row_sum_partial(c.norm, c.att, c.norm)
+        return moved
+
+    @cute.jit
+    def again_if(self, g, c, moved, guarded: cutlass.Constexpr[bool], eager, first):
+        if moved:
+            self.move(g, c, guarded)
+            self.find_shift(c, guarded)
+            self.into(g, c, eager, first)
+
+    def into(self, g, c, to, att):
+        tk.mul(to, att, g.scale)  # one FFMA with the next line
+        tk.sub_row(to, to, c.shift)
+        tk.exp2(to, to)
+
+
+class HalfSoftmax(EagerSoftmax):
     """Of scores of one half of a tile's keys, from key ``start`` on."""
 
     def __init__(self, spec, config, start):
@@ -43,6 +75,7 @@ class HalvesConsumer(Consumer):
     def __init__(self, spec, config):
         super().__init__(spec, config)
         self.fields = fields_of(spec)
+        self.softmax = EagerSoftmax(spec, config)
         self.half_softmax = {half: HalfSoftmax(spec, config, KEYS[half][0]) for half in KEYS}
 
     def state(self, s, wg):
@@ -50,10 +83,87 @@ class HalvesConsumer(Consumer):
         return HalvesState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, half=tk.rt_fl(HALF))
 
     @cute.jit
+    def run(self, g, s, wg):
+        if const_expr(self.config.bridge):
+            self.run_bridge(g, s, wg)
+        else:
+            super().run(g, s, wg)
+
+    @cute.jit
+    def run_bridge(self, g, s, wg):
+        c = self.state(s, wg)
+        c.turns.start()
+        blocks = self.next_task(s, c)
+        self.begin(g, s, c)
+        while blocks > 0:
+            tk.zero(c.o)
+            self.steps(g, s, c)
+            tk.arrive(s.q_empty[self.q_at(c)])
+            self.turn_page(c)
+            blocks = self.next_task(s, c)
+            if blocks > 0:
+                self.bridge(g, s, c)
+            else:
+                self.end(s, c)
+                super().finish(g, s, c)
+                self.let_pass(s, c, c.last["after"])
+        tk.store_wait()
+
+    @cute.jit
+    def bridge(self, g, s, c):
+        """The next task's first S, and behind it this one's last P @ V, which the softmax runs under."""
+        self.pass_keys(s, c, c.last["after"] + c.task["before"])
+        s.k_pipe.wait(c.k)
+        c.turns.take()
+        if c.task["cut"] == LOWER:
+            self.bridge_to(g, s, c, LOWER)
+        else:
+            self.bridge_to(g, s, c, BOTH)
+        super().finish(g, s, c)
+        self.pass_values(s, c, c.last["after"] + c.task["before"])
+
+    @cute.jit
+    def bridge_to(self, g, s, c, seen: cutlass.Constexpr):
+        self.scores(s, c, seen)
+        self.last_sum(s, c)
+        c.turns.give()
+        tk.mma_wait(1)
+        self.release(s.k_pipe, c.k)
+        self.keep_statistics(c)
+        self.softmax_of(c, seen, lambda softmax, c: softmax.first(g, c))
+        tk.mma_wait(0)
+        self.release(s.v_pipe, c.v)
+        self.weights(c, seen)
+
+    @cute.jit
+    def pass_keys(self, s, c, tiles):
+        for _ in cutlass.range(tiles, unroll=1):
+            c.turns.take()
+            c.turns.give()
+            s.k_pipe.wait(c.k)
+            self.release(s.k_pipe, c.k)
+
+    @cute.jit
+    def pass_values(self, s, c, tiles):
+        for _ in cutlass.range(tiles, unroll=1):
+            s.v_pipe.wait(c.v)
+            self.release(s.v_pipe, c.v)
+
+    @cute.jit
+    def last_sum(self, s, c):
+        s.v_pipe.wait(c.v)
+        if c.last["cut"] == UPPER:
+            self.sum(s, c, UPPER)
+        else:
+            self.sum(s, c, BOTH)
+
+    @cute.jit
     def begin(self, g, s, c):
         self.let_pass(s, c, c.task["before"])
         s.k_pipe.wait(c.k)
-        if c.task["cut"] == LOWER:
+        if const_expr(self.config.bridge):
+            self.first(g, s, c, BOTH)
+        elif c.task["cut"] == LOWER:
             self.first(g, s, c, LOWER)
         else:
             self.first(g, s, c, BOTH)

@@ -1,11 +1,15 @@
 """The producer warp of the window kernel: tells each consumer what its own 64 rows see."""
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.halves_ranges import ROWS, told
 from tkq.attention.producer import Producer
 from tkq.attention.state import extent, field_names
+
+
+AHEAD = 3  # key tiles before a task's end at which the next one is fetched
 
 
 def fields_of(spec) -> tuple:
@@ -17,6 +21,49 @@ class HalvesProducer(Producer):
     def __init__(self, spec, config):
         super().__init__(spec, config)
         self.fields = fields_of(spec)
+
+    @cute.jit
+    def run(self, g, s):
+        if const_expr(self.config.early):
+            self.run_early(g, s)
+        else:
+            super().run(g, s)
+
+    @cute.jit
+    def run_early(self, g, s):
+        """As ``Producer.run``, but a task's Q and first K come before the last V of the task before: consumers need them
+        with that one."""
+        tk.prefetch(g.q, g.k, g.v, g.o)
+        k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
+        tasks, schedule = g.tasks.begin(g.schedule)
+        number = schedule.first()
+        self.enter(g, s, tasks.find(number), k_ring, q_ring)
+        while number < schedule.tasks:
+            t = tasks.find(number)
+            seen, of = self.seen(g, t), self.keys_of(g, t)
+            end = seen.first + seen.blocks
+            fetched = Int32(0)
+            if seen.blocks <= AHEAD:
+                fetched = schedule.fetch()
+            for j in cutlass.range(1, seen.blocks, unroll=1):
+                if j == seen.blocks - AHEAD:
+                    fetched = schedule.fetch()
+                self.load(s.k, g.k, s.k_pipe, k_ring, of, end - 1 - j)
+                self.load(s.v, g.v, s.v_pipe, v_ring, of, end - j)
+            number = schedule.following(number, fetched)
+            if number < schedule.tasks:
+                self.enter(g, s, tasks.find(number), k_ring, q_ring)
+            self.load(s.v, g.v, s.v_pipe, v_ring, of, seen.first)
+        self.close(s, q_ring)
+
+    def enter(self, g, s, t, k_ring, q_ring):
+        """A task's Q and its first K."""
+        seen = self.seen(g, t)
+        self.load_q(g, s, q_ring, t, seen)
+        self.load(s.k, g.k, s.k_pipe, k_ring, self.keys_of(g, t), seen.first + seen.blocks - 1)
+
+    def keys_of(self, g, t):
+        return t.batch_k, t.head // g.tasks.heads_per_kv
 
     def load_q(self, g, s, ring, t, seen):
         """Each consumer's Q tile, and the task with it."""
