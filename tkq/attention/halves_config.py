@@ -11,6 +11,7 @@ class HalvesConfig(AttentionConfig):
     bridge: bool = False
     early: bool = False
     eager: int = 0
+    second: bool = False
     registers: tuple = (40, 232)
 
     def check(self, head_dim: int, head_dim_v: int) -> "HalvesConfig":

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 import cutlass
 import cutlass.cute as cute
 
-from cutlass import const_expr
+from cutlass import Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention.consumer import Consumer
@@ -95,14 +95,15 @@ class HalvesConsumer(Consumer):
         c.turns.start()
         blocks = self.next_task(s, c)
         self.begin(g, s, c)
+        tk.zero(c.o)
+        done = Int32(1)
         while blocks > 0:
-            tk.zero(c.o)
-            self.steps(g, s, c)
+            self.steps_from(g, s, c, done)
             tk.arrive(s.q_empty[self.q_at(c)])
             self.turn_page(c)
             blocks = self.next_task(s, c)
             if blocks > 0:
-                self.bridge(g, s, c)
+                done = self.bridge(g, s, c)
             else:
                 self.end(s, c)
                 super().finish(g, s, c)
@@ -112,15 +113,50 @@ class HalvesConsumer(Consumer):
     @cute.jit
     def bridge(self, g, s, c):
         """The next task's first S, and behind it this one's last P @ V, which the softmax runs under."""
-        self.pass_keys(s, c, c.last["after"] + c.task["before"])
+        passing = c.last["after"] + c.task["before"]
+        self.pass_keys(s, c, passing)
         s.k_pipe.wait(c.k)
         c.turns.take()
         if c.task["cut"] == LOWER:
             self.bridge_to(g, s, c, LOWER)
         else:
             self.bridge_to(g, s, c, BOTH)
+        done = Int32(1)
+        if const_expr(self.config.second):
+            if (c.task["masked"] == 1) & (c.task["blocks"] - c.task["masked_left"] > 1):
+                self.second_step(g, s, c, passing)
+                done = Int32(2)
+            else:
+                super().finish(g, s, c)
+                self.pass_values(s, c, passing)
+                tk.zero(c.o)
+        else:
+            super().finish(g, s, c)
+            self.pass_values(s, c, passing)
+            tk.zero(c.o)
+        return done
+
+    @cute.jit
+    def second_step(self, g, s, c, passing):
+        s.k_pipe.wait(c.k)
+        self.scores(s, c, BOTH)
         super().finish(g, s, c)
-        self.pass_values(s, c, c.last["after"] + c.task["before"])
+        self.pass_values(s, c, passing)
+        tk.zero(c.o)
+        s.v_pipe.wait(c.v)
+        c.turns.take()
+        if c.task["cut"] == LOWER:
+            self.sum(s, c, LOWER)
+        else:
+            self.sum(s, c, BOTH)
+        c.turns.give()
+        tk.mma_wait(1)
+        self.release(s.k_pipe, c.k)
+        moved = self.softmax.step(g, c, 1, 0)
+        tk.mma_wait(0)
+        self.release(s.v_pipe, c.v)
+        self.weights(c, BOTH)
+        self.correct_if(c, moved)
 
     @cute.jit
     def bridge_to(self, g, s, c, seen: cutlass.Constexpr):
@@ -187,15 +223,21 @@ class HalvesConsumer(Consumer):
         self.softmax_of(c, seen, lambda softmax, c: softmax.first(g, c))
         self.weights(c, seen)
 
-    @cute.jit
     def steps(self, g, s, c):
+        self.steps_from(g, s, c, Int32(1))
+
+    @cute.jit
+    def steps_from(self, g, s, c, done):
         blocks, masked = c.task["blocks"], c.task["masked"]
         whole, end = blocks - c.task["masked_left"], blocks
         for i in cutlass.range(1, masked, unroll=1):
             self.tile(g, s, c, i, RIGHT | LEFT, BOTH)
-        if c.task["cut"] == LOWER:
-            self.tile(g, s, c, masked, 0, BOTH, before=LOWER)
-            masked = masked + 1
+        if const_expr(not self.config.second):
+            if c.task["cut"] == LOWER:
+                self.tile(g, s, c, masked, 0, BOTH, before=LOWER)
+                masked = masked + 1
+        else:
+            masked = cutlass.max(masked, done)
         if c.task["cut"] == UPPER:
             end = end - 1
         for i in cutlass.range(masked, whole, unroll=1):
