@@ -13,14 +13,13 @@ from tkq.attention.spec import AttentionSpec
 from tkq.attention import ops
 from tkq.runtime import Recipe
 
-B = dict(bridge=True, early=True)
+S = dict(scout=True)
+B = dict(bridge=True, **S)
 N = dict(turns=False)
 FORMS = {
-    "halves": HalvesConfig(), "halves free": HalvesConfig(**N), "eager": HalvesConfig(eager=32), "early": HalvesConfig(early=True),
-    "late bridge": HalvesConfig(bridge=True), "bridge": HalvesConfig(**B), "bridge free": HalvesConfig(**B, **N),
+    "halves": HalvesConfig(), "scout": HalvesConfig(**S), "scout free": HalvesConfig(**S, **N), "scout eager": HalvesConfig(eager=32, **S),
+    "bridge": HalvesConfig(**B), "bridge free": HalvesConfig(**B, **N),
     "second": HalvesConfig(second=True, **B), "second free": HalvesConfig(second=True, **B, **N),
-    "bridge eager": HalvesConfig(eager=32, **B), "bridge eager free": HalvesConfig(eager=32, **B, **N),
-    "second eager": HalvesConfig(eager=32, second=True, **B), "second eager free": HalvesConfig(eager=32, second=True, **B, **N),
 }
 OUT = os.environ.get("OUT", "/tmp/out")
 

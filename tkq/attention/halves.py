@@ -1,6 +1,8 @@
 """Flash attention forward with a window on both sides: each warpgroup goes through the keys that its own rows see."""
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
+import cutlass
+import cutlass.cute as cute
 from cutlass import Int32
 
 import tkq.tile as tk
@@ -10,6 +12,13 @@ from tkq.attention.halves_consumer import HalvesConsumer
 from tkq.attention.halves_producer import HalvesProducer, fields_of
 from tkq.attention.spec import AttentionSpec
 from tkq.attention.state import Shared
+
+
+@dataclass(frozen=True)
+class HalvesShared(Shared):
+    posted: cute.Tensor
+    known: tk.Semaphore
+    asked: tk.Semaphore
 
 
 class HalvesForward(forward.AttentionForward):
@@ -34,7 +43,29 @@ class HalvesForward(forward.AttentionForward):
 
     def shared(self, al: tk.SharedAllocator) -> Shared:
         n = self.config.consumers * self.config.q_stages
-        return replace(super().shared(al), task=al.vector(len(fields_of(self.spec)), n, Int32))
+        base = replace(super().shared(al), task=al.vector(len(fields_of(self.spec)), n, Int32))
+        values = {f.name: getattr(base, f.name) for f in fields(base)}
+        posted = al.vector(4, 1, Int32)
+        sems = al.semaphores(2)
+        return HalvesShared(**values, posted=posted, known=sems[0], asked=sems[1])
+
+    @cute.kernel
+    def kernel(self, g):
+        c, s = self.config, self.shared(tk.SharedAllocator())
+        n = c.consumers * c.q_stages
+
+        def initialise():
+            s.k_pipe.init()
+            s.v_pipe.init()
+            tk.init(s.known, 1)
+            tk.init(s.asked, 1)
+            for i in cutlass.range_constexpr(n):
+                tk.init(s.q_full[i], 1)
+                tk.init(s.q_empty[i], 4)
+
+        tk.init_block(initialise, c.cluster)
+        tk.specialise(lambda: self.producer.run(g, s), lambda wg: self.consumer.run(g, s, wg), c.consumers, c.registers,
+                      2 if c.scout else 1)
 
 
 def build(spec: AttentionSpec, config: HalvesConfig):

@@ -12,6 +12,7 @@ class HalvesConfig(AttentionConfig):
     early: bool = False
     eager: int = 0
     second: bool = False
+    scout: bool = False
     registers: tuple = (40, 232)
 
     def check(self, head_dim: int, head_dim_v: int) -> "HalvesConfig":

@@ -24,10 +24,62 @@ class HalvesProducer(Producer):
 
     @cute.jit
     def run(self, g, s):
-        if const_expr(self.config.early):
+        if const_expr(self.config.scout):
+            if tk.warp_id() == 0:
+                self.stream(g, s)
+            else:
+                self.scout(g, s)
+        elif const_expr(self.config.early):
             self.run_early(g, s)
         else:
             super().run(g, s)
+
+    @cute.jit
+    def scout(self, g, s):
+        tk.prefetch(g.q, g.o)
+        q_ring, asked = tk.ring(self.config.q_stages), tk.ring(1)
+        tasks, schedule = g.tasks.begin(g.schedule)
+        number = schedule.first()
+        while number < schedule.tasks:
+            t = tasks.find(number)
+            seen = self.seen(g, t)
+            self.post(s, t.batch_k, t.head // g.tasks.heads_per_kv, seen.first + seen.blocks - 1, seen.blocks)
+            self.load_q(g, s, q_ring, t, seen)
+            tk.wait(s.asked, asked.phase)
+            asked.advance()
+            number = schedule.following(number, schedule.fetch())
+        self.post(s, 0, 0, 0, 0)
+        self.close(s, q_ring)
+
+    def post(self, s, *values):
+        with cute.arch.elect_one():
+            for f, value in enumerate(values):
+                s.posted[f, 0] = Int32(value)
+            cute.arch.mbarrier_arrive(s.known.ptr)
+
+    def taken(self, s, known):
+        tk.wait(s.known, known.phase)
+        known.advance()
+        return [cute.arch.make_warp_uniform(s.posted[f, 0]) for f in range(4)]
+
+    @cute.jit
+    def stream(self, g, s):
+        tk.prefetch(g.k, g.v)
+        k_ring, v_ring, known = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(1)
+        batch, head, last, blocks = self.taken(s, known)
+        while blocks > 0:
+            self.load(s.k, g.k, s.k_pipe, k_ring, (batch, head), last)
+            for j in cutlass.range(1, blocks, unroll=1):
+                if j == blocks // 2:
+                    cute.arch.sync_warp()
+                    tk.arrive(s.asked)
+                self.load(s.k, g.k, s.k_pipe, k_ring, (batch, head), last - j)
+                self.load(s.v, g.v, s.v_pipe, v_ring, (batch, head), last - j + 1)
+            if blocks == 1:
+                cute.arch.sync_warp()
+                tk.arrive(s.asked)
+            self.load(s.v, g.v, s.v_pipe, v_ring, (batch, head), last - blocks + 1)
+            batch, head, last, blocks = self.taken(s, known)
 
     @cute.jit
     def run_early(self, g, s):
