@@ -82,6 +82,7 @@ def call_of(config, causal=False, left=-1, right=-1):
 GROUPS = {  # name: (S, what is asked, forms)
     "w1023": (16384, dict(left=1023, right=0), FORMS),
     "w512+511": (16384, dict(left=512, right=511), FORMS),
+    "zeros w1023": (16384, dict(left=1023, right=0), FORMS), "zeros w512+511": (16384, dict(left=512, right=511), FORMS),
     "w1023 S2048": (2048, dict(left=1023, right=0), FORMS), "w4095": (16384, dict(left=4095, right=0), FORMS),
 }
 
@@ -103,6 +104,8 @@ def time_all(only):
         if s == 16384 and "left" in asked:
             calls["all keys"] = call_of(full[1])
         make = lambda i: tuple(torch.randn(16384 // s, s, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        if name.startswith("zeros"):
+            make = lambda i: tuple(torch.zeros(16384 // s, s, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         done = timing.compare(calls, make, timing.Effort(rounds, seconds, 4 * seconds))
         base = done.timings[0]
         print(f"\n{name}: {time.time() - begin:.1f} s")
