@@ -120,5 +120,35 @@ def time_all(only):
     json.dump(out, open(f"{OUT}/win_{'_'.join(only) or 'all'}.json".replace(" ", ""), "w"))
 
 
+def long(seconds=1.6):
+    """At the power limit: each form for so long, in two mirrored turns; milliseconds, clock, watts, joules a call."""
+    import statistics
+    from bench import harness, sustained
+    from tkq.testing import timing
+    gpu, monitor = timing.Gpu(), harness.Monitor()
+    full = spec_of(-1, -1, False, False), plan(AttentionSpec("bf16", 128), "long")
+    forms = {n: FORMS[n] for n in ("halves", "scout", "scout eager", "bridge", "second", "second free")}
+    forms["eager"] = HalvesConfig(eager=32)
+    ready([full] + [(spec_of(600, r, False, False), c) for c in forms.values() for r in (0, 64)])
+    new = lambda i: tuple(torch.randn(1, 16384, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    sets = [new(0)]
+    sets += [new(i) for i in range(1, timing.input_sets(timing.tensor_bytes(sets[0]), gpu.l2_bytes(), gpu.free_bytes()))]
+    for name, asked in (("w1023", dict(left=1023, right=0)), ("w512+511", dict(left=512, right=511))):
+        makers = {n: lambda c=c: call_of(c, **asked) for n, c in forms.items()}
+        makers["all keys"] = lambda: call_of(full[1])
+        batches, missing = sustained.ready(makers, sets, (), gpu)
+        found = {n: [] for n in batches}
+        for n, ms, reading in sustained.sustained(batches, seconds, monitor.read):
+            found[n].append((ms, reading))
+        base = statistics.median(ms for ms, _ in found["halves"])
+        of_all = statistics.median(ms for ms, _ in found["all keys"])
+        for n, of in found.items():
+            ms = statistics.median(x for x, _ in of)
+            print(f"{name:9s} {n:12s} {1e3 * ms:8.1f} us  {base / ms:.4f} of halves  of all keys {of_all / ms:.2f}  {of[len(of) // 2][1]}", flush=True)
+        batches.clear()
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "long":
+        sys.exit(long())
     sys.exit(smoke() if sys.argv[1] == "smoke" else time_all(sys.argv[2:]))
