@@ -106,6 +106,12 @@ def test_every_candidate_takes_every_place_and_changes_neighbours():
             assert sorted(order[place] for order in rounds) == sorted(names * 2)
     pairs = {tuple(order[i : i + 2]) for order in (turn_order("ABC", r) for r in range(6)) for i in range(2)}
     assert {("A", "B"), ("B", "A")} <= pairs
+    for n in (3, 4, 5):  # whom one comes behind is another one soon
+        names = "ABCDE"[:n]
+        rounds = [turn_order(names, r) for r in range(2 * n)]
+        assert len({tuple(order) for order in rounds}) == 2 * n
+        ways = [(names.index(order[1]) - names.index(order[0])) % n == 1 for order in rounds]
+        assert all(len(set(ways[r:r + 3])) == 2 for r in range(2 * n - 2))
     assert turn_order([], 3) == []
 
 

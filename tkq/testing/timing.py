@@ -122,11 +122,15 @@ def relative_error(output: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def turn_order(names: Sequence[str], round_: int) -> list[str]:
-    """Who goes when in a round: rotated every round, backwards in every second cycle, so that neighbours change too."""
+    """Who goes when in a round: rotated every round, and of three or more every second round backwards. So neighbours
+    change from round to round: at the power limit a turn behind one that draws more power is slower."""
     n = len(names)
-    k = round_ % n if n else 0
+    if not n:
+        return []
+    k, cycle = round_ % n, round_ // n
+    backwards = cycle if n == 2 else round_ + (1 - n % 2) * cycle  # all rotations both ways in 2 n rounds
     order = [*names[k:], *names[:k]]
-    return order[::-1] if n and (round_ // n) % 2 else order
+    return order[::-1] if backwards % 2 else order
 
 
 def input_sets(set_bytes: int, l2_bytes: int, free_bytes: int) -> int:
