@@ -217,8 +217,8 @@ def refuse_if_anybody_writes(folder) -> None:
 
 def _refuse_itself(name, held):
     if name == held:
-        raise RuntimeError(f"{name}: asked for while it is being compiled. The file of a recipe's builder is imported for "
-                           'that, and calls the kernel again: put the call under if __name__ == "__main__"')
+        raise RuntimeError(f"{name}: asked for while it is being compiled. The file of a recipe's builder is imported "
+                           'for that, and calls the kernel again: put the call under if __name__ == "__main__"')
 
 
 def _locked(file, name):
