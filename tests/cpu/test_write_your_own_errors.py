@@ -33,6 +33,12 @@ class NoJit(Gemm):
             super().load(g, t, i, x, sem)
 
 
+class LoopWithoutJit(Gemm):
+    def load(self, g, t, i, x, sem):
+        for _ in range(g.rows):
+            super().load(g, t, i, x, sem)
+
+
 class RunTimeColumns(Gemm):
     @cute.jit
     def finish(self, g, t, acc, s, wg):
@@ -105,7 +111,7 @@ def gradient(kind):
 
 
 CASES = {
-    "Cannot use a Runtime value .. where a Python value": (gemm(NoJit), gemm(RunTimeColumns)),
+    "Cannot use a Runtime value": (gemm(NoJit), gemm(LoopWithoutJit), gemm(RunTimeColumns)),
     "_extract_mlir_values() missing 1 required positional argument": (gemm(Rebound),),
     "failed to legalize operation .. make_exec_tma": (gemm(WithAString),),
     "FakeStream to Float conversion": (softmax(),),
