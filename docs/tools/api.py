@@ -101,10 +101,9 @@ def _of_module(name) -> list[str]:
 
 
 def _heading(package, origin) -> str:
-    """Of what a package gives from one of its modules: what that is about."""
+    """Of what a package gives from one of its modules: what that says of all of them: who calls them, say."""
     doc = importlib.import_module(origin).__doc__ if origin.startswith(package + ".") else ""
-    about = first_sentence(doc) if doc else ""
-    return f"## {origin.rpartition('.')[2]}" + (f"\n\n{about}." if about else "")
+    return f"## {origin.rpartition('.')[2]}" + (f"\n\n{markdown(doc)}" if doc else "")
 
 
 def _of_source(name) -> list[str]:

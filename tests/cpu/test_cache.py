@@ -235,6 +235,22 @@ def test_who_waits_long_says_so(cache, monkeypatch, caplog):
     holder.join()
 
 
+def test_who_would_wait_for_himself_is_told_so(cache):
+    of_file = {}
+    for name in (f"norm-{number}" for number in range(200)):
+        with cache.lock(name):
+            file = next(path for path in cache.folder.iterdir() if path.read_text().endswith(f", {name}"))
+        of_file.setdefault(file, []).append(name)
+    one, other = next(names for names in of_file.values() if len(names) > 1)[:2]
+    with cache.lock(one):
+        with cache.lock(other):  # another kernel, whose lock is the same file
+            pass
+        with pytest.raises(RuntimeError, match=f"{one}: asked for while it is being compiled"), cache.lock(one):
+            pass
+    with cache.lock(one):
+        pass
+
+
 def test_locks_are_few(cache):
     for number in range(300):
         with cache.lock(f"kernel-{number}"):

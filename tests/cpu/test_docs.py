@@ -249,6 +249,13 @@ def test_no_page_of_the_api_has_a_section_that_was_not_understood():
         assert not re.search(r"^(Args|Returns|Raises|Attributes):$", text, re.MULTILINE), name
 
 
+def test_the_page_of_the_tile_layer_says_who_calls():
+    """As the modules' docstrings do for all their functions."""
+    page = api.pages()["api/tile.md"]
+    for said in ("A warpgroup's 128 threads", "each call, which nothing here elects", "Scope: the warpgroup's threads"):
+        assert said in page
+
+
 def test_the_help_of_commands_is_what_they_print():
     text = commands.helps()
     assert "--bundle" in text.partition("## bench")[0] and "usage: python -m" in text.partition("## bench")[2]

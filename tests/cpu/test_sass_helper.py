@@ -98,7 +98,7 @@ def test_counts():
     (dict(stack=16), dict(), "stack of 16"),
     (dict(), dict(tensor=31), "30 tensor-core instructions, at least 31"),
     (dict(opcodes={**GOOD.opcodes, "WARPGROUP.DEPBAR.LE": 30}), dict(), "serialised: 30 waits for 30"),
-    (dict(opcodes={**GOOD.opcodes, "WARPGROUP.DEPBAR.LE": 16}), dict(), "serialised"),
+    (dict(opcodes={**GOOD.opcodes, "WARPGROUP.DEPBAR.LE": 16}), dict(), "waits_per_mma is 0.5"),
     (dict(opcodes={**GOOD.opcodes, "WARPGROUP.DEPBAR.LE": 15}), dict(), None),
     (dict(opcodes={**GOOD.opcodes, "WARPGROUP.DEPBAR.LE": 30}), dict(waits_per_mma=1.0), None),
     (dict(), dict(instructions=("UTMAREDG",)), "no UTMAREDG"),

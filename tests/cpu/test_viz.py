@@ -106,6 +106,8 @@ def test_a_row_kernels_layout_is_its_plans(monkeypatch):
 def test_a_kernel_without_a_layout():
     with pytest.raises(TypeError, match="kernel is 3"):
         viz.tv_layout(3)
+    with pytest.raises(TypeError, match="tv_layout: kernel is .*Shared'>, allowed are instances of subclasses"):
+        viz.tv_layout(Shared)
 
 
 # ---- shared tiles
@@ -221,6 +223,8 @@ def test_a_kernel_that_describes_itself():
     assert viz.pipeline(Own()) == "a picture"
     with pytest.raises(NotImplementedError, match="kernel is a int, supported are AttentionForward, DenseGemm, Fp8"):
         viz.pipeline(3)
+    with pytest.raises(TypeError, match="pipeline: kernel is the class Own, allowed are its instances and recipes"):
+        viz.pipeline(Own)
 
 
 # ---- files, imports, keys

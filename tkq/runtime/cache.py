@@ -31,6 +31,16 @@ PATIENCE = 5.0  # seconds that a process waits for another one before it says so
 _log = logging.getLogger("tkq")
 
 
+class _Held(threading.local):
+    """names: of the locks that this thread holds, by their files."""
+
+    def __init__(self):
+        self.names = {}
+
+
+_held = _Held()
+
+
 @dataclass(frozen=True)
 class Entry:
     """A verified entry. path: the file, which a loader of ELF files takes as it is (it does not look behind the end).
@@ -105,17 +115,28 @@ class Cache:
         """Held by one process at a time. Some names share a lock, so that the files are few; they are never deleted.
         Who waits for longer than ``PATIENCE`` says so, once, by the logger "tkq".
 
-        Threads of one process must not nest or race for it: that is the caller's business."""
+        Threads of one process must not race for it: that is the caller's business.
+
+        Raises:
+            RuntimeError: this thread holds it for the same name, and would wait for itself.
+        """
         self.make()
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _LOCKS
-        with open(self.folder / f".lock-{number}", "a+") as file:
+        path = self.folder / f".lock-{number}"
+        if path in _held.names:
+            _refuse_itself(name, _held.names[path])
+            yield
+            return
+        with open(path, "a+") as file:
             _locked(file, name)
+            _held.names[path] = name
             with contextlib.suppress(OSError):  # on a full disk nobody learns who holds it
                 os.ftruncate(file.fileno(), 0)
                 os.write(file.fileno(), f"{os.getpid()}, {name}".encode())
             try:
                 yield
             finally:  # not by closing alone: a process that was forked meanwhile has the file open too
+                del _held.names[path]
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def entries(self) -> list[pathlib.Path]:
@@ -192,6 +213,12 @@ def refuse_if_anybody_writes(folder) -> None:
     if folder.stat().st_mode & stat.S_IWOTH:
         raise RuntimeError(f"the folder {folder} can be written by everybody, and what lies there is run; take that "
                            "right away (chmod o-w), or let TKQ_CACHE_DIR (TKQ_BUNDLE, for a bundle) name another one")
+
+
+def _refuse_itself(name, held):
+    if name == held:
+        raise RuntimeError(f"{name}: asked for while it is being compiled. The file of a recipe's builder is imported "
+                           'for that, and calls the kernel again: put the call under if __name__ == "__main__"')
 
 
 def _locked(file, name):

@@ -127,7 +127,8 @@ def expect(kernel: KernelReport, wanted: Expectation = Expectation()) -> list[st
     if kernel.tensor < wanted.tensor:
         wrong.append(f"{kernel.tensor} tensor-core instructions, at least {wanted.tensor} expected")
     if kernel.tensor and kernel.waits > wanted.waits_per_mma * kernel.tensor:
-        wrong.append(f"wgmma is serialised: {kernel.waits} waits for {kernel.tensor} tensor-core instructions")
+        wrong.append(f"wgmma is serialised: {kernel.waits} waits for {kernel.tensor} tensor-core instructions (or the "
+                     f"source has as many: waits_per_mma is {wanted.waits_per_mma:g})")
     if kernel.registers > wanted.registers:
         wrong.append(f"{kernel.registers} registers, at most {wanted.registers} expected")
     if kernel.smem > wanted.smem:

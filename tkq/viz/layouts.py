@@ -102,7 +102,7 @@ def tv_layout(kernel, rows: int = 8, columns: int = 14, copy_bits: int | None = 
     Raises:
         TypeError: kernel has no thread-value layout.
     """
-    if not hasattr(kernel, "_get_tv_layout"):
+    if isinstance(kernel, type) or not hasattr(kernel, "_get_tv_layout"):
         raise TypeError(f"tv_layout: kernel is {kernel!r}, allowed are instances of subclasses of ReductionBase")
     bits = copy_bits or _copy_bits(kernel)
     layout, cluster = traced(lambda: _layout_of(kernel, bits))

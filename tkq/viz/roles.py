@@ -148,10 +148,13 @@ def pipeline(kernel) -> Pipeline:
             a method ``describe()`` that returns a ``Pipeline``; or a ``Recipe`` of one of these.
     Raises:
         NotImplementedError: a kernel that nobody has described.
+        TypeError: a class.
     """
     from ..runtime import build
     from ..runtime.recipe import Recipe
 
+    if isinstance(kernel, type):
+        raise TypeError(f"pipeline: kernel is the class {kernel.__name__}, allowed are its instances and recipes")
     if isinstance(kernel, Recipe):
         kernel = build._made(kernel)[0]
     if hasattr(kernel, "describe"):
