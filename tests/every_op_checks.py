@@ -161,6 +161,24 @@ def refuses_vmap(case, device):
         torch.func.vmap(case.call, in_dims=(0, *[None] * (len(inputs) - 1)))(torch.stack([inputs[0]] * 2), *inputs[1:])
 
 
+def makes_tensors_on_its_inputs_device(case):
+    """Of CPU tensors while another device is the default; and of tensors on "meta", whose results and gradients have
+    the shapes, strides and types that others have."""
+    def run_on(device):
+        inputs = {name: x.to(device) for name, x in made.items()}
+        given, leaves = results(case.call(**inputs)), [inputs[name] for name in case.leaves]
+        recorded = [t for t in given if t.requires_grad]
+        gradients = torch.autograd.grad(recorded, leaves, [torch.ones_like(t) for t in recorded]) if leaves else ()
+        return [t.detach() for t in (*given, *gradients)]
+
+    made = case.inputs(grad=True)
+    found = run_on("cpu")
+    with torch.device("meta"):
+        assert_same(run_on("cpu"), found, case.exact, f"{case.name}, another default device")
+    assert all(x.is_meta and (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+               for x, y in zip(run_on("meta"), found, strict=True))
+
+
 def names_what_is_no_tensor(case, device):
     """In the place of each argument in turn."""
     for name in case.inputs(device).keys() - ({"b"} if case.name == "fp8_gemm" else {}):  # which the case transposes

@@ -90,6 +90,11 @@ def test_vmap(case):
 
 
 @every
+def test_other_devices(case):
+    checks.makes_tensors_on_its_inputs_device(case)
+
+
+@every
 def test_no_tensor(case):
     checks.names_what_is_no_tensor(case, "cpu")
 
