@@ -271,6 +271,8 @@ FLAT, STARTS = X.flatten(0, 1), torch.tensor([0, 4, 10], dtype=torch.int32)
     (ValueError, "cos: strides are", lambda: tkq.rope(X, COS.t().contiguous().t(), COS)),
     (ValueError, "cos: has 1 dimensions", lambda: tkq.rope(X, COS[0], COS[0])),
     (ValueError, "cos: last dimension is 5, allowed are 1 to 4", lambda: tkq.rope(X, *[torch.zeros(9, 5)] * 2)),
+    (NotImplementedError, "cos: last dimension is 2049, supported are up to 2048",
+     lambda: tkq.rope(torch.zeros(1, 2, 1, 4098), *[torch.zeros(2, 2049)] * 2)),
     (ValueError, r"pass cos\[..., :R // 2\]", lambda: tkq.rope(X, *[torch.zeros(9, 8)] * 2)),
     (ValueError, "cos: has 4 rows; 5 tokens from position 0 need 5", lambda: tkq.rope(X, COS[:4], COS[:4])),
     (ValueError, "5 tokens from position 5 need 10", lambda: tkq.rope(X, COS, COS, seqlen_offsets=5)),
