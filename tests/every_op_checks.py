@@ -179,6 +179,13 @@ def makes_tensors_on_its_inputs_device(case):
                for x, y in zip(run_on("meta"), found, strict=True))
 
 
+def goes_back_through_no_rows(case, device):
+    """From a sum, whose gradient has strides of 0."""
+    inputs = case.inputs(device, rows=0, grad=True)
+    sum(t.sum() for t in results(case.call(**inputs)) if t.requires_grad).backward()
+    assert all(inputs[name].grad.shape == inputs[name].shape for name in case.leaves)
+
+
 def names_what_is_no_tensor(case, device):
     """In the place of each argument in turn."""
     for name in case.inputs(device).keys() - ({"b"} if case.name == "fp8_gemm" else {}):  # which the case transposes

@@ -94,6 +94,11 @@ def test_other_devices(case):
     checks.makes_tensors_on_its_inputs_device(case)
 
 
+@differentiable
+def test_no_rows(case):
+    checks.goes_back_through_no_rows(case, "cpu")
+
+
 @every
 def test_no_tensor(case):
     checks.names_what_is_no_tensor(case, "cpu")

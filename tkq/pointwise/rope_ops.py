@@ -189,7 +189,9 @@ def _back(ctx):
 
 
 def _contiguous(dy):
-    return dy if dy.stride(-1) == 1 else dy.contiguous()
+    if dy.stride(-1) == 1:
+        return dy
+    return dy.clone(memory_format=torch.contiguous_format)  # contiguous() leaves a tensor of no elements as it is
 
 
 def _turned(dy, turn):
