@@ -4,6 +4,7 @@ import threading
 import pytest
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -12,6 +13,7 @@ from tests.every_op import BF16, F8, F32, Case, assert_same, backward, results, 
 WITHOUT_NUMBERS = ("test_autograd_registration", "test_faketensor")
 QUICK = (*WITHOUT_NUMBERS, "test_schema")
 ALL = (*QUICK, "test_aot_dispatch_dynamic")
+MAY_BE_NONE = {"weight", "bias", "residual", "sinks", "up", "cu_seqlens"}
 ROWS = (24, 40, 17)  # the first is that of `Case.inputs`
 
 
@@ -157,6 +159,56 @@ def refuses_vmap(case, device):
     inputs = list(case.inputs(device).values())
     with pytest.raises(NotImplementedError, match=rf"\b{case.function}\b.*vmap"):
         torch.func.vmap(case.call, in_dims=(0, *[None] * (len(inputs) - 1)))(torch.stack([inputs[0]] * 2), *inputs[1:])
+
+
+def makes_tensors_on_its_inputs_device(case):
+    """Of CPU tensors while another device is the default; and of tensors on "meta", whose results and gradients have
+    the shapes, strides and types that others have."""
+    def run_on(device):
+        inputs = {name: x.to(device) for name, x in made.items()}
+        given, leaves = results(case.call(**inputs)), [inputs[name] for name in case.leaves]
+        recorded = [t for t in given if t.requires_grad]
+        gradients = torch.autograd.grad(recorded, leaves, [torch.ones_like(t) for t in recorded]) if leaves else ()
+        return [t.detach() for t in (*given, *gradients)]
+
+    made = case.inputs(grad=True)
+    found = run_on("cpu")
+    with torch.device("meta"):
+        assert_same(run_on("cpu"), found, case.exact, f"{case.name}, another default device")
+    assert all(x.is_meta and (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+               for x, y in zip(run_on("meta"), found, strict=True))
+
+
+def goes_back_through_no_rows(case, device):
+    """From a sum, whose gradient has strides of 0."""
+    inputs = case.inputs(device, rows=0, grad=True)
+    sum(t.sum() for t in results(case.call(**inputs)) if t.requires_grad).backward()
+    assert all(inputs[name].grad.shape == inputs[name].shape for name in case.leaves)
+
+
+def names_what_is_no_tensor(case, device):
+    """In the place of each argument in turn."""
+    for name in case.inputs(device).keys() - ({"b"} if case.name == "fp8_gemm" else {}):  # which the case transposes
+        said = "gate" if case.name == "geglu" else name
+        for nothing in ([1.0], 3, "a", *([] if name in MAY_BE_NONE else [None])):
+            with pytest.raises(TypeError, match=rf"\b{said}: got {type(nothing).__name__}, expected a torch.Tensor"):
+                case.call(**{**case.inputs(device), name: nothing})
+
+
+def refuses_forward_mode(case, device):
+    """A tangent of any tensor that has a gradient is refused by name, and not lost."""
+    for name in case.leaves:
+        inputs = case.inputs(device)
+        with forward_ad.dual_level():
+            inputs[name] = forward_ad.make_dual(inputs[name], torch.ones_like(inputs[name]))
+            with pytest.raises(NotImplementedError, match="carries a tangent"):
+                case.call(**inputs)
+
+
+def refuses_functional_gradients(case, device):
+    inputs = list(case.inputs(device).values())
+    with pytest.raises(NotImplementedError, match=rf"\b{case.function}\b.*torch.func.grad"):
+        torch.func.grad(lambda x: sum(t.float().sum() for t in results(case.call(x, *inputs[1:]))))(inputs[0])
 
 
 def runs_in_threads(case, device, around=lambda call: call, threads=4):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from . import models
+from . import _PUBLIC, models
 
 
 class Prefetch:
@@ -65,14 +65,20 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
         A handle: ``done``, ``wait(timeout)``, ``stop()``.
 
     Raises:
+        TypeError: jobs that is no integer.
         ValueError: a name that is not known, a configuration that lacks a size, or jobs below 1.
     """
     from .runtime import cache
 
+    if not isinstance(jobs, int):
+        raise TypeError(f"prefetch: jobs: got {type(jobs).__name__}, expected an int")
     if jobs < 1:
         raise ValueError(f"prefetch: jobs: got {jobs}, allowed are numbers from 1 on")
     if isinstance(ops, str):
         raise ValueError(f"prefetch: ops: got {ops!r}, allowed are several names, as in ops=({ops!r},)")
+    for op in ops:
+        if op not in _PUBLIC:
+            raise ValueError(f"prefetch: ops: got {op!r}, allowed are functions of tkq: rmsnorm, flash_attn, gemm, ...")
     known = [models.found(one) for one in of]
     folders = os.pathsep.join(map(str, (*cache().before, cache().folder)))
     process = subprocess.Popen(
@@ -92,7 +98,11 @@ def main() -> int:
     known, ops, jobs = json.load(sys.stdin)
     os.nice(10)
     kernels = models.kernels([models.Model(*one) for one in known])
-    return fill.into_cache(catalog.of_ops(kernels, ops), jobs)
+    try:
+        kernels = catalog.of_ops(kernels, ops)
+    except ValueError as error:  # a function that these models do not call
+        sys.exit(str(error))
+    return fill.into_cache(kernels, jobs)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import torch
 import torch.utils.flop_counter
 from torch.autograd import forward_ad
 
+import tkq
 from tkq.runtime import check, dtypes, ops
 
 X = torch.zeros(2, 3, 4)
@@ -20,6 +21,17 @@ def test_dtype():
         check.dtype("q", X.double(), ("fp32",))
     with pytest.raises(TypeError, match=r"q: got list, expected a torch.Tensor"):
         check.dtype("q", [1.0], ("fp32",))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_only_dense_tensors():
+    nested = [torch.nested.nested_tensor([X[0], X[1]], layout=layout) for layout in (torch.strided, torch.jagged)]
+    for x, says in ((X.to_sparse(), "torch.sparse_coo"), (nested[0], "nested"),
+                    (nested[1], "nested")):
+        with pytest.raises(TypeError, match=f"q: got a {says} tensor, expected a dense one"):
+            check.dtype("q", x, ("fp32",))
+        with pytest.raises(TypeError, match=f"x: got a {says} tensor"):
+            tkq.softmax(x)
 
 
 def test_rank():
@@ -47,6 +59,8 @@ def test_last_dim_contiguous():
 
 def test_same_device():
     check.same_device(q=X, k=None, v=X)
+    with pytest.raises(TypeError, match="k: got list, expected a torch.Tensor"):
+        check.same_device(q=X, k=[1.0])
     with pytest.raises(ValueError, match="v: is on meta, but k is on cpu"):
         check.same_device(q=None, k=X, v=X.to("meta"))
 

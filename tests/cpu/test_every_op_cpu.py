@@ -10,7 +10,8 @@ import tkq
 from tests import every_op_checks as checks
 from tests.every_op import CASES, NOT_OPS, WITH_GRADIENTS, of_each
 
-pytestmark = pytest.mark.filterwarnings("error")
+# torch.jit.script: what torch's own forward mode still uses
+pytestmark = pytest.mark.filterwarnings("error", "ignore:.torch.jit.script. is deprecated")
 
 
 every, differentiable = of_each(CASES.values()), of_each(WITH_GRADIENTS)
@@ -86,6 +87,31 @@ def test_checkpoint(case):
 @every
 def test_vmap(case):
     checks.refuses_vmap(case, "cpu")
+
+
+@every
+def test_other_devices(case):
+    checks.makes_tensors_on_its_inputs_device(case)
+
+
+@differentiable
+def test_no_rows(case):
+    checks.goes_back_through_no_rows(case, "cpu")
+
+
+@every
+def test_no_tensor(case):
+    checks.names_what_is_no_tensor(case, "cpu")
+
+
+@differentiable
+def test_forward_mode(case):
+    checks.refuses_forward_mode(case, "cpu")
+
+
+@differentiable
+def test_functional_gradients(case):
+    checks.refuses_functional_gradients(case, "cpu")
 
 
 def test_threads():

@@ -90,6 +90,7 @@ BAD = (
     (replace(0, lambda a: a.t().contiguous().t()), ValueError, ("a", "stride 5 along K", ".contiguous()")),
     (replace(0, lambda a: torch.zeros(5, 280, dtype=E4M3)[:, :272].as_strided((5, 272), (280, 1))), ValueError,
      ("a", "280 bytes apart", "16")),
+    (replace(0, lambda a: torch.zeros(5 * 272 + 1).to(E4M3)[1:].view(5, 272)), ValueError, ("a: begins", "16 bytes")),
     (replace(2, lambda s: s[:3]), ValueError, ("scale_a", "(3, 1)", "(5, 1) with (1, 136)", "(5, 3) with (3, 2)")),
     (replace(2, lambda s: torch.ones(())), ValueError, ("one element each",)),
     (change(bias=torch.ones(3)), ValueError, ("bias", "(3,)", "(136,)")),

@@ -138,6 +138,8 @@ BAD = (
     (lambda a, b, o: ((a, b, o[:2]), {}), ValueError, ("offsets (2,)", "(G, K, N)")),
     (lambda a, b, o: ((a[None], b, o), {}), ValueError, ("a", "3 dimensions")),
     (lambda a, b, o: ((a.t().contiguous().t(), b, o), {}), ValueError, ("a", "row-major")),
+    (lambda a, b, o: ((torch.zeros(9 * K + 1).to(a.dtype)[1:].view(9, K), b, o), {}), ValueError,
+     ("a: begins", "16 bytes")),
     (lambda a, b, o: ((a, b[:, :, :20], o), {}), NotImplementedError, ("N is 20", "8")),
     (lambda a, b, o: ((a, b.repeat(1, 1, 2)[:, :, ::2], o), {}), ValueError, ("b", "strides")),
     (lambda a, b, o: ((a, b, o), {"out_dtype": torch.int8}), TypeError, ("out_dtype", "int8")),

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.cpu.test_softmax_cpu import held
@@ -30,6 +30,7 @@ def specs(draw):
 
 @settings(max_examples=60)
 @given(specs())
+@example(CrossEntropySpec("backward", 8193, "bf16", vector=8, shifted=True))
 def test_every_spec_has_a_config_that_holds_each_column_once(spec):
     config = plan.plan(spec)
     plan.check(spec, config)
@@ -40,8 +41,8 @@ def test_every_spec_has_a_config_that_holds_each_column_once(spec):
     else:
         assert t.per_thread * spec.width <= 32 * plan.WORDS
     assert plan.smem_bytes(spec, config) <= geometry.SMEM_BYTES
-    if spec.kind == "backward":
-        assert t.cluster == config.cluster or t.cols >= spec.N
+    if spec.kind == "backward":  # fewer blocks than planned where those have more threads than the row has accesses
+        assert t.cluster <= config.cluster and t.cluster * t.cols >= spec.N
     for shift in {0, spec.vector - 1} if spec.shifted else {0}:
         assert torch.equal(held(t, spec.N, shift), torch.ones(spec.N, dtype=torch.int64))
 

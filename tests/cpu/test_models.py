@@ -89,6 +89,12 @@ def test_what_is_no_model(tmp_path):
         prefetch_(types.SimpleNamespace(num_attention_heads=4))
     with pytest.raises(ValueError, match="jobs: got 0"):
         prefetch_("llama-8b", jobs=0)
+    with pytest.raises(TypeError, match="jobs: got float, expected an int"):
+        prefetch_("llama-8b", jobs=1.5)
+    with pytest.raises(ValueError, match="ops: got 'rms_norm', allowed are functions of tkq"):
+        prefetch_("llama-8b", ops=("gemm", "rms_norm"))
+    with pytest.raises(RuntimeError, match="^prefetch: no kernel is for 'grouped_gemm'; functions are"):
+        prefetch_(models.Model(64, 4, 4, 16, 96, 1000), ops=["grouped_gemm"]).wait(100)
 
 
 def test_prefetch_compiles_in_the_background(started):

@@ -4,7 +4,6 @@ import torch
 
 import tkq
 from tkq import reference_pointwise as reference
-from tkq.pointwise import tables
 from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -254,58 +253,6 @@ def test_in_place_in_inference_mode():
         assert torch.equal(tkq.rope(x, cos, sin, inplace=True), want)
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_tables():
-    cos, sin = tkq.rope_cos_sin(100, 16, 500000.0, device="cpu")
-    angles = angles_of(torch.arange(100), 16, 500000.0)
-    assert cos.shape == (100, 8) and cos.dtype == torch.float32
-    assert torch.equal(cos, angles.cos().float()) and torch.equal(sin, angles.sin().float())
-    half = tkq.rope_cos_sin(7, 16, dtype=torch.bfloat16, device="cpu")
-    assert torch.equal(half[0], angles_of(torch.arange(7), 16).cos().bfloat16())
-    scaled = tkq.rope_cos_sin(7, 16, inv_freq=torch.full((8,), 0.25))
-    assert torch.equal(scaled[1], (torch.arange(7.0)[:, None] * 0.25).sin().expand(7, 8))
-    assert tkq.rope_cos_sin(0, 16, device="cpu")[0].shape == (0, 8)
-
-
-def test_tables_are_kept_and_not_for_ever(monkeypatch):
-    monkeypatch.setattr(tables, "_tables", type(tables._tables)())
-    first = tkq.rope_cos_sin(100, 16, device="cpu")
-    assert tkq.rope_cos_sin(128, 16, device="cpu")[0].data_ptr() == first[0].data_ptr()
-    assert tkq.rope_cos_sin(129, 16, device="cpu")[0].data_ptr() != first[0].data_ptr()
-    assert len(tables._tables) == 1
-    for dim in range(2, 4 * tables.CACHED, 2):
-        tkq.rope_cos_sin(4, dim, device="cpu")
-    assert len(tables._tables) == tables.CACHED
-
-
-def test_tables_made_in_inference_mode_serve_training(monkeypatch):
-    monkeypatch.setattr(tables, "_tables", type(tables._tables)())
-    with torch.inference_mode():
-        tkq.rope_cos_sin(16, 8, device="cpu")
-    x = torch.randn(1, 4, 2, 8, requires_grad=True)
-    tkq.rope(x, *tkq.rope_cos_sin(16, 8, device="cpu")).sum().backward()
-    assert x.grad is not None
-
-
-def test_tables_in_a_compiled_function():
-    def call(x):
-        return tkq.rope(x, *tkq.rope_cos_sin(x.shape[1], 8, device="cpu"))
-
-    x = torch.randn(1, 4, 2, 8)
-    torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(x), call(x))
-
-
-@pytest.mark.parametrize("says, call", [
-    ("seqlen: got -1", lambda: tkq.rope_cos_sin(-1, 8)), ("dim: got 7", lambda: tkq.rope_cos_sin(4, 7)),
-    ("dim: got 0", lambda: tkq.rope_cos_sin(4, 0)),
-    (r"inv_freq: shape is \(3,\), expected \(4,\)", lambda: tkq.rope_cos_sin(4, 8, inv_freq=torch.ones(3)))])
-def test_bad_tables_are_named(says, call):
-    with pytest.raises(ValueError, match=says):
-        call()
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 X, COS, IDS = torch.zeros(2, 5, 3, 8), torch.zeros(9, 4), torch.zeros(2, 5).int()
@@ -324,6 +271,8 @@ FLAT, STARTS = X.flatten(0, 1), torch.tensor([0, 4, 10], dtype=torch.int32)
     (ValueError, "cos: strides are", lambda: tkq.rope(X, COS.t().contiguous().t(), COS)),
     (ValueError, "cos: has 1 dimensions", lambda: tkq.rope(X, COS[0], COS[0])),
     (ValueError, "cos: last dimension is 5, allowed are 1 to 4", lambda: tkq.rope(X, *[torch.zeros(9, 5)] * 2)),
+    (NotImplementedError, "cos: last dimension is 2049, supported are up to 2048",
+     lambda: tkq.rope(torch.zeros(1, 2, 1, 4098), *[torch.zeros(2, 2049)] * 2)),
     (ValueError, r"pass cos\[..., :R // 2\]", lambda: tkq.rope(X, *[torch.zeros(9, 8)] * 2)),
     (ValueError, "cos: has 4 rows; 5 tokens from position 0 need 5", lambda: tkq.rope(X, COS[:4], COS[:4])),
     (ValueError, "5 tokens from position 5 need 10", lambda: tkq.rope(X, COS, COS, seqlen_offsets=5)),

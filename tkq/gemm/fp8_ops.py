@@ -287,6 +287,7 @@ def _aligned(**operands):
 def _cpu(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Optional[Tensor], activation: Optional[str],
          out_dtype: torch.dtype, out_scale: Optional[Tensor], accumulate: Optional[str]) -> Tensor:
     _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
+    _aligned(a=a, b=b)  # the GPU's rule, so that what works here works there
     return reference_fp8.fp8_gemm(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale)
 
 

@@ -277,6 +277,7 @@ def _aligned(**operands):
 def _cpu(a: Tensor, b: Tensor, offsets: Tensor, scale_a: Optional[Tensor], scale_b: Optional[Tensor],
          out_dtype: Optional[torch.dtype]) -> Tensor:
     _, shape, out = _check(a, b, offsets, scale_a, scale_b, out_dtype)
+    _aligned(a=a, b=b)  # the GPU's rule, so that what works here works there
     if a.is_meta or not offsets.numel():
         return a.new_zeros(shape, dtype=out)
     return reference_grouped.grouped_gemm(a, b, offsets, scale_a, scale_b, out)

@@ -23,6 +23,7 @@ from tkq.gemm.call import (
     shape_of,
 )
 from tkq.gemm.epilogue import name_of
+from tkq.gemm.spec import OUT_DTYPES
 from tkq.runtime import autocast, check, new, ops
 
 __all__ = ["gemm", "run"]
@@ -163,7 +164,7 @@ def _launch_into(out, a, b, out_dtype, extra, way):
 
 
 def _into(out, a, b, out_dtype, extra, way, key=None):
-    check.tensor("out", out)
+    check.dtype("out", out, OUT_DTYPES)
     check_call(a, b, out.dtype if out_dtype is None else out_dtype, extra)
     check_out(out, a, b, out_dtype, extra)
     if _needs_gradient(a, b, extra.bias, extra.c, out):

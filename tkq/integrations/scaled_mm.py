@@ -38,14 +38,14 @@ def scaled_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Union[Tensor, list[Tensor]]
         check.tensor(name, x)
     for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
         check.rank(name, x, 2)
-    recipes = _one("scale_recipe_a", scale_recipe_a), _one("scale_recipe_b", scale_recipe_b)
+    recipes = _named("scale_recipe_a", scale_recipe_a), _named("scale_recipe_b", scale_recipe_b)
     for name, swizzle in (("swizzle_a", swizzle_a), ("swizzle_b", swizzle_b)):
-        if swizzle is not None and _one(name, swizzle).name != "NO_SWIZZLE":
+        if swizzle is not None and _named(name, swizzle, "SwizzleType") != "NO_SWIZZLE":
             raise NotImplementedError(f"{name}: got {swizzle}, supported is NO_SWIZZLE")
-    if tuple(d % 2 for d in contraction_dim) not in ((), (1, 0)):
+    if not isinstance(contraction_dim, (list, tuple)) or tuple(d % 2 for d in contraction_dim) not in ((), (1, 0)):
         raise NotImplementedError(f"contraction_dim: got {contraction_dim}, supported are () and (1, 0)")
-    scale_a, scale_b = _scales(mat_a, mat_b, scale_a, scale_b, tuple(r.name for r in recipes))
-    blocks = recipes[0].name.startswith("Block")
+    scale_a, scale_b = _scales(mat_a, mat_b, scale_a, scale_b, recipes)
+    blocks = recipes[0].startswith("Block")
     output_dtype = output_dtype or mat_a.dtype
     out_scale = torch.ones(1, device=mat_a.device) if output_dtype in _FP8 else None
     return fp8_gemm(mat_a, mat_b, scale_a, scale_b, bias=bias, out_dtype=output_dtype, out_scale=out_scale,
@@ -59,6 +59,14 @@ def _one(name, given):
     if len(given) != 1:
         raise NotImplementedError(f"{name}: got {len(given)} of them, supported is one")
     return given[0]
+
+
+def _named(name, given, kind="ScalingType"):
+    """The name of the only one."""
+    one = _one(name, given)
+    if not hasattr(one, "name"):
+        raise TypeError(f"{name}: got {one!r}, expected a torch.nn.functional.{kind}")
+    return one.name
 
 
 def _scales(a, b, scale_a, scale_b, recipes):

@@ -104,7 +104,8 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
         nothing.zero_()
     if reduction != "none" and (grad_x or grad_weight):
         owes = 1.0 if reduction == "sum" or linear.folds(terms, x) else 1 / _inverse(weight, target, terms)
-        gradients = reference.linear_cross_entropy_backward(x, weight, target, torch.ones(()) * owes, terms)
+        one = torch.ones((), device=x.device)
+        gradients = reference.linear_cross_entropy_backward(x, weight, target, one * owes, terms)
         for to, gradient in zip(found[3:], gradients):
             if to.numel():
                 to.copy_(gradient.view(to.shape))
@@ -113,7 +114,7 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
 
 
 def _inverse(weight, target, terms):
-    one_row = torch.empty(1, weight.shape[0])
+    one_row = torch.empty(1, weight.shape[0], device=weight.device)
     return 1 / reference.row_weights(one_row, target.reshape(-1), terms).sum()
 
 

@@ -109,7 +109,7 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
         if logits.is_cuda:
             return launch.both(logits, target, terms, inplace)
         loss, _ = _on_cpu(logits, target, terms)
-        gradient = reference.cross_entropy_backward(logits, target, torch.ones(()), terms)
+        gradient = reference.cross_entropy_backward(logits, target, torch.ones((), device=logits.device), terms)
         return loss, logits.copy_(gradient) if inplace else gradient
 
 
@@ -123,7 +123,7 @@ def _on_cpu(logits, target, terms):
         check_targets(target, logits.shape[-1], terms.ignore_index)
     rows = logits.numel() // logits.shape[-1]
     loss = reference.cross_entropy(logits, target, terms).to(torch.float32, copy=True)  # no view
-    return loss, torch.zeros(launch.saved_size(rows, terms.reduction))
+    return loss, torch.zeros(launch.saved_size(rows, terms.reduction), device=logits.device)
 
 
 def _cuda(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_index: int, reduction: str,
@@ -192,7 +192,7 @@ def _cuda_backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor,
 
 def _cpu_backward(logits, target, dloss, saved, weight, *terms):
     gradient = reference.cross_entropy_backward(logits, target, dloss, Terms(weight, *terms))
-    return torch.empty_strided(logits.shape, launch.gradient_stride(logits), dtype=logits.dtype).copy_(gradient)
+    return logits.new_empty_strided(logits.shape, launch.gradient_stride(logits)).copy_(gradient)
 
 
 def _fake_backward(logits, target, dloss, saved, weight, *terms):
@@ -207,7 +207,7 @@ def _cuda_both(logits: Tensor, target: Tensor, weight: Optional[Tensor], ignore_
 
 def _cpu_both(logits, target, *terms):
     loss, saved = _on_cpu(logits, target, terms)
-    return loss, _cpu_backward(logits, target, torch.ones(()), saved, *terms)
+    return loss, _cpu_backward(logits, target, torch.ones((), device=logits.device), saved, *terms)
 
 
 def _fake_both(logits, target, *terms):

@@ -93,6 +93,7 @@ def _gated(kind, gate, up, layout):
         return (_plain if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
     if way == "record":
         return _Recorded.apply(gate, up, kind, packing)
+    check.refuse_tangent(kind.partition("_")[0], gate=gate, up=up)
     _check(gate, up, kind, packing)
     return _op(gate, up, kind, packing)
 

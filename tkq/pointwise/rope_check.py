@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import check
-from .spec import INDEX, WIDTH
+from .spec import INDEX, MAX_ROTARY_DIM, WIDTH
 
 
 class Turn(NamedTuple):
@@ -50,6 +50,9 @@ def _check_table(x, cos, sin):
     if not 1 <= cos.shape[-1] <= x.shape[-1] // 2:
         raise ValueError(f"rope: cos: last dimension is {cos.shape[-1]}, allowed are 1 to {x.shape[-1] // 2}, half the "
                          f"columns that turn; of a table with both halves pass cos[..., :R // 2]")
+    if 2 * cos.shape[-1] > MAX_ROTARY_DIM:
+        raise NotImplementedError(f"rope: cos: last dimension is {cos.shape[-1]}, supported are up to "
+                                  f"{MAX_ROTARY_DIM // 2}")
     tokens = x.shape[:-2] if x.dim() == 4 else (1, *x.shape[:-2])
     if cos.dim() == 3 and cos.shape[:2] != tokens and (1, *cos.shape[1:2]) != (cos.shape[0], *tokens[1:]):
         raise ValueError(f"rope: cos: shape is {tuple(cos.shape)}, expected ({tokens[0]} or 1, {tokens[1]}, R / 2): a "

@@ -66,6 +66,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
             check.refuse_view("rope", x=x)
         return (_InPlaceFunction if inplace else _Function).apply(x, turn)
     check.refuse_gradient("rope", cos=cos, sin=sin)
+    check.refuse_tangent("rope", x=x)
     check_call((x,), Turn(*turn))
     return x.copy_(_op(x, *turn)) if inplace else _op(x, *turn)
 
@@ -94,6 +95,7 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
     if way == "record" and not (cos.requires_grad or sin.requires_grad):
         return _QKFunction.apply(q, k, turn)
     check.refuse_gradient("rope_qk", cos=cos, sin=sin)
+    check.refuse_tangent("rope_qk", q=q, k=k)
     check_call((q, k), Turn(*turn))
     return _qk_op(q, k, *turn)
 
@@ -187,7 +189,9 @@ def _back(ctx):
 
 
 def _contiguous(dy):
-    return dy if dy.stride(-1) == 1 else dy.contiguous()
+    if dy.stride(-1) == 1:
+        return dy
+    return dy.clone(memory_format=torch.contiguous_format)  # contiguous() leaves a tensor of no elements as it is
 
 
 def _turned(dy, turn):

@@ -1,11 +1,17 @@
 """tkq.rope_cos_sin: the tables of a rotary embedding, computed once."""
 import collections
+import math
+import numbers
 import threading
 
 import torch
 from torch import Tensor
 
+from ..runtime import check, dtypes, ops
+from .spec import WIDTH
+
 CACHED = 16  # tables (pairs) that are kept
+TYPES = tuple(map(dtypes.torch_type, WIDTH))
 
 _tables: collections.OrderedDict = collections.OrderedDict()  # (dim, base, dtype, device) -> (cos, sin), latest last
 _one_at_a_time = threading.Lock()
@@ -17,12 +23,13 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
 
     Computed in float64 and rounded once. The last 16 tables are kept, by dim, base, dtype and device; a shorter
     ``seqlen`` gets a view of a longer table, so do not write to it. Nothing is kept, or taken from what is, while
-    torch.compile traces, while a CUDA graph is captured, or with ``inv_freq``.
+    torch.compile traces, a dispatch mode (FakeTensorMode) or a functorch transform is under way, or a CUDA graph is
+    captured; nor with ``inv_freq``.
 
     Args:
         seqlen: positions 0 to seqlen - 1; 0 and more.
         dim: columns of a head that turn; even.
-        base: theta.
+        base: theta, above 0.
         dtype: float32 unless given; bfloat16 and float16 too.
         device: the current CUDA device where there is one, unless given; otherwise the CPU.
         inv_freq: (dim / 2,) angles per position, in place of base^(-2 i / dim): for scaled rotary embeddings.
@@ -31,21 +38,39 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
         cos, sin: (seqlen, dim / 2).
 
     Raises:
-        ValueError: a size that is not allowed.
+        TypeError: a size that is no integer, a base that is no number, a dtype that is not allowed, an inv_freq that is
+            no tensor.
+        ValueError: a size or a base that is not allowed.
     """
+    _check(seqlen, dim, base, dtype, inv_freq)
+    if inv_freq is not None:
+        return _computed(seqlen, inv_freq.to(dtype=torch.float64, device=device or inv_freq.device), dtype)
+    device = _device(device)
+    # A table made under a mode is fake, or part of a trace, and no later call's.
+    if torch.compiler.is_compiling() or not ops.direct() or (
+            device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return _computed(seqlen, _frequencies(dim, base, device), dtype)
+    cos, sin = _kept(seqlen, dim, float(base), dtype, device)
+    return cos[:seqlen], sin[:seqlen]
+
+
+def _check(seqlen, dim, base, dtype, inv_freq):
+    for name, size in (("seqlen", seqlen), ("dim", dim)):
+        if not isinstance(size, (int, torch.SymInt)) and not isinstance(size, numbers.Integral):
+            raise TypeError(f"rope_cos_sin: {name}: got {type(size).__name__}, expected an int")
     if seqlen < 0:
         raise ValueError(f"rope_cos_sin: seqlen: got {seqlen}, allowed are 0 and more")
     if dim < 2 or dim % 2:
         raise ValueError(f"rope_cos_sin: dim: got {dim}, allowed are even numbers from 2 on")
-    if inv_freq is not None and inv_freq.shape != (dim // 2,):
-        raise ValueError(f"rope_cos_sin: inv_freq: shape is {tuple(inv_freq.shape)}, expected ({dim // 2},)")
+    if not isinstance(base, (int, float, torch.SymFloat)) and not isinstance(base, numbers.Real):
+        raise TypeError(f"rope_cos_sin: base: got {type(base).__name__}, expected a float")
+    if not 0 < base < math.inf:
+        raise ValueError(f"rope_cos_sin: base: got {base}, allowed are finite numbers above 0")
+    if dtype not in TYPES:
+        raise TypeError(f"rope_cos_sin: dtype: got {dtype}, allowed are {', '.join(map(str, TYPES))}")
     if inv_freq is not None:
-        return _computed(seqlen, inv_freq.to(dtype=torch.float64, device=device or inv_freq.device), dtype)
-    device = _device(device)
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return _computed(seqlen, _frequencies(dim, base, device), dtype)
-    cos, sin = _kept(seqlen, dim, float(base), dtype, device)
-    return cos[:seqlen], sin[:seqlen]
+        check.tensor("rope_cos_sin: inv_freq", inv_freq)
+        check.shape("rope_cos_sin: inv_freq", inv_freq, (dim // 2,))
 
 
 def _device(device) -> torch.device:

@@ -11,9 +11,13 @@ _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view
 
 
 def tensor(name: str, x) -> None:
-    """TypeError unless x is a tensor."""
+    """TypeError unless x is a tensor, a dense one."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a torch.Tensor")
+    if torch.compiler.is_dynamo_compiling():  # it allows no question for the layout in a backward
+        return
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
 
 
 def dtype(name: str, x, allowed) -> None:
@@ -62,11 +66,12 @@ def last_dim_contiguous(name: str, x: Tensor) -> None:
 
 
 def same_device(**tensors) -> None:
-    """ValueError unless all are on one device; None among them is passed over."""
+    """TypeError, ValueError unless all are tensors on one device; None among them is passed over."""
     first = None
     for name, x in tensors.items():
         if x is None:
             continue
+        tensor(name, x)
         if first is None:
             first = (name, x.device)
         elif x.device != first[1]:

@@ -41,8 +41,8 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     dtypes for tracing. setup(ctx, inputs, output), backward(ctx, *grads): the gradient formula, as autograd.Function
     has it; the same two serve ``eager_function``. Without one the host function refuses gradients.
 
-    of: the public functions whose op it is, where they have other names. torch.func.vmap is refused with them: torch's
-    own fallback calls an op once for each slice, and warns.
+    of: the public functions whose op it is, where they have other names. torch.func.grad and torch.func.vmap are
+    refused with them: torch's own fallback for vmap calls an op once for each slice, and warns.
 
     As torch.library.custom_op makes one, but for what a call costs: a model that was compiled by torch calls its ops in
     this way, hundreds in a step (see ``_gradients``). A result must be a new tensor, no input and no other result: that
@@ -55,11 +55,11 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     _LIBRARY.impl(name, _untraced(cpu), "CPU")
     torch.library.register_fake(qualified, fake, lib=_LIBRARY)
     torch.library.register_vmap(qualified, lambda *_: _refuse_vmap(of or name), lib=_LIBRARY)
-    _LIBRARY.impl(name, _gradients(op, cuda, cpu, setup, backward), "Autograd", with_keyset=True)
+    _LIBRARY.impl(name, _gradients(op, cuda, cpu, setup, backward, of or name), "Autograd", with_keyset=True)
     return op
 
 
-def _gradients(op, cuda, cpu, setup, backward):
+def _gradients(op, cuda, cpu, setup, backward, of):
     """The op's kernel for tensors that may require a gradient, which the dispatcher calls first. With grad mode off, as
     in compiled code, it calls the last one itself, if nothing is between them (a mode, a subclass, several devices): a
     fifth of the time that torch's own kernels take (docs/attempts.md)."""
@@ -72,7 +72,15 @@ def _gradients(op, cuda, cpu, setup, backward):
 
     def kernel(keyset, *args):
         run = None if _grad_mode() else last.get((keyset & _BELOW).raw_repr())
-        return recorded()(keyset, *args) if run is None else run(*args)
+        if run is not None:
+            return run(*args)
+        try:
+            return recorded()(keyset, *args)
+        except RuntimeError as error:
+            if "setup_context" in str(error) and _functorch():  # torch's words for it name what a user has not written
+                raise NotImplementedError(f"{of}: torch.func.grad, vjp and jacrev are not supported; take "
+                                          "torch.autograd.grad") from None
+            raise
 
     return _untraced(kernel)
 
@@ -116,6 +124,8 @@ def route(*tensors) -> str:
     "record": the op's ``eager_function``: the same, but one of the tensors requires a gradient.
     "op": the custom op, through the dispatcher."""
     if traced() or _modes() or _functorch() or forward_ad._current_level >= 0:
+        return "op"
+    if tensors and tensors[0] is None:  # the one that a call must have: the op's way has the words for it
         return "op"
     if not _grad_mode():  # then nobody need be asked for requires_grad
         for x in tensors:

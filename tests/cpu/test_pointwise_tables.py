@@ -1,0 +1,98 @@
+"""rope_cos_sin: what the tables hold, when one is kept, what is refused."""
+import numpy
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import tkq
+from tkq.pointwise import tables
+
+NAN = float("nan")
+
+
+def angles_of(positions, dim, base=10000.0):
+    frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    return positions.double()[:, None] * frequencies
+
+
+def test_the_tables():
+    cos, sin = tkq.rope_cos_sin(100, 16, 500000.0, device="cpu")
+    angles = angles_of(torch.arange(100), 16, 500000.0)
+    assert cos.shape == (100, 8) and cos.dtype == torch.float32
+    assert torch.equal(cos, angles.cos().float()) and torch.equal(sin, angles.sin().float())
+    half = tkq.rope_cos_sin(7, 16, dtype=torch.bfloat16, device="cpu")
+    assert torch.equal(half[0], angles_of(torch.arange(7), 16).cos().bfloat16())
+    scaled = tkq.rope_cos_sin(7, 16, inv_freq=torch.full((8,), 0.25))
+    assert torch.equal(scaled[1], (torch.arange(7.0)[:, None] * 0.25).sin().expand(7, 8))
+    assert tkq.rope_cos_sin(0, 16, device="cpu")[0].shape == (0, 8)
+
+
+def test_tables_are_kept_and_not_for_ever(monkeypatch):
+    monkeypatch.setattr(tables, "_tables", type(tables._tables)())
+    first = tkq.rope_cos_sin(100, 16, device="cpu")
+    assert tkq.rope_cos_sin(128, 16, device="cpu")[0].data_ptr() == first[0].data_ptr()
+    assert tkq.rope_cos_sin(129, 16, device="cpu")[0].data_ptr() != first[0].data_ptr()
+    assert len(tables._tables) == 1
+    for dim in range(2, 4 * tables.CACHED, 2):
+        tkq.rope_cos_sin(4, dim, device="cpu")
+    assert len(tables._tables) == tables.CACHED
+
+
+def test_tables_made_in_inference_mode_serve_training(monkeypatch):
+    monkeypatch.setattr(tables, "_tables", type(tables._tables)())
+    with torch.inference_mode():
+        tkq.rope_cos_sin(16, 8, device="cpu")
+    x = torch.randn(1, 4, 2, 8, requires_grad=True)
+    tkq.rope(x, *tkq.rope_cos_sin(16, 8, device="cpu")).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("mode", ["fake", "make_fx"])
+def test_tables_made_under_a_mode_are_no_later_calls(monkeypatch, mode):
+    monkeypatch.setattr(tables, "_tables", type(tables._tables)())
+
+    def call(x):
+        return tkq.rope(x, *tkq.rope_cos_sin(4, 8, device="cpu"))
+
+    x = torch.randn(1, 4, 2, 8)
+    angles = angles_of(torch.arange(4), 8)
+    want = tkq.rope(x, angles.cos().float(), angles.sin().float())
+    for _ in range(2):  # without a table that is kept, and with one
+        if mode == "fake":
+            with FakeTensorMode() as fake:
+                assert call(fake.from_tensor(x)).shape == x.shape
+                tkq.nn.RotaryEmbedding(8, 4, device="cpu")
+        else:
+            make_fx(call, tracing_mode="fake")(x)
+        torch.testing.assert_close(call(x), want)
+        assert type(tkq.nn.RotaryEmbedding(8, 4, device="cpu").cos) is torch.Tensor
+
+
+def test_tables_in_a_compiled_function():
+    def call(x):
+        return tkq.rope(x, *tkq.rope_cos_sin(x.shape[1], 8, device="cpu"))
+
+    x = torch.randn(1, 4, 2, 8)
+    torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(x), call(x))
+
+
+@pytest.mark.parametrize("says, call", [
+    ("seqlen: got -1", lambda: tkq.rope_cos_sin(-1, 8)), ("dim: got 7", lambda: tkq.rope_cos_sin(4, 7)),
+    ("dim: got 0", lambda: tkq.rope_cos_sin(4, 0)),
+    (r"inv_freq: shape is \(3,\), expected \(4\)", lambda: tkq.rope_cos_sin(4, 8, inv_freq=torch.ones(3))),
+    ("base: got -1.0", lambda: tkq.rope_cos_sin(4, 8, -1.0)), ("base: got nan", lambda: tkq.rope_cos_sin(4, 8, NAN))])
+def test_bad_tables_are_named(says, call):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+@pytest.mark.parametrize("says, given", [
+    ("seqlen: got NoneType, expected an int", dict(seqlen=None)), ("seqlen: got float", dict(seqlen=4.0)),
+    ("dim: got str", dict(dim="8")), ("base: got NoneType, expected a float", dict(base=None)),
+    ("dtype: got torch.float64, allowed are torch.bfloat16, ", dict(dtype=torch.float64)),
+    ("dtype: got None", dict(dtype=None)), ("inv_freq: got list, expected a torch.Tensor", dict(inv_freq=[1.0]))])
+def test_tables_of_what_is_no_number_or_type(says, given):
+    with pytest.raises(TypeError, match=f"rope_cos_sin: {says}"):
+        tkq.rope_cos_sin(**dict(dict(seqlen=4, dim=8, device="cpu"), **given))
+    tkq.rope_cos_sin(numpy.int64(4), numpy.int32(8), numpy.float32(1e4), device="cpu")
