@@ -11,13 +11,9 @@ _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view
 
 
 def tensor(name: str, x) -> None:
-    """TypeError unless x is a tensor, a dense one."""
+    """TypeError unless x is a tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a torch.Tensor")
-    if torch.compiler.is_dynamo_compiling():  # it allows no question for the layout in a backward
-        return
-    if x.layout is not torch.strided or x.is_nested:
-        raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
 
 
 def dtype(name: str, x, allowed) -> None:
@@ -59,10 +55,21 @@ def finite(name: str, x) -> None:
 
 
 def last_dim_contiguous(name: str, x: Tensor) -> None:
-    """ValueError unless neighbours in the last dimension are neighbours in memory."""
-    if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
+    """ValueError unless neighbours in the last dimension are neighbours in memory; TypeError if it is not a dense
+    tensor, which is asked here, where it costs nothing: others have no strides."""
+    try:
+        apart = x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1
+    except RuntimeError:
+        apart = True
+    if apart:
+        _dense(name, x)
         raise ValueError(
             f"{name}: strides are {x.stride()}; the last dimension must be contiguous (stride 1): call .contiguous()")
+
+
+def _dense(name, x):
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
 
 
 def same_device(**tensors) -> None:
@@ -71,7 +78,8 @@ def same_device(**tensors) -> None:
     for name, x in tensors.items():
         if x is None:
             continue
-        tensor(name, x)
+        if not isinstance(x, Tensor):
+            tensor(name, x)
         if first is None:
             first = (name, x.device)
         elif x.device != first[1]:
