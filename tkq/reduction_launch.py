@@ -72,8 +72,24 @@ def _check_devices(cls, args):
 def recipe(cls, args, options):
     """What `launch` has to compile; no GPU is needed, and the tensors may be on any device."""
     arguments = _describe(cls, args)
+    _check_number(cls, args)
     spec = ReductionSpec(cls.__module__, cls.__qualname__, args[0].shape[1], arguments, tuple(sorted(options.items())))
     return runtime.Recipe("tkq.reduction_launch:build", (spec,), sources=(cls.__module__,))
+
+
+def _check_number(cls, args):
+    """As many arguments as `__call__` takes beside the stream."""
+    taken = [p for p in list(inspect.signature(cls.__call__).parameters.values())[1:] if not _is_stream(p)]
+    if any(p.kind is p.VAR_POSITIONAL for p in taken):
+        return
+    least = sum(p.default is p.empty for p in taken)
+    if not least <= len(args) <= len(taken):
+        names = ", ".join(p.name for p in taken)
+        raise TypeError(f"{cls.__name__}.launch: got {len(args)} arguments, __call__ takes {len(taken)}: {names}")
+
+
+def _is_stream(p) -> bool:
+    return p.name == "stream" or str(getattr(p.annotation, "__name__", p.annotation)).endswith("CUstream")
 
 
 def _describe(cls, args) -> tuple:
@@ -141,7 +157,7 @@ def _with_stream(cls, arguments) -> tuple:
     import cutlass.cute as cute
 
     for i, p in enumerate(list(inspect.signature(cls.__call__).parameters.values())[1:]):
-        if p.name == "stream" or str(getattr(p.annotation, "__name__", p.annotation)).endswith("CUstream"):
+        if _is_stream(p):
             arguments.insert(i, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
             break
     return tuple(arguments)

@@ -124,8 +124,11 @@ class RowElements(ReductionBase):
         for j in range(self.plan.chunks):
             e = self._elements(c, views, j)
             inside = c.part.inside(j)
-            values = tuple(or_neutral(v, inside, n)
-                           for v, n in zip(getattr(self, exchange.partial)(e, r), monoid.neutral, strict=True))
+            values = getattr(self, exchange.partial)(e, r)
+            if not isinstance(values, tuple) or len(values) != len(monoid.neutral):
+                raise ValueError(f"{type(self).__name__}: {exchange.partial} returned {type(values).__name__}, its "
+                                 f"exchange takes a tuple of {len(monoid.neutral)}")
+            values = tuple(or_neutral(v, inside, n) for v, n in zip(values, monoid.neutral, strict=True))
             found = values if found is None else monoid.combine(found, values)
             if k == 0 and self.early:
                 self._add_columns(c, j, self.down(e, r))
@@ -134,7 +137,14 @@ class RowElements(ReductionBase):
 
     def _add_columns(self, c, j, values):
         for stream in self.spec.columns:
-            c.columns.add(stream.name, j, values[stream.name])
+            c.columns.add(stream.name, j, self._of("write" if self.down is None else "down", values, stream.name))
+
+    def _of(self, method, values, name):
+        """What a method of the subclass gave for a store or a column."""
+        if name not in values:
+            found = ", ".join(values) or "nothing"
+            raise ValueError(f"{type(self).__name__}: {method} returned {found}, and no {name}")
+        return values[name]
 
     @cute.jit
     def _write(self, c: Constexpr, views: Constexpr, row: Int32, exists: Constexpr, r: Constexpr):
@@ -155,7 +165,7 @@ class RowElements(ReductionBase):
             values = {} if self.only_down(self.spec) else self.write(e, r)
             for stream, t, out in zip(self.spec.stores, c.g.stores or (), outs, strict=True):
                 x = cute.make_rmem_tensor((self.plan.vector,), t.element_type)
-                x.store(values[stream.name].to(t.element_type))
+                x.store(self._of("write", values, stream.name).to(t.element_type))
                 put(out[None, j], x, c.part.inside(j), self.plan.streaming)
             if not self.early:
                 self._add_columns(c, j, {**values, **(self.down(e, r) if self.down is not None else {})})

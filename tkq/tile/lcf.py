@@ -23,12 +23,16 @@ class Task:
 
 @dataclass(frozen=True)
 class StageTiles:
-    """What a stage holds of one input: tiles by number, a run-time number too."""
+    """What a stage holds of one input: ``n`` tiles by number, a run-time number too."""
 
     ring: SharedTile
     first: Int32
+    n: Constexpr[int]
 
     def __getitem__(self, i):
+        if isinstance(i, int) and not 0 <= i < self.n:
+            raise ValueError(f"tile {i} of an input with {self.n} tiles of {self.ring.type} a stage, allowed are 0 to "
+                             f"{self.n - 1}: inputs = dict(name=(type, how many))")
         return self.ring[self.first + i]
 
 
@@ -42,7 +46,8 @@ class LCF:
       compute(g, t, i, x, c, wg)  consumer warpgroup: issue the work on stage x
       finish(g, t, c, s, wg)      consumer warpgroup: write out
 
-    and calls ``run(g)`` in its kernel. Roles and pipes:
+    and calls ``run(g)`` in its kernel, launched with blocks of 128 * (consumers + 1) threads and
+    ``min_blocks_per_mp=1``. registers: as ``register_split`` takes them. Roles and pipes:
 
       warp 0 (producer)     acquire stage -> load .. -> next task -> mailbox (dynamic only)
       warpgroups 1..n       wait stage -> compute -> release stage i - lag -> .. -> finish
@@ -77,7 +82,7 @@ class LCF:
         mail = self._mailbox(g, al)
 
         def stage(r):
-            return {k: StageTiles(tiles[k], r.stage * n) for k, (t, n) in spec.items()}
+            return {k: StageTiles(tiles[k], r.stage * n, n) for k, (t, n) in spec.items()}
 
         def initialise():
             pipe.init()

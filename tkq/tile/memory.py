@@ -210,7 +210,7 @@ def store_async(dst: gl, src: SharedTile, coord):
 
 def store_wait(n=0, read=True):
     """Wait until at most ``n`` of this thread's stores are still reading shared memory (read=False: are not done).
-    n is known when compiled."""
+    n is known when compiled. For the warp that called ``store_async``; others learn it by a barrier behind."""
     if not isinstance(n, int) or n < 0:
         raise ValueError(f"store_wait: n is {n}, allowed are numbers from 0 on, known when compiled")
     cute.arch.cp_async_bulk_wait_group(n, read=read)

@@ -76,11 +76,9 @@ def _check(what, d, a, b, trans_a, trans_b):
     return m // ROWS, n // d.cols
 
 
-def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=0, b_part=0, k=None):
+def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=None, b_part=None, k=None):
     parts = _check(what, d, a, b, trans_a, trans_b)
-    for name, part, n in (("a_part", a_part, parts[0]), ("b_part", b_part, parts[1])):
-        if isinstance(part, int) and not 0 <= part < n:
-            raise ValueError(f"{what}: {name} is {part}, allowed are 0 to {n - 1}")
+    a_part, b_part = _which(what, "a_part", a_part, parts[0]), _which(what, "b_part", b_part, parts[1])
     from_regs = isinstance(a, RegTile)
     dtype = a.dtype if from_regs else a.type.dtype
     where = warpgroup.OperandSource.RMEM if from_regs else warpgroup.OperandSource.SMEM
@@ -104,6 +102,15 @@ def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=0, b_pa
     mma_commit()
 
 
+def _which(what, name, part, n):
+    """Which of an operand's n parts: it has to be said where there are several."""
+    if part is None and n > 1:
+        raise ValueError(f"{what}: {name} is not given, and the operand has {n} parts: which is multiplied?")
+    if isinstance(part, int) and not 0 <= part < n:
+        raise ValueError(f"{what}: {name} is {part}, allowed are 0 to {n - 1}")
+    return 0 if part is None else part
+
+
 def _steps(what, k, steps, width):
     """Which of the steps along K: all of them, or those between two numbers k."""
     if k is not None and (not isinstance(k, (tuple, list)) or len(k) != 2):
@@ -117,7 +124,8 @@ def _steps(what, k, steps, width):
 def mm_ABt(d, a, b, **parts):
     """d = a @ b.T. d: 64 x n fp32 registers; a: (64, k) in shared memory or registers; b: (n, k) shared.
 
-    a_part=, b_part=: which 64 rows of a taller a, which d.cols rows of a taller b. k=(first, end): only that of K."""
+    a_part=, b_part=: which 64 rows of a taller a, which d.cols rows of a taller b. k=(first, end): only that of K. A
+    warpgroup together; d is there after ``mma_wait``."""
     _mma("mm_ABt", d, a, b, False, trans_b=True, **parts)
 
 

@@ -64,7 +64,7 @@ class ColVec:
 
 
 def rt(cols, dtype=Float32) -> RegTile:
-    """A register tile of 64 x cols, uninitialised.
+    """A register tile of 64 x cols, uninitialised. cols is known when compiled.
 
     fp32: cols a multiple of 8 up to 256; 16 bits: a multiple of 16; e4m3 and e5m2: a multiple of 32."""
     step = {Float32: 8, **dict.fromkeys(HALF, 16), **dict.fromkeys(FP8, 32)}.get(dtype)
@@ -104,11 +104,15 @@ def cv(cols) -> ColVec:
 
 
 def columns(x, first, n):
-    """Columns ``first .. first + n`` of a register tile (not of 8 bits) or a column vector: a view, no copy.
+    """Columns ``first .. first + n`` of a register tile (not of 8 bits) or a column vector: a view, no copy. Both
+    numbers are known when compiled.
 
     For reading. A tile that a loop carries and writes through two such views spills: make two tiles of it."""
     if not isinstance(x, (RegTile, ColVec)):
         raise TypeError(f"columns: x is {x}, allowed are register tiles and column vectors")
+    if not (isinstance(first, int) and isinstance(n, int)):
+        raise TypeError(f"columns: first is {first}, n is {n}, allowed are numbers that are known when compiled: in a "
+                        "loop, of cutlass.range_constexpr")
     if first % 8 or n % 8 or first < 0 or n <= 0 or first + n > x.cols:
         raise ValueError(f"columns: {first} and {n} of {x.cols}, allowed are multiples of 8 inside the tile")
     if isinstance(x, ColVec):

@@ -74,6 +74,9 @@ class SharedTile:
     stage: Any = None
 
     def __getitem__(self, stage):
+        """One tile of the ring. Raises: ValueError where a number that is known when compiled is beyond it."""
+        if isinstance(stage, int) and not 0 <= stage < self.stages:
+            raise ValueError(f"stage is {stage} of a ring of {self.type}, allowed are 0 to {self.stages - 1}")
         return replace(self, stage=stage)
 
     @property

@@ -18,7 +18,8 @@ def sync(barrier, threads):
 
 
 def sync_arrive(barrier, threads):
-    """Arrive at a named barrier and go on: others, in ``sync``, wait for it."""
+    """Arrive at a named barrier and go on: others, in ``sync``, wait for it. Whole warps; threads: of all who arrive
+    or wait, a multiple of 32."""
     _named("sync_arrive", barrier, threads)
     cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=threads)
 
