@@ -70,8 +70,8 @@ class _Quantised:
         from .norms.quant_ops import layernorm_quant, rmsnorm_quant
 
         _check("x", x, self.normalized_shape)
-        options = dict(eps=self.eps, residual=residual, prenorm=residual is not None, granularity=self.granularity)
-        x = _contiguous(x)
+        x, h = _contiguous(x), None if residual is None else _contiguous(residual)
+        options = dict(eps=self.eps, residual=h, prenorm=h is not None, granularity=self.granularity)
         if isinstance(self, nn.LayerNorm):
             return layernorm_quant(x, self.weight, self.bias, **options)
         options["eps"] = torch.finfo(torch.float32).eps if self.eps is None else self.eps

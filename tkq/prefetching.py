@@ -76,6 +76,7 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
         raise ValueError(f"prefetch: jobs: got {jobs}, allowed are numbers from 1 on")
     if isinstance(ops, str):
         raise ValueError(f"prefetch: ops: got {ops!r}, allowed are several names, as in ops=({ops!r},)")
+    ops = tuple(ops)
     for op in ops:
         if op not in _PUBLIC:
             raise ValueError(f"prefetch: ops: got {op!r}, allowed are functions of tkq: rmsnorm, flash_attn, gemm, ...")

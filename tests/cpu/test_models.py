@@ -1,5 +1,6 @@
 """Which kernels a model takes, found out by its calls; and how they are compiled ahead."""
 import io
+import json
 import re
 import subprocess
 import sys
@@ -80,6 +81,17 @@ CONFIG = dict(hidden_size=64, num_attention_heads=4, intermediate_size=96, vocab
 ))
 def test_models_by_name_and_by_configuration(given, expected):
     assert models.found(given) == expected
+
+
+def test_names_may_come_from_an_iterator(monkeypatch):
+    class Kept(io.StringIO):
+        def close(self):
+            sent.append(json.loads(self.getvalue()))
+
+    sent = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: types.SimpleNamespace(stdin=Kept(), poll=lambda: 0))
+    prefetch_("llama-1b", ops=(name for name in ("gemm", "rmsnorm")))
+    assert sent[0][1:] == [["gemm", "rmsnorm"], 1]
 
 
 def test_what_is_no_model(tmp_path):

@@ -244,6 +244,8 @@ def test_norms_that_quantise(name, granularity):
             found = ours(x, added)
             assert len(found) == len(wanted) == 2 + (added is not None)
             assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
+        strided = torch.randn(2, 6, 512)[..., ::2]
+        assert torch.equal(ours(x, strided)[2].float(), ours(x, strided.contiguous())[2].float())
         q, scale = ours(x.transpose(0, 1))
         y = plain(x.transpose(0, 1)).float().flatten(0, -2)
         again = q.float().flatten(0, -2) * scale.repeat_interleave(256 if granularity == "row" else 128, 1)

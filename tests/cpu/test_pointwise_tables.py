@@ -1,4 +1,6 @@
 """rope_cos_sin: what the tables hold, when one is kept, what is refused."""
+import collections
+
 import numpy
 import pytest
 import torch
@@ -92,7 +94,8 @@ def test_bad_tables_are_named(says, call):
     ("dim: got str", dict(dim="8")), ("base: got NoneType, expected a float", dict(base=None)),
     ("dtype: got torch.float64, allowed are torch.bfloat16, ", dict(dtype=torch.float64)),
     ("dtype: got None", dict(dtype=None)), ("inv_freq: got list, expected a torch.Tensor", dict(inv_freq=[1.0]))])
-def test_tables_of_what_is_no_number_or_type(says, given):
+def test_tables_of_what_is_no_number_or_type(says, given, monkeypatch):
     with pytest.raises(TypeError, match=f"rope_cos_sin: {says}"):
         tkq.rope_cos_sin(**dict(dict(seqlen=4, dim=8, device="cpu"), **given))
+    monkeypatch.setattr(tables, "_tables", collections.OrderedDict())  # none is there already
     tkq.rope_cos_sin(numpy.int64(4), numpy.int32(8), numpy.float32(1e4), device="cpu")

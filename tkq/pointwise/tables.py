@@ -87,7 +87,7 @@ def _kept(seqlen, dim, base, dtype, device):
     with _one_at_a_time:
         found = _tables.get(key)
         if found is None or found[0].shape[0] < seqlen:
-            rows = 1 << max(seqlen - 1, 0).bit_length()  # a sequence that grows does not make a table each time
+            rows = 1 << max(int(seqlen) - 1, 0).bit_length()  # a sequence that grows does not make a table each time
             with torch.inference_mode(False):
                 found = _tables[key] = _computed(rows, _frequencies(dim, base, device), dtype)
             if device.type == "cuda":

@@ -125,9 +125,10 @@ class RowElements(ReductionBase):
             e = self._elements(c, views, j)
             inside = c.part.inside(j)
             values = getattr(self, exchange.partial)(e, r)
-            if not isinstance(values, tuple) or len(values) != len(monoid.neutral):
-                raise ValueError(f"{type(self).__name__}: {exchange.partial} returned {type(values).__name__}, its "
-                                 f"exchange takes a tuple of {len(monoid.neutral)}")
+            if not isinstance(values, (tuple, list)) or len(values) != len(monoid.neutral):
+                found = f"{len(values)} values" if isinstance(values, (tuple, list)) else type(values).__name__
+                raise ValueError(f"{type(self).__name__}: {exchange.partial} returned {found}, its exchange takes a "
+                                 f"tuple of {len(monoid.neutral)}")
             values = tuple(or_neutral(v, inside, n) for v, n in zip(values, monoid.neutral, strict=True))
             found = values if found is None else monoid.combine(found, values)
             if k == 0 and self.early:
@@ -141,8 +142,8 @@ class RowElements(ReductionBase):
 
     def _of(self, method, values, name):
         """What a method of the subclass gave for a store or a column."""
-        if name not in values:
-            found = ", ".join(values) or "nothing"
+        if not values or name not in values:
+            found = ", ".join(values or ()) or "nothing"
             raise ValueError(f"{type(self).__name__}: {method} returned {found}, and no {name}")
         return values[name]
 
@@ -168,7 +169,8 @@ class RowElements(ReductionBase):
                 x.store(self._of("write", values, stream.name).to(t.element_type))
                 put(out[None, j], x, c.part.inside(j), self.plan.streaming)
             if not self.early:
-                self._add_columns(c, j, {**values, **(self.down(e, r) if self.down is not None else {})})
+                down = {} if self.down is None else self.down(e, r)
+                self._add_columns(c, j, {**(values or {}), **(down or {})})
 
 
 @cute.jit

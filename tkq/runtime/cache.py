@@ -32,7 +32,7 @@ _log = logging.getLogger("tkq")
 
 
 class _Held(threading.local):
-    """names: of the locks that this thread holds, by their files."""
+    """names: of the locks that this thread holds, by their files and the process: a forked child holds none."""
 
     def __init__(self):
         self.names = {}
@@ -123,20 +123,21 @@ class Cache:
         self.make()
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _LOCKS
         path = self.folder / f".lock-{number}"
-        if path in _held.names:
-            _refuse_itself(name, _held.names[path])
+        mine = path, os.getpid()
+        if mine in _held.names:
+            _refuse_itself(name, _held.names[mine])
             yield
             return
         with open(path, "a+") as file:
             _locked(file, name)
-            _held.names[path] = name
+            _held.names[mine] = name
             with contextlib.suppress(OSError):  # on a full disk nobody learns who holds it
                 os.ftruncate(file.fileno(), 0)
                 os.write(file.fileno(), f"{os.getpid()}, {name}".encode())
             try:
                 yield
             finally:  # not by closing alone: a process that was forked meanwhile has the file open too
-                del _held.names[path]
+                del _held.names[mine]
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def entries(self) -> list[pathlib.Path]:

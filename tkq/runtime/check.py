@@ -59,8 +59,9 @@ def last_dim_contiguous(name: str, x: Tensor) -> None:
     tensor, which is asked here, where it costs nothing: others have no strides."""
     try:
         apart = x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1
-    except RuntimeError:
-        apart = True
+    except RuntimeError:  # of a nested one
+        _dense(name, x)
+        raise
     if apart:
         _dense(name, x)
         raise ValueError(
