@@ -59,7 +59,8 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("attention_backward_varlen", ("backward",), what="backward"),
     ),
     "gemm": (
-        Part("gemm", ("large", "rows")),
+        Part("gemm", ("large",)),
+        Part("gemm", ("rows",), what="b not transposed"),
         Part("gemm", ("epilogue",), what="bias and activation"),
         Part("gemm", ("few",), what="few rows"),
         Part("gemm", ("batched",), what="batches"),

@@ -65,17 +65,11 @@ class _Quantised:
                                       "allowed is one dimension, the last")
         self.granularity = granularity
 
-    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> tuple[Tensor, ...]:
-        """(q, scale), q * scale being the norm; with a residual, which is added before, (q, scale, the sum)."""
-        from .norms.quant_ops import layernorm_quant, rmsnorm_quant
-
+    def _rows(self, x: Tensor, residual: Optional[Tensor]) -> tuple[Tensor, dict]:
+        """x, and the options that both functions take."""
         _check("x", x, self.normalized_shape)
-        x, h = _contiguous(x), None if residual is None else _contiguous(residual)
-        options = dict(eps=self.eps, residual=h, prenorm=h is not None, granularity=self.granularity)
-        if isinstance(self, nn.LayerNorm):
-            return layernorm_quant(x, self.weight, self.bias, **options)
-        options["eps"] = torch.finfo(torch.float32).eps if self.eps is None else self.eps
-        return rmsnorm_quant(x, self.weight, **options)
+        total = None if residual is None else _contiguous(residual)
+        return _contiguous(x), dict(residual=total, prenorm=total is not None, granularity=self.granularity)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, granularity={self.granularity!r}"
@@ -84,11 +78,34 @@ class _Quantised:
 class RMSNormQuant(_Quantised, RMSNorm):
     """`RMSNorm`, its result in float8 with its scales, as `tkq.fp8_gemm` takes them: `tkq.rmsnorm_quant`.
 
-    granularity: "row" or "block". There is no gradient: under `torch.no_grad()`, or after `requires_grad_(False)`."""
+    granularity: "row", a scale for each row, or "block", one for each 128 columns of it."""
+
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """x, residual, which is added to it before: (..., N), bf16, fp16 or fp32.
+
+        Returns (q, scale), with a residual (q, scale, the sum): q float8_e4m3fn, of x's shape; scale float32, (M, 1) or
+        (M, ceil(N / 128)) for the M rows; q * scale is the norm.
+
+        Raises:
+            NotImplementedError: a gradient is asked for: call it under `torch.no_grad()`, or after
+                `requires_grad_(False)`.
+            ValueError: shapes that do not match, a granularity that there is not; otherwise as `tkq.rmsnorm_quant`."""
+        from .norms.quant_ops import rmsnorm_quant
+
+        x, options = self._rows(x, residual)
+        eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        return rmsnorm_quant(x, self.weight, eps=eps, **options)
 
 
 class LayerNormQuant(_Quantised, LayerNorm):
-    """`LayerNorm` likewise: `tkq.layernorm_quant`."""
+    """`LayerNorm` likewise: `tkq.layernorm_quant`. granularity: as of RMSNormQuant."""
+
+    def forward(self, x: Tensor, residual: Optional[Tensor] = None) -> tuple[Tensor, ...]:
+        """As RMSNormQuant's."""
+        from .norms.quant_ops import layernorm_quant
+
+        x, options = self._rows(x, residual)
+        return layernorm_quant(x, self.weight, self.bias, eps=self.eps, **options)
 
 
 def _contiguous(x):

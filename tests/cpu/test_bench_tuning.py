@@ -11,7 +11,7 @@ from tkq.runtime import Recipe
 from tkq.runtime.cache import Cache
 from tkq.testing.timing import Comparison, Timing
 
-SCRIPTS = ("attention", "attention_backward", "fp8", "gemm", "norms", "row_passes", "rows")
+SCRIPTS = ("attention", "attention_backward", "fp8", "gemm", "norms", "row_passes", "rows", "short_norms")
 
 
 def test_size():

@@ -73,7 +73,8 @@ def test_norms_that_quantise(name, granularity):
     for added in (None, residual):
         wanted = function(x, ours.weight, eps=1e-5, residual=added, prenorm=added is not None, granularity=granularity,
                           **bias)
-        found = ours(x, added)
+        with poisoned():
+            found = ours(x, added)
         assert len(found) == len(wanted)
         assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, wanted))
     q, scale = ours(x)
