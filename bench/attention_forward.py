@@ -1,11 +1,12 @@
 """Attention's forward pass beside FA4's and cuDNN's.
 
-    python -m bench.attention_forward [--sections calls,dense,varlen,window,gqa] [--quick | --shapes 4096x128,16384x64]
+    python -m bench.attention_forward [--sections calls,dense,varlen,window,gqa,mha] [--quick | --shapes 4096x128]
 
 Shapes: a sequence's length, or, of varlen, all tokens, and the head dimension. dense: B * S = 16384, H * D = 2048, full
 and causal. varlen: lengths from 1 to 8192 in 16384 tokens. window: 1024 keys, beside the time that its share of the
-FLOPs predicts. gqa: 32 heads of Q and 8 of K and V, beside 32 of both. calls: what an eager call costs the host. A
-result is judged against the formula in float32 on two heads. Results go to OUT/attention_forward.json after every case.
+FLOPs predicts. gqa: 32 heads of Q and 8 of K and V; mha: these beside 32 of both, without peers. calls: what an eager
+call costs the host. A result is judged against the formula in float32 on two heads. Results go to
+OUT/attention_forward.json after every case.
 """
 
 from __future__ import annotations
@@ -68,10 +69,9 @@ def varlen_error(call: Call, lengths):
 # ---- the cases -----------------------------------------------------------------------------------
 
 
-def _job(section, shape, call: Call, make_inputs, flops, bound, error, beside=()) -> Job:
+def _job(section, shape, call: Call, make_inputs, flops, bound, error, beside=tuple(attention_peers.PEERS)) -> Job:
     question = harness.Question(section, "attention_forward", shape, "TFLOP/s", flops, bound)
-    return Job(question, attention_peers.ours(call), "attention_forward", (*attention_peers.PEERS, *beside),
-               make_inputs, error, dict(call=call))
+    return Job(question, attention_peers.ours(call), "attention_forward", beside, make_inputs, error, dict(call=call))
 
 
 def dense(shapes) -> Iterator[Job]:
@@ -108,23 +108,37 @@ def window(shapes) -> Iterator[Job]:
             beside = ("all keys", "all keys, causal") if right == 0 else ("all keys",)  # the second is not judged
             yield _job("window", f"S{s} H{h} D{dim} window ({left}, {right})", call,
                        attention_peers.inputs(1, s, h, h, dim, dim), 4 * h * dim * pairs,
-                       Bound(("all keys",), s * s / pairs / WINDOW_SLACK), dense_error(call), beside)
+                       Bound(("all keys",), s * s / pairs / WINDOW_SLACK), dense_error(call),
+                       (*attention_peers.PEERS, *beside))
 
 
 def gqa(shapes) -> Iterator[Job]:
-    """32 heads of Q: K and V of 8, beside K and V of 32."""
+    """32 heads of Q on 8 of K and V."""
     for s, dim in shapes:
         for causal in (False, True):
-            b, call = TOKENS // s, Call(causal)
-            both = attention_peers.inputs(b, s, 32, 32, dim, dim)
+            yield _job("gqa", *_shared(s, dim, causal), Bound(("FA4", "cuDNN"), DENSE_BOUND), dense_error(Call(causal)))
 
-            def make(i, both=both):
-                q, k, v = both(i)
-                return q, k[:, :, :8].contiguous(), v[:, :, :8].contiguous(), k, v
 
-            yield _job("gqa", f"B{b} S{s} H32/8 D{dim} {'causal' if causal else 'full'}", call, make,
-                       4 * b * 32 * dim * attention_peers.pairs(s, causal), Bound(("32/32",), GQA_BOUND),
-                       dense_error(call), ("32/32",))
+def mha(shapes) -> Iterator[Job]:
+    """The same beside 32 of both, and nobody else: behind turns of peers, which draw more or less power, ratios of one
+    case were 0.82 to 1.16 from round to round."""
+    for s, dim in shapes:
+        for causal in (False, True):
+            yield _job("mha", *_shared(s, dim, causal), Bound(("32/32",), GQA_BOUND), dense_error(Call(causal)),
+                       ("32/32",))
+
+
+def _shared(s, dim, causal) -> tuple:
+    """(shape, call, inputs, FLOPs): 32 heads of Q, K and V of 8, and then K and V of 32."""
+    b = TOKENS // s
+    both = attention_peers.inputs(b, s, 32, 32, dim, dim)
+
+    def make(i):
+        q, k, v = both(i)
+        return q, k[:, :, :8].contiguous(), v[:, :, :8].contiguous(), k, v
+
+    return (f"B{b} S{s} H32/8 D{dim} {'causal' if causal else 'full'}", Call(causal), make,
+            4 * b * 32 * dim * attention_peers.pairs(s, causal))
 
 
 def calls() -> dict[str, harness.Call]:
@@ -157,9 +171,9 @@ def judge(cases) -> list[str]:
 
 BENCH = Bench(
     "attention_forward", __doc__,
-    {"dense": dense, "varlen": varlen, "window": window, "gqa": gqa},
+    {"dense": dense, "varlen": varlen, "window": window, "gqa": gqa, "mha": mha},
     shapes={"dense": SHAPES, "varlen": ((TOKENS, 128),), "window": ((16384, 128),),
-            "gqa": tuple((length, 128) for length in LENGTHS)},
+            **dict.fromkeys(("gqa", "mha"), tuple((length, 128) for length in LENGTHS))},
     quick=QUICK,
     calls=calls,
     judge=judge,

@@ -50,6 +50,7 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("attention_forward", ("dense",)),
         Part("attention_forward", ("window",), what="window"),
         Part("attention_forward", ("gqa",), what="shared heads"),
+        Part("attention_forward", ("mha",), what="shared heads, beside 32/32"),
         Part("attention_backward", ("backward",), what="backward"),
         Part("attention_backward", ("deterministic",), what="deterministic backward"),
         Part("attention_backward_gqa", ("gqa",), what="shared heads, backward"),

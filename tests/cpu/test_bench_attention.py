@@ -23,7 +23,15 @@ def test_every_shape_of_the_issue_is_asked_for():
     assert set(attention_forward.QUICK) <= set(attention_forward.SHAPES)
     found = [len(list(section(attention_forward.BENCH.shapes[name])))
              for name, section in attention_forward.BENCH.sections.items()]
-    assert found == [30, 6, 2, 10]
+    assert found == [30, 6, 2, 10, 10]
+
+
+def test_shared_heads_are_beside_peers_and_beside_as_many_heads_alone():
+    (shapes, peers), (same, alone) = [
+        ([job.question.shape for job in found], {job.peer_names for job in found})
+        for found in (list(section(((1024, 128), (4096, 128)))) for section in (attention_forward.gqa,
+                                                                                attention_forward.mha))]
+    assert shapes == same and peers == {("FA4", "cuDNN")} and alone == {("32/32",)}
 
 
 def test_a_window_s_bound_is_its_share_of_the_work():

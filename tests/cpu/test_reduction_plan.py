@@ -89,6 +89,13 @@ def test_which_rows_leave_the_registers_to_their_weight():
     assert split(262144, "bf16", "fp32") and not split(131072, "bf16", "bf16") and not split(32768, "fp32", "fp32")
 
 
+@pytest.mark.parametrize("x, N, threads", [("bf16", 1024, 128), ("bf16", 2048, 256), ("fp32", 1024, 256),
+                                           ("bf16", 768, 32), ("bf16", 2056, 128)])
+def test_rows_of_two_and_four_kilobytes_have_a_vector_to_a_thread(x, N, threads):
+    config = norms.plan(NormSpec("rmsnorm", N, x, x, vector=128 // WIDTH[x]))
+    assert config.threads_per_row == threads and config.threads == max(threads, 128)
+
+
 def test_every_N_has_a_valid_plan():
     for x, vector in (("bf16", 8), ("bf16", 1), ("fp32", 4)):
         for N in range(1, MAX_N + 1, 1 if vector == 1 and x == "bf16" else 8):

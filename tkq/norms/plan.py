@@ -130,11 +130,26 @@ _QUANTISED = tuple((limit, Config(*shape)) for limit, *shape in (
 ))
 
 
+# Rows of 2 and 4 KB of x alone: 16 bytes to each thread. Where a thread had twice as many, rmsnorm of bf16 was 0.2 %
+# slower at 1024 columns and 0.6 % at 2048, layernorm of 1024 with a float32 weight 1.3 %, with a bias too 2 %
+# (bench/tune_short_norms.py). With a residual the tables have it so.
+_SHORT = (1536, 4096)  # bytes of x: beyond the first, up to the second
+
+
+def _spread(spec: NormSpec, config: Config) -> Config:
+    least, most = _SHORT
+    x = spec.N * WIDTH[spec.x] // 8
+    if spec.scale or spec.residual or not least < x <= most:
+        return config
+    threads = 128 if x <= 2048 else 256
+    return replace(config, threads_per_row=threads, threads=threads)
+
+
 def _vectored(spec: NormSpec) -> Config:
     vectors = sum(WIDTH[dtype] for dtype in (spec.weight, spec.bias) if dtype)
     light = vectors <= spec.loaded
     table = _QUANTISED if spec.scale else _LIGHT if light else _MEDIUM if vectors <= 2 * spec.loaded else _HEAVY
-    config = next(config for limit, config in table if spec.N * spec.loaded // 8 <= limit)
+    config = _spread(spec, next(config for limit, config in table if spec.N * spec.loaded // 8 <= limit))
     return replace(config, early=False) if spec.scale and not light else config
 
 
