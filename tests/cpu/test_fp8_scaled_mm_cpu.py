@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.fp8_cases import E4M3, exact, operands
+from tests.fp8_cases import E4M3, E5M2, exact, operands
 from tkq.integrations import scaled_mm
 
 if not hasattr(F, "scaled_mm"):
@@ -52,7 +52,34 @@ def test_blocks():
     assert torch.equal(got, exact((a, b, square.expand(M, 3), sb)).bfloat16())
 
 
+@pytest.mark.parametrize("change", (dict(swizzle_a=[]), dict(swizzle_b=[]), dict(contraction_dim=(-1, 0)),
+                                    dict(contraction_dim=[1, -2])))
+def test_other_words_for_what_is_supported(change):
+    a, b, sa, sb = operands(M, N, K, whole=True, powers=True)
+    scales = sa.reshape(1), S.TensorWise, sb.reshape(1), S.TensorWise
+    assert torch.equal(scaled_mm(a, b, *scales, **change), scaled_mm(a, b, *scales))
+    assert F.scaled_mm(a, b, *scales, **change).shape == (M, N)
+
+
+A, B = operands(M, N, K)[:2]
 BAD = (
+    (dict(output_dtype=E5M2), NotImplementedError, ("output_dtype: got torch.float8_e5m2", "torch.bfloat16")),
+    (dict(mat_a=A.float().to(E5M2), output_dtype=None), NotImplementedError, ("output_dtype", "mat_a's", "e5m2")),
+    (dict(output_dtype=torch.float64), NotImplementedError, ("output_dtype: got torch.float64",)),
+    (dict(output_dtype="bf16"), TypeError, ("output_dtype", "'bf16'", "torch.dtype")),
+    (dict(mat_a=A.bfloat16()), TypeError, ("mat_a: dtype is torch.bfloat16", "e4m3")),
+    (dict(mat_b=B.float()), TypeError, ("mat_b: dtype is torch.float32", "e5m2")),
+    (dict(mat_a=A.t().contiguous().t()), ValueError, ("mat_a: (M, K)", "row-major", "mat_a.contiguous()")),
+    (dict(mat_b=B.contiguous()), ValueError, ("mat_b: (K, N)", "column-major", "mat_b.t().contiguous().t()")),
+    (dict(mat_b=B.t()), ValueError, ("scaled_mm: mat_a is (32, 272), mat_b is (144, 272)", "pass mat_b.t()")),
+    (dict(mat_a=A[:, :24], mat_b=B[:24]), ValueError, ("scaled_mm: mat_a is (32, 24)", "mat_b", "K is 24")),
+    (dict(mat_a=torch.zeros(M * K + 8, dtype=torch.uint8)[8:].view(E4M3).view(M, K)), ValueError,
+     ("mat_a: begins at an address",)),
+    (dict(mat_b=B.to("meta")), ValueError, ("mat_b: is on meta, but mat_a is on cpu",)),
+    (dict(contraction_dim=("a", "b")), TypeError, ("contraction_dim: got ('a', 'b')", "ints")),
+    (dict(contraction_dim=(1.0, 0.0)), TypeError, ("contraction_dim", "(1.0, 0.0)", "ints")),
+    (dict(contraction_dim=(3, 2)), NotImplementedError, ("contraction_dim", "(3, 2)")),
+    (dict(use_fast_accum=None), TypeError, ("use_fast_accum", "None")),
     (dict(scale_recipe_b=S.RowWise), NotImplementedError, ("TensorWise and RowWise",)),
     (dict(scale_recipe_a=S.BlockWise128x128, scale_recipe_b=S.BlockWise128x128), NotImplementedError, ("BlockWise",)),
     (dict(swizzle_a=F.SwizzleType.SWIZZLE_32_4_4), NotImplementedError, ("swizzle_a",)),

@@ -18,6 +18,17 @@ ACCUMULATE = ("fast", "fp32")
 _again, _paced_again = Again(), Again(by_stream=True)  # of kernels without and with a counter
 
 
+class Names(NamedTuple):
+    """What a caller's words for the call are: errors name its own arguments."""
+
+    op: str = "fp8_gemm"
+    a: str = "a"
+    b: str = "b"
+
+
+_NAMES = Names()
+
+
 class Paced(NamedTuple):
     """A kernel whose blocks wait for each other: by a counter of the stream that it runs on, which lives for ever."""
 
@@ -183,22 +194,23 @@ def _launcher(a_dtype, b_dtype, shape_a, shape_b, dtype_sa, dtype_sb, shape_sa, 
     return _kernel(recipe), blocks, m, n, spec.scales != "tensor"
 
 
-def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate) -> Fp8Spec:
+def _spec(a_dtype, b_dtype, shape_a, shape_b, stride_a, stride_b, scales, ways, accumulate, names=_NAMES) -> Fp8Spec:
     """Everything that can be wrong with shapes, strides, dtypes and words of a call, and what it asks for."""
-    for name, dtype in (("a", a_dtype), ("b", b_dtype)):
+    op, a, b = names
+    for name, dtype in ((a, a_dtype), (b, b_dtype)):
         _dtype(name, dtype, FP8)
-    for name, shape in (("a", shape_a), ("b", shape_b)):
+    for name, shape in ((a, shape_a), (b, shape_b)):
         if len(shape) != 2:
             raise ValueError(f"{name}: has {len(shape)} dimensions, shape {tuple(shape)}; allowed: 2")
     (m, k), n = shape_a, shape_b[1]
     if shape_b[0] != k:
-        help = ": pass b.t()" if shape_b[1] == k else ""
-        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)}, b is {tuple(shape_b)}; allowed are (M, K) and (K, N){help}")
+        help = f": pass {b}.t()" if shape_b[1] == k else ""
+        raise ValueError(f"{op}: {a} is {tuple(shape_a)}, {b} is {tuple(shape_b)}; allowed are (M, K) and (K, N){help}")
     if k % K_UNIT:
-        raise ValueError(f"fp8_gemm: a is {tuple(shape_a)} and b {tuple(shape_b)}: K is {k}, allowed are multiples of "
+        raise ValueError(f"{op}: {a} is {tuple(shape_a)} and {b} {tuple(shape_b)}: K is {k}, allowed are multiples of "
                          f"{K_UNIT}: pad with zeros")
-    _contiguous_in_k("a", "(M, K)", shape_a, stride_a, k, m)
-    _contiguous_in_k("b", "(K, N)", shape_b, stride_b[::-1], k, n)
+    _contiguous_in_k(a, "rows", shape_a, stride_a, k, m)
+    _contiguous_in_k(b, "columns", shape_b, stride_b[::-1], k, n)
     kind = _scales(m, n, k, *scales)
     bias, activation, out_dtype, out_scale = ways
     _dtype("out_dtype", out_dtype, OUT)
@@ -221,16 +233,16 @@ def _dtype(name, dtype, allowed):
         raise TypeError(f"{name}: dtype is {dtype}, allowed are {names}")
 
 
-def _contiguous_in_k(name, what, shape, strides, k, lines):
-    """strides: of the lines, and of K."""
+def _contiguous_in_k(name, lines, shape, strides, k, count):
+    """lines: "rows" of a or "columns" of b, count of them. strides: of them, and of K."""
     pitch, step = strides
-    if k > 1 and lines and step != 1:
-        help = f"pass {name}.t().contiguous().t()" if name == "b" else f"pass {name}.contiguous()"
+    if k > 1 and count and step != 1:
+        what, help = ("(M, K)", f"{name}.contiguous()") if lines == "rows" else ("(K, N)",
+                                                                                f"{name}.t().contiguous().t()")
         raise ValueError(f"{name}: {what} of shape {tuple(shape)} has stride {step} along K, allowed is 1 "
-                         f"({'row' if name == 'a' else 'column'}-major): {help}")
-    if k and lines > 1 and pitch % TMA_BYTES:
-        raise ValueError(f"{name}: its {'rows' if name == 'a' else 'columns'} lie {pitch} bytes apart, allowed are "
-                         f"multiples of {TMA_BYTES}: copy it")
+                         f"({lines[:-1]}-major): pass {help}")
+    if k and count > 1 and pitch % TMA_BYTES:
+        raise ValueError(f"{name}: its {lines} lie {pitch} bytes apart, allowed are multiples of {TMA_BYTES}: copy it")
 
 
 def _scales(m, n, k, dtype_a, shape_a, dtype_b, shape_b):
@@ -264,18 +276,28 @@ def _promote(kind, accumulate):
     return per_step or accumulate == "fp32"
 
 
-def _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate):
-    """The same for tensors, by name: what they are, where they are, and how they are aligned."""
-    given = dict(a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+def _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate, names=_NAMES):
+    """The same for tensors, by name: what they are, and where they are."""
+    given = {names.a: a, names.b: b, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: x for name, x in (("bias", bias), ("out_scale", out_scale)) if x is not None}
     for name, x in given.items():
         check.tensor(name, x)
     words = bias is not None and _facts(bias), activation, out_dtype, out_scale is not None and _facts(out_scale)
     spec = _spec(a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(),
                  (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape),
-                 words, accumulate)
+                 words, accumulate, names)
     check.same_device(**given)
     return spec
+
+
+def refusal(call: tuple, names: Names) -> Optional[Exception]:
+    """What is wrong with a call, in the words of who makes it; None where that is nothing. call: as of ``_cpu``."""
+    try:
+        _check(*call, names=names)
+        _aligned(**{names.a: call[0], names.b: call[1]})
+    except Exception as error:
+        return error
+    return None
 
 
 def _aligned(**operands):

@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..gemm.fp8_ops import fp8_gemm
-from ..gemm.fp8_spec import GROUP
-from ..runtime import check
+from ..gemm.fp8_ops import Names, fp8_gemm, refusal
+from ..gemm.fp8_spec import FP8, GROUP, OUT
+from ..runtime import check, dtypes
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_NAMES = Names("scaled_mm", "mat_a", "mat_b")
+_ALONG_K = ((), *((a, b) for a in (1, -1) for b in (0, -2)))  # of mat_a and mat_b
 
 
 def scaled_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Union[Tensor, list[Tensor]],
@@ -26,30 +27,54 @@ def scaled_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Union[Tensor, list[Tensor]]
         scale_a, scale_b: float32, alone or as a list of one. scale_recipe_a, scale_recipe_b: what they mean:
             TensorWise with TensorWise; RowWise with RowWise; BlockWise1x128 or BlockWise128x128 with either, but for
             BlockWise128x128 with itself.
-        swizzle_a, swizzle_b: NO_SWIZZLE, or None.
-        bias: (N,). output_dtype: None means mat_a's. contraction_dim: (), or (1, 0) in other words.
+        swizzle_a, swizzle_b: NO_SWIZZLE, alone or as a list of one; None, or an empty list.
+        bias: (N,). output_dtype: bfloat16, float16, float32 or float8_e4m3fn; None means mat_a's.
+        contraction_dim: (), or (1, 0) in other words.
         use_fast_accum: False adds up sums of 128 of K in float32. Scales of blocks always do.
 
     Raises:
-        What `tkq.fp8_gemm` does; NotImplementedError: recipes, swizzles and dimensions other than these.
+        What `tkq.fp8_gemm` does; NotImplementedError: recipes, swizzles, output_dtypes and dimensions other than these.
     """
     scale_a, scale_b = _one("scale_a", scale_a), _one("scale_b", scale_b)
     for name, x in (("mat_a", mat_a), ("mat_b", mat_b), ("scale_a", scale_a), ("scale_b", scale_b)):
         check.tensor(name, x)
     for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
+        check.dtype(name, x, FP8)
         check.rank(name, x, 2)
     recipes = _named("scale_recipe_a", scale_recipe_a), _named("scale_recipe_b", scale_recipe_b)
     for name, swizzle in (("swizzle_a", swizzle_a), ("swizzle_b", swizzle_b)):
-        if swizzle is not None and _named(name, swizzle, "SwizzleType") != "NO_SWIZZLE":
+        if swizzle is not None and swizzle != [] and _named(name, swizzle, "SwizzleType") != "NO_SWIZZLE":
             raise NotImplementedError(f"{name}: got {swizzle}, supported is NO_SWIZZLE")
-    if not isinstance(contraction_dim, (list, tuple)) or tuple(d % 2 for d in contraction_dim) not in ((), (1, 0)):
-        raise NotImplementedError(f"contraction_dim: got {contraction_dim}, supported are () and (1, 0)")
+    _along_k(contraction_dim)
+    check.flag("use_fast_accum", use_fast_accum)
     scale_a, scale_b = _scales(mat_a, mat_b, scale_a, scale_b, recipes)
     blocks = recipes[0].startswith("Block")
-    output_dtype = output_dtype or mat_a.dtype
-    out_scale = torch.ones(1, device=mat_a.device) if output_dtype in _FP8 else None
-    return fp8_gemm(mat_a, mat_b, scale_a, scale_b, bias=bias, out_dtype=output_dtype, out_scale=out_scale,
-                    accumulate="fast" if use_fast_accum and not blocks else "fp32")
+    output_dtype = _output_dtype(mat_a.dtype if output_dtype is None else output_dtype)
+    out_scale = torch.ones(1, device=mat_a.device) if output_dtype.itemsize == 1 else None
+    accumulate = "fast" if use_fast_accum and not blocks else "fp32"
+    try:
+        return fp8_gemm(mat_a, mat_b, scale_a, scale_b, bias=bias, out_dtype=output_dtype, out_scale=out_scale,
+                        accumulate=accumulate)
+    except (TypeError, ValueError) as error:  # it names fp8_gemm's arguments, which are not this function's
+        call = mat_a, mat_b, scale_a, scale_b, bias, None, output_dtype, out_scale, accumulate
+        raise refusal(call, _NAMES) or error from None
+
+
+def _along_k(dims):
+    """contraction_dim, as torch takes it."""
+    if isinstance(dims, (list, tuple)) and any(type(d) is not int for d in dims):
+        raise TypeError(f"contraction_dim: got {dims!r}, expected ints")
+    if not isinstance(dims, (list, tuple)) or tuple(dims) not in _ALONG_K:
+        raise NotImplementedError(f"contraction_dim: got {dims!r}, supported are () and (1, 0)")
+
+
+def _output_dtype(dtype):
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"output_dtype: got {dtype!r}, expected a torch.dtype or None")
+    if dtypes.name_of(dtype) not in OUT:
+        raise NotImplementedError(f"output_dtype: got {dtype} (None is mat_a's), supported are "
+                                  f"{', '.join(str(dtypes.torch_type(x)) for x in OUT)}")
+    return dtype
 
 
 def _one(name, given):

@@ -54,6 +54,12 @@ def finite(name: str, x) -> None:
         raise ValueError(f"{name}: got {x}, allowed are finite numbers")
 
 
+def flag(name: str, x) -> None:
+    """TypeError unless x is True or False; 0 and 1 are not."""
+    if x is not True and x is not False:
+        raise TypeError(f"{name}: got {x!r}, allowed are True and False")
+
+
 def last_dim_contiguous(name: str, x: Tensor) -> None:
     """ValueError unless neighbours in the last dimension are neighbours in memory; TypeError if it is not a dense
     tensor, which is asked here, where it costs nothing: others have no strides."""
