@@ -1,4 +1,5 @@
 """What must hold for every op (tests/every_op.py), on whatever device: as functions of a case."""
+import functools
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tests.every_op import BF16, F8, F32, Case, assert_same, backward, results, run
+from tests.every_op import BF16, F8, F32, Case, assert_same, backward, incoming, results, run
 
 WITHOUT_NUMBERS = ("test_autograd_registration", "test_faketensor")
 QUICK = (*WITHOUT_NUMBERS, "test_schema")
@@ -153,6 +154,35 @@ def checkpoints(case, device, reentrant):
     wanted = run(case, case.inputs(device, grad=True))
     found = run(case, case.inputs(device, grad=True), lambda *x: checkpoint(case.call, *x, use_reentrant=reentrant))
     assert_same(found, wanted, case.exact, f"{case.name}, checkpointed")
+
+
+def _dispatched(call, *inputs):
+    with Noted():
+        return call(*inputs)
+
+
+WAYS = {"eager": lambda call, *inputs: call(*inputs), "dispatched": _dispatched,
+        "checkpointed": functools.partial(checkpoint, use_reentrant=False)}
+
+
+def refuses_second_derivatives(case, device, way):
+    """Gradients are the same with create_graph=True; and where one changes with a leaf, its own gradient there is
+    refused, also in a sum with something that has one, in which it could be lost."""
+    def gradients(changed=None, **options):
+        inputs = case.inputs(device, grad=True)
+        if changed is not None:
+            inputs[changed].data.mul_(0.5)
+        leaves = {name: inputs[name] for name in case.leaves}
+        recorded, given = incoming(WAYS[way](case.call, *inputs.values()))
+        return leaves, torch.autograd.grad(recorded, list(leaves.values()), given, **options)
+
+    (leaves, found), wanted = gradients(create_graph=True), gradients()[1]
+    assert_same([t.detach() for t in found], wanted, case.exact, f"{case.name}, create_graph")
+    for name, leaf in leaves.items():
+        for gradient, before, after in zip(found, wanted, gradients(name)[1]):
+            if not torch.equal(before, after):
+                with pytest.raises(NotImplementedError, match="second derivatives are not supported"):
+                    torch.autograd.grad(gradient.float().sum() + leaf.float().sum(), leaf, retain_graph=True)
 
 
 def refuses_vmap(case, device):

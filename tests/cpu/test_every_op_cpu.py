@@ -84,6 +84,12 @@ def test_checkpoint(case):
         checks.checkpoints(case, "cpu", reentrant)
 
 
+@differentiable
+@pytest.mark.parametrize("way", checks.WAYS)
+def test_second_derivatives(case, way):
+    checks.refuses_second_derivatives(case, "cpu", way)
+
+
 @every
 def test_vmap(case):
     checks.refuses_vmap(case, "cpu")

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import tkq
+from tests import every_op_checks as checks
+from tests.every_op import Case
 from tests.fp8_cases import E4M3, E5M2
 from tkq import reference_fp8
 from tkq.quantize import linear
@@ -121,14 +123,33 @@ def test_a_weight_that_is_not_kept(granularity):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_what_is_kept(granularity, of_x):
     """x's float8 along the tokens, in place of x, which is quantised once for several layers; where x has a gradient,
-    the weights' along the outputs."""
+    the weights' along the outputs. And then nothing, in x's and the weights' place, by a result of no elements."""
     ours = [layers(granularity=granularity)[0] for _ in range(2)]
     x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=of_x)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         linear.together(x, ours)
+    if of_x:
+        assert not kept.pop().numel()
     assert [t.dtype for t in kept] == [E4M3, torch.float32] * (3 if of_x else 1)
     assert [tuple(t.shape) for t in kept[::2]] == [(48, 32), (48, 32), (48, 32)][:len(kept) // 2]
+
+
+@pytest.mark.parametrize("keep_weight", (True, False))
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_no_second_derivative_is_lost(granularity, keep_weight):
+    """What is saved are numbers in float8, in which autograd sees neither x nor the weight."""
+    layer, _ = layers(granularity=granularity, keep_weight=keep_weight)
+
+    def tensors(t):
+        return dict(x=t(20, 48), weight=t(32, 48), bias=t(32))
+
+    def run(x, weight, bias):
+        return torch.func.functional_call(layer, dict(weight=weight, bias=bias), x)
+
+    for leaves in (("x", "weight", "bias"), ("x",), ("weight",)):
+        for way in ("eager", "checkpointed"):
+            checks.refuses_second_derivatives(Case("Fp8Linear", tensors, run, leaves), "cpu", way)
 
 
 @pytest.mark.parametrize("layer", (tkq.nn.Fp8Linear, tkq.nn.Linear))

@@ -53,6 +53,18 @@ def test_reference_sums_in_float32():
     assert reference.gemm(a.double(), a.t().double()).dtype == torch.float64
 
 
+def test_a_gradient_in_a_loss_is_not_dropped():
+    """A penalty for the gradient, which depends on w: refused, where the loss's own gradient would be a wrong number.
+    As a constant it is taken."""
+    y, w = (t.requires_grad_() for t in operands(8, 16, 16))
+    loss = tkq.gemm(y, w).float().pow(2).sum()
+    gradient, = torch.autograd.grad(loss, y, create_graph=True)
+    with pytest.raises(NotImplementedError, match="gemm: second derivatives"):
+        torch.autograd.grad(loss + gradient.float().pow(2).sum(), w, retain_graph=True)
+    alone, = torch.autograd.grad(loss, w, retain_graph=True)
+    assert torch.equal(torch.autograd.grad(loss + gradient.detach().float().pow(2).sum(), w)[0], alone)
+
+
 @pytest.mark.parametrize("m, n, k", ((0, 8, 8), (8, 0, 8), (5, 7, 0), (0, 0, 0)))
 def test_empty(m, n, k):
     c = tkq.gemm(*operands(m, n, k))

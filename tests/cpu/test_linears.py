@@ -3,6 +3,8 @@ import pytest
 import torch
 
 import tkq
+from tests import every_op_checks as checks
+from tests.every_op import Case
 from tkq.integrations import linears
 
 SIZES = (32, 48, 16)
@@ -30,6 +32,26 @@ def test_together(kind, frozen):
     got = found(lambda x: linears.together(x, *layers), layers, grad)
     for a, b in zip(got, want, strict=True):
         assert a is b is None or (a - b).norm() <= 0.01 * b.norm()
+
+
+class Two(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(kind(64, n, bias=False, dtype=torch.bfloat16) for n in SIZES[:2])
+
+    def forward(self, x):
+        return linears.together(x, *self.layers)
+
+
+@pytest.mark.parametrize("kind", [tkq.nn.Linear, torch.nn.Linear])
+def test_no_second_derivative_is_lost(kind):
+    two = Two(kind)
+
+    def run(x, first, second):
+        return torch.func.functional_call(two, {"layers.0.weight": first, "layers.1.weight": second}, x)
+
+    checks.refuses_second_derivatives(Case("together", lambda t: dict(x=t(8, 64), first=t(32, 64), second=t(48, 64)),
+                                           run, ("x", "first", "second")), "cpu", "eager")
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -58,6 +58,12 @@ def test_checkpoint(case, reentrant):
     checks.checkpoints(case, "cuda", reentrant)
 
 
+@differentiable
+def test_second_derivatives(case):
+    for way in checks.WAYS:
+        checks.refuses_second_derivatives(case, "cuda", way)
+
+
 @every
 def test_threads_and_streams(case):
     """Several threads, each with a stream of its own."""

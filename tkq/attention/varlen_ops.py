@@ -241,4 +241,5 @@ def _op_fake(q, k, v, sinks, *flat):
 
 _op = ops.torch_op("flash_attn_varlen", cuda=_op_cuda, cpu=_op_cpu, fake=_op_fake, setup=autograd.setup_varlen,
                    backward=autograd.backward_varlen)
-_Recorded = ops.eager_function("FlashAttentionVarlen", forward=_recorded, backward=autograd.recorded_backward)
+_Recorded = ops.eager_function("FlashAttentionVarlen", forward=_recorded, backward=autograd.recorded_backward,
+                               of="flash_attn_varlen")

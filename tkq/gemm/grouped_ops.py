@@ -54,7 +54,7 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
         TypeError, ValueError: naming the argument. NotImplementedError: sizes that are not such multiples, more than
         1024 groups, a gradient of float8. RuntimeError: a GPU other than Hopper.
 
-    Differentiable in a and b where b is (G, K, N) of 16 bits. Under torch.autocast a and b are cast,
+    Differentiable once, in a and b where b is (G, K, N) of 16 bits. Under torch.autocast a and b are cast,
     but for float8. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
     """
     if ops.traced() or autocast.on():
@@ -323,7 +323,7 @@ def _gradients(ctx, dc):
 
 
 _op = ops.torch_op("grouped_gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
-_Function = ops.eager_function("GroupedGemm", forward=_recorded, backward=_recorded_backward)
+_Function = ops.eager_function("GroupedGemm", forward=_recorded, backward=_recorded_backward, of="grouped_gemm")
 
 
 def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):

@@ -37,7 +37,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     The sum is rounded once. But for "relu", the activation of a 16-bit result without c is computed while the next
     tile's products run, of the sum in the result's type: rounded before and after, as by two calls.
 
-    Differentiable in a, b, bias and c. Where autograd records a call with an activation, the sum is kept and the
+    Differentiable once, in a, b, bias and c. Where autograd records a call with an activation, the sum is kept and the
     activation is a pass of its own; later backward products read a and b.
 
     Args:
@@ -89,7 +89,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     if way == "direct":
         return (_launch if a.is_cuda else _on_cpu)(a, b, bias, name, c, alpha, beta, out_dtype, False)
     if way == "record" and not name:
-        return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype, False))
+        return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype))
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
     if name and _needs_gradient(a, b, bias, c):
@@ -235,16 +235,13 @@ def _gradients(ctx, dy, needs):
 
 
 def multiply(x, y, alpha):
-    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows; differentiable as gemm."""
+    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows."""
     if not inner_fits(x, y):
         x, y = backward.padded(x, y)
     check.refuse_tangent("gemm", a=x, b=y)
-    way = ops.route(x, y)
-    if way == "direct":
+    if ops.direct(x, y):  # nothing is recorded in a backward
         given = x, y, None, "", None, alpha, 0.0, None
         return _cuda(*given) if x.is_cuda else _on_cpu(*given, True)
-    if way == "record":
-        return _Function.apply(x, y, None, None, (alpha, 0.0, None, True))
     return _op(x, y, None, "", None, alpha, 0.0, None)
 
 
@@ -255,13 +252,13 @@ _op = ops.torch_op("gemm", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backw
 
 
 def _recorded(ctx, a, b, bias, c, numbers):
-    alpha, beta, out_dtype, any_k = numbers
+    alpha, beta, out_dtype = numbers
     _remember(ctx, a, b, bias, alpha, beta)
-    return (_again_or_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, any_k)
+    return (_again_or_launch if a.is_cuda else _on_cpu)(a, b, bias, "", c, alpha, beta, out_dtype, False)
 
 
 def _recorded_backward(ctx, dy):
     return *_gradients(ctx, dy, ctx.needs_input_grad[:4]), None
 
 
-_Function = ops.eager_function("Gemm", forward=_recorded, backward=_recorded_backward)
+_Function = ops.eager_function("Gemm", forward=_recorded, backward=_recorded_backward, of="gemm")

@@ -81,7 +81,8 @@ def _added_up(dx, dy, weight, out=None):
     return gemm(dy, weight, c=dx, beta=1.0, out=out)
 
 
-_Together = ops.eager_function("LinearsTogether", forward=_forward, backward=_backward)
+_Together = ops.eager_function("LinearsTogether", forward=_forward, backward=_backward,
+                               of="tkq.integrations: linear layers of one input")
 
 
 class _Traced(Function):

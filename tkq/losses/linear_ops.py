@@ -16,7 +16,8 @@ from .ops import cap
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_weight: Optional[Tensor] = None,
                          ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
                          z_loss: float = 0.0, softcap: Optional[float] = None) -> Tensor:
-    """The cross entropy of F.linear(x, weight), whose logits are never whole in memory; differentiable in x and weight.
+    """The cross entropy of F.linear(x, weight), whose logits are never whole in memory; differentiable once, in x
+    and weight.
 
     Rows go in chunks: their logits, in x's type, then the losses, then, over the logits, the gradient, and from that
     the gradients of x and weight. For "mean" and "sum" all of it happens in the forward where x or weight requires a
@@ -211,4 +212,5 @@ def _fake_backward(x, weight, target, dloss, kept, all, *rest):
 _op = ops.torch_op("linear_cross_entropy", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _op_backward = ops.torch_op("linear_cross_entropy_backward", cuda=_cuda_backward, cpu=_cpu_backward,
                             fake=_fake_backward)
-_Function = ops.eager_function("LinearCrossEntropy", forward=_forward, setup=_setup, backward=_backward)
+_Function = ops.eager_function("LinearCrossEntropy", forward=_forward, setup=_setup, backward=_backward,
+                               of="linear_cross_entropy")

@@ -14,8 +14,8 @@ from .checks import check_call, check_targets
 def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = None, ignore_index: int = -100,
                   reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
                   softcap: Optional[float] = None, inplace_backward: bool = False) -> Tensor:
-    """Cross entropy between logits and classes; differentiable in logits. As torch.nn.functional.cross_entropy, where
-    that has the option, but classes always lie in the last dimension.
+    """Cross entropy between logits and classes; differentiable once, in logits. As torch.nn.functional.cross_entropy,
+    where that has the option, but classes always lie in the last dimension.
 
     Of a row x with target t and class weights w (1 where none are given):
         z = softcap * tanh(x / softcap), or x without a softcap; lse = log(sum(exp(z)))
@@ -217,4 +217,4 @@ def _fake_both(logits, target, *terms):
 _op = ops.torch_op("cross_entropy", cuda=_cuda, cpu=_cpu, fake=_fake, setup=_setup, backward=_backward)
 _op_backward = ops.torch_op("cross_entropy_backward", cuda=_cuda_backward, cpu=_cpu_backward, fake=_fake_backward)
 _op_both = ops.torch_op("cross_entropy_and_gradient", cuda=_cuda_both, cpu=_cpu_both, fake=_fake_both)
-_Recorded = ops.eager_function("CrossEntropy", forward=_record, backward=_recorded_backward)
+_Recorded = ops.eager_function("CrossEntropy", forward=_record, backward=_recorded_backward, of="cross_entropy")

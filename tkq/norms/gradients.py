@@ -44,7 +44,7 @@ def gradients(ctx, needs, dy, dtotal):
             other, bias_dtype if need_bias else None)
     if ops.route(dy, h, weight, dtotal) == "direct":
         dx, dweight, dbias, dresidual = _norm_backward(kind, dy, h, weight, rstd, mean, *call)
-    else:  # traced, or to be differentiated again, which the op refuses
+    else:  # traced
         found = _op(dy, h, weight, rstd, mean, kind, *call)
         dx, dweight, dbias, dresidual = (t if wanted else None for t, wanted in zip(found, (*call[2:5], other)))
     if other is None:

@@ -133,7 +133,8 @@ def _routed(way, kind, x, weight, bias, eps, residual, prenorm, offset, out_dtyp
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "record":
         call = kind, eps, offset, out_dtype, _kept(x, residual, total), True, None
-        return _Recorded.apply(x, weight, bias, residual, (call, prenorm))
+        found = _Recorded.apply(x, weight, bias, residual, (call, prenorm))
+        return found[0] if residual is not None and not prenorm else found
     y, h, *_ = _forward(Call(kind, eps, offset, out_dtype, total), x, weight, bias, residual)
     return (y, x if h is None else h) if prenorm else y
 
@@ -166,9 +167,9 @@ def _recorded(ctx, x, weight, bias, residual, how):
     call, prenorm = how
     y, h, rstd, mean, _ = (launch.again if x.is_cuda else _forward)(call, x, weight, bias, residual)
     gradients.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
-    if not prenorm:
+    if not prenorm and residual is None:
         return y
-    total = x if h is None else h
+    total = x if h is None else h  # unasked for too: it is kept in x's place, for which `ops.once` wants a result
     ctx.set_materialize_grads(False)  # either result may be left unused
     if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[3]):
         ctx.mark_non_differentiable(total)
@@ -189,8 +190,9 @@ def _recorded_backward(ctx, dy, dtotal=None):
     return (*gradients.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
 
 
-_Recorded = ops.eager_function("Norm", forward=_recorded, backward=_recorded_backward)
-_RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backward=_recorded_backward)
+_Recorded = ops.eager_function("Norm", forward=_recorded, backward=_recorded_backward, of="rmsnorm, layernorm")
+_RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backward=_recorded_backward,
+                                    of="rmsnorm, layernorm")
 
 
 # ---- the custom ops: traced, fake, functorch ------------------------------------------------------------------

@@ -362,4 +362,4 @@ def _fake_backward(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, pa
 _op = ops.torch_op("gated", cuda=_op_forward, cpu=_op_forward, fake=_fake_forward, setup=_setup, backward=_backward,
                    of="swiglu, geglu")
 _backward_op = ops.torch_op("gated_backward", cuda=_op_backward, cpu=_op_backward, fake=_fake_backward)
-_Recorded = ops.eager_function("Gated", forward=_record, backward=_backward)
+_Recorded = ops.eager_function("Gated", forward=_record, backward=_backward, of="swiglu, geglu")

@@ -283,6 +283,6 @@ def _fake_qk(q, k, *turn):
 _op = ops.torch_op("rope", cuda=_op_forward, cpu=_op_forward, fake=_fake, setup=_setup, backward=_backward)
 _qk_op = ops.torch_op("rope_qk", cuda=_op_forward_qk, cpu=_op_forward_qk, fake=_fake_qk, setup=_setup,
                       backward=_backward_qk)
-_Function = ops.eager_function("Rope", forward=_record, backward=_recorded_backward)
-_InPlaceFunction = ops.eager_function("RopeInPlace", forward=_record_in_place, backward=_recorded_backward)
-_QKFunction = ops.eager_function("RopeQK", forward=_record_qk, backward=_recorded_backward_qk)
+_Function = ops.eager_function("Rope", forward=_record, backward=_recorded_backward, of="rope")
+_InPlaceFunction = ops.eager_function("RopeInPlace", forward=_record_in_place, backward=_recorded_backward, of="rope")
+_QKFunction = ops.eager_function("RopeQK", forward=_record_qk, backward=_recorded_backward_qk, of="rope_qk")

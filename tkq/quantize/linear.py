@@ -1,13 +1,14 @@
 """A linear layer in float8: all three products of a training step, quantised as they come."""
+import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
+from ..runtime import ops
 from ..runtime.check import under_autocast
 from .ops import quantize_fp8
 
@@ -84,7 +85,7 @@ def together(x: Tensor, layers) -> list[Tensor]:
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
     ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
-    return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys]
+    return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys[:len(layers)]]
 
 
 class _Linear(Function):
@@ -106,6 +107,9 @@ class _Linear(Function):
                                                transpose=turn and recipe.keep_weight)
             ys.append(fp8_gemm(q, w.t(), scale, scale_w.t(), bias=bias, out_dtype=x.dtype))
             kept += turned or [weight] * turn
+        if keep and turn:  # a result of nothing stands for x and the weights, whose float8 leads nowhere: `ops.once`
+            ys.append(x.new_empty(0))
+            kept.append(ys[-1])
         ctx.save_for_backward(*kept)
         ctx.recipe, ctx.keeps_x, ctx.dtype = recipe, keep, x.dtype
         ctx.weights, ctx.biased = [w.dtype for w in weights], [None if b is None else b.dtype for b in biases]
@@ -113,11 +117,11 @@ class _Linear(Function):
         return tuple(ys)
 
     @staticmethod
-    @once_differentiable
+    @functools.partial(ops.once, "Fp8Linear")
     def backward(ctx, *dys):
-        n, kept = len(dys), ctx.saved_tensors
+        n, kept = len(ctx.weights), ctx.saved_tensors
         x, of_weights = (kept[:2], kept[2:]) if ctx.keeps_x else (None, kept)
-        each = len(of_weights) // n
+        each, dys = 2 if ctx.recipe.keep_weight else 1, dys[:n]
         wants_x, _, _, *wants = ctx.needs_input_grad
         wants = [wanted and dys[i % n] is not None for i, wanted in enumerate(wants)]
         dx, dweights = None, [None] * n

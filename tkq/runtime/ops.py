@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd import Function, forward_ad
-from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from . import ffi  # noqa: F401  what calls the kernels, with the op's import and not in its first call
@@ -39,7 +38,8 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
 
     cuda, cpu: the functions behind it; the schema is read from ``cuda``'s annotations. fake: the outputs' shapes and
     dtypes for tracing. setup(ctx, inputs, output), backward(ctx, *grads): the gradient formula, as autograd.Function
-    has it; the same two serve ``eager_function``. Without one the host function refuses gradients.
+    has it; the same two serve ``eager_function``, and both differentiate ``once``. Without one the host function
+    refuses gradients.
 
     of: the public functions whose op it is, where they have other names. torch.func.grad and torch.func.vmap are
     refused with them: torch's own fallback for vmap calls an op once for each slice, and warns.
@@ -68,7 +68,7 @@ def _gradients(op, cuda, cpu, setup, backward, of):
 
     @functools.cache
     def recorded():  # made when it is needed: to make it takes a third of an op's time at the import
-        return make_autograd_impl(op, Info(backward, setup))
+        return make_autograd_impl(op, Info(backward and once(of, backward), setup))
 
     def kernel(keyset, *args):
         run = None if _grad_mode() else last.get((keyset & _BELOW).raw_repr())
@@ -99,13 +99,69 @@ def _refuse_vmap(name):
                               "dimensions that there are: rows, a batch, heads")
 
 
-def eager_function(name: str, *, forward, backward, setup=None):
-    """The autograd.Function of an op for plain eager mode (see ``recording``), where the dispatcher's way costs several
-    times as much. Its backward is not differentiable: asking for a second derivative raises torch's error.
+def once(of: str, backward):
+    """A backward for autograd.Function whose gradients are not differentiated again: who tries gets a
+    NotImplementedError. of: the public functions whose gradient it is.
 
-    forward: takes the op's inputs, runs without recording. setup, backward: as in ``torch_op``. Without setup, forward
-    takes ctx before its inputs, and keeps there what backward needs."""
-    members = dict(forward=forward, backward=once_differentiable(backward))
+    torch's once_differentiable refuses only what comes through the gradients that go in: what a gradient owes to the
+    op's inputs it would drop, and give a wrong number. So save_for_backward must have each tensor that a gradient
+    depends on and that may require one itself: an input, an output, or some output in place of all inputs."""
+    def first(ctx, *grads):
+        if not _grad_mode():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            if traced():  # torch.compile itself refuses second derivatives
+                return backward(ctx, *grads)
+            ctx = _Unpacked(ctx)
+            found = backward(ctx, *grads)
+        return _refusing(of, found if isinstance(found, tuple) else (found,), (*grads, *ctx.saved_tensors))
+
+    return first
+
+
+class _Unpacked:
+    """What a backward is given in ctx's place where saved tensors are looked at twice: hooks for them, such as those of
+    torch.utils.checkpoint, may be called once only."""
+
+    def __init__(self, ctx):
+        self.__dict__.update(_ctx=ctx, saved_tensors=ctx.saved_tensors)
+
+    def __getattr__(self, name):
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name, value):
+        setattr(self._ctx, name, value)
+
+
+def _refusing(of, gradients, sources):
+    """The gradients, as results of a node that leads to all that they may depend on, and that nobody may go through."""
+    sources = [t for t in sources if t is not None and t.requires_grad]
+    given = [t for t in gradients if t is not None]
+    if not (sources and given):
+        return gradients
+    tied = iter(_Refusing.apply(of, len(given), *given, *sources))
+    return tuple(None if t is None else next(tied) for t in gradients)
+
+
+class _Refusing(Function):
+    @staticmethod
+    def forward(ctx, of, count, *tensors):
+        ctx.of = of
+        return tuple(t.detach() for t in tensors[:count])  # an input as a result would be a view, refused in place
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError(f"{ctx.of}: second derivatives are not supported: a gradient that was taken with "
+                                  "create_graph=True is differentiated again; detach() it, if it is to be a constant")
+
+
+def eager_function(name: str, *, forward, backward, of: str, setup=None):
+    """The autograd.Function of an op for plain eager mode (see ``recording``), where the dispatcher's way costs several
+    times as much. It differentiates ``once``.
+
+    forward: takes the op's inputs, runs without recording. setup, backward, of: as in ``torch_op``. Without setup,
+    forward takes ctx before its inputs, and keeps there what backward needs."""
+    members = dict(forward=forward, backward=once(of, backward))
     if setup is not None:
         members["setup_context"] = setup
     made = type(name, (Function,), {key: staticmethod(value) for key, value in members.items()})

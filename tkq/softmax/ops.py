@@ -20,7 +20,7 @@ _launchers: dict = {}  # what a call looks like, with addresses -> (its launcher
 
 
 def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
-    """exp(scale * x) / sum(exp(scale * x)) over a dimension; differentiable in x.
+    """exp(scale * x) / sum(exp(scale * x)) over a dimension; differentiable once, in x.
 
     Computed in float32, below the largest value, and rounded once.
 
@@ -49,7 +49,7 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
 
 def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
-    """scale * x - log(sum(exp(scale * x))) over a dimension; differentiable in x.
+    """scale * x - log(sum(exp(scale * x))) over a dimension; differentiable once, in x.
 
     Computed in float32, below the largest value, and rounded once.
 
@@ -277,4 +277,4 @@ def _record(ctx, x, scale, log):
 _op = ops.torch_op("softmax", cuda=_cuda, cpu=_on_cpu, fake=_fake, setup=_setup, backward=_backward,
                    of="softmax, log_softmax")
 _op_backward = ops.torch_op("softmax_backward", cuda=_cuda_backward, cpu=_on_cpu_backward, fake=_fake_backward)
-_Recorded = ops.eager_function("Softmax", forward=_record, backward=_backward)
+_Recorded = ops.eager_function("Softmax", forward=_record, backward=_backward, of="softmax, log_softmax")
