@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .norms.ops import layernorm, rmsnorm
+from .runtime import check
 
 __all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
            "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
@@ -68,6 +69,8 @@ class _Quantised:
     def _rows(self, x: Tensor, residual: Optional[Tensor]) -> tuple[Tensor, dict]:
         """x, and the options that both functions take."""
         _check("x", x, self.normalized_shape)
+        if residual is not None:
+            check.tensor("residual", residual)
         total = None if residual is None else _contiguous(residual)
         return _contiguous(x), dict(residual=total, prenorm=total is not None, granularity=self.granularity)
 
@@ -119,6 +122,7 @@ def _with_lines(x):
 
 
 def _check(name, x, normalized_shape):
+    check.tensor(name, x)
     if tuple(x.shape[-len(normalized_shape):]) != tuple(normalized_shape):
         raise ValueError(f"{name}: shape is {tuple(x.shape)}, its last dimensions must be normalized_shape, "
                          f"{tuple(normalized_shape)}")
@@ -146,6 +150,8 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         last. target: without C; int32 or int64."""
         from .losses.ops import cross_entropy  # with the first call: not everyone who wants a norm wants it
 
+        check.tensor("input", input)
+        check.tensor("target", target)
         if target.is_floating_point():
             raise NotImplementedError("CrossEntropyLoss: target: got probabilities of classes, allowed are indices")
         if input.dim():
@@ -181,6 +187,7 @@ class LinearCrossEntropyLoss(nn.Module):
         """input: (..., in_features). target: (...)."""
         from .losses.linear_ops import linear_cross_entropy
 
+        check.tensor("input", input)
         input = _contiguous(input) if input.dim() else input
         return linear_cross_entropy(input, self.linear.weight, target, class_weight=self.weight, **self.options)
 
@@ -201,6 +208,7 @@ class Softmax(nn.Softmax):
     def forward(self, input: Tensor) -> Tensor:
         from .softmax.ops import softmax
 
+        check.tensor("input", input)
         return softmax(input, dim=self.dim, scale=self.scale)
 
     def extra_repr(self) -> str:
@@ -218,6 +226,7 @@ class LogSoftmax(nn.LogSoftmax):
     def forward(self, input: Tensor) -> Tensor:
         from .softmax.ops import log_softmax
 
+        check.tensor("input", input)
         return log_softmax(input, dim=self.dim, scale=self.scale)
 
     def extra_repr(self) -> str:
@@ -308,6 +317,7 @@ class Linear(nn.Linear):
         """input: (..., in_features). Returns (..., out_features)."""
         from .gemm.ops import gemm  # with the first call: not everyone who wants a norm wants it
 
+        check.tensor("input", input)
         x = _with_lines(input)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"input: shape is {tuple(x.shape)}, its last dimension must be in_features, "

@@ -1,6 +1,7 @@
 """tkq.nn.Fp8Linear on a CPU: shapes, gradients beside torch's, what it refuses."""
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -205,6 +206,14 @@ def test_bad_input_is_named():
         tkq.nn.Fp8Linear(40, 32)
     with pytest.raises(ValueError, match="granularity: got 'tile'"):
         tkq.nn.Fp8Linear(32, 32, granularity="tile")
+    for bad in (["row"], None):
+        with pytest.raises(ValueError, match=f"Fp8Linear: granularity: got {re.escape(repr(bad))}, allowed are row"):
+            tkq.nn.Fp8Linear(64, 48, granularity=bad)
+    for bad in ("64", 64.0, None):
+        with pytest.raises(TypeError, match=f"Fp8Linear: in_features: got {bad!r}, allowed are ints"):
+            tkq.nn.Fp8Linear(bad, 48)
+    with pytest.raises(TypeError, match="Fp8Linear: keep_weight: got 'yes', allowed are True and False"):
+        tkq.nn.Fp8Linear(64, 48, keep_weight="yes")
     with pytest.raises(TypeError, match="gradient: got torch.bfloat16"):
         tkq.nn.Fp8Linear(32, 32, gradient=torch.bfloat16)
 

@@ -1,6 +1,7 @@
 """tkq.nn beside torch.nn: results, gradients, state dicts and what they print."""
 import ast
 import copy
+import inspect
 import pathlib
 import pickle
 
@@ -253,6 +254,31 @@ def test_norms_that_quantise(name, granularity):
         of_a_weight = "row" if granularity == "row" else "tile"
         weight, of_weight = tkq.quantize_fp8(torch.randn(32, 256).to(BF16), of_a_weight)
         assert tkq.fp8_gemm(q.flatten(0, -2), weight.t(), scale, of_weight.t()).shape == (12, 32)
+
+
+X, ROWS, HEADS = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64), torch.zeros(1, 4, 2, 64)
+WITHOUT_TENSORS = [  # (a module, its arguments, the name of the one that is replaced)
+    *((module(shape), (X,), name) for shape in (64, (4, 64))
+      for module, name in ((tkq.nn.RMSNorm, "x"), (tkq.nn.LayerNorm, "input"))),
+    *((module(64, dtype=torch.bfloat16), (X, X), name) for name in ("x", "residual")
+      for module in (tkq.nn.RMSNormQuant, tkq.nn.LayerNormQuant)),
+    *((module(-1), (X,), "input") for module in (tkq.nn.Softmax, tkq.nn.LogSoftmax)),
+    *((module(), (X, X), name) for name in ("gate", "up") for module in (tkq.nn.SwiGLU, tkq.nn.GEGLU)),
+    *((tkq.nn.CrossEntropyLoss(), (X, ROWS), name) for name in ("input", "target")),
+    *((tkq.nn.LinearCrossEntropyLoss(64, 32), (X.bfloat16(), ROWS), name) for name in ("input", "target")),
+    *((tkq.nn.RotaryEmbedding(64, 8), (HEADS, HEADS), name) for name in ("q", "k")),
+    (tkq.nn.Linear(64, 48), (X,), "input"),
+    (tkq.nn.Fp8Linear(64, 48), (X,), "x"),
+]
+
+
+@pytest.mark.parametrize("module, given, name", WITHOUT_TENSORS,
+                         ids=[f"{type(module).__name__} {name}" for module, _, name in WITHOUT_TENSORS])
+def test_what_is_no_tensor_is_named(module, given, name):
+    at = list(inspect.signature(module.forward).parameters).index(name)
+    for bad in ([1.0], 3, "a", *([] if name in ("residual", "up") else [None])):
+        with pytest.raises(TypeError, match=rf"\b{name}: got {type(bad).__name__}, expected a torch.Tensor"):
+            module(*given[:at], bad, *given[at + 1:])
 
 
 def test_norms_that_quantise_refuse():

@@ -110,6 +110,9 @@ BAD = (
     (lambda x: ((x.t(),), {}), ValueError, ("x", "contiguous")),
     (lambda x: ((x, "column"), {}), ValueError, ("granularity", "column", "tile")),
     (lambda x: ((x, "row", torch.bfloat16), {}), TypeError, ("dtype", "bfloat16", "float8_e5m2")),
+    (lambda x: ((x, ["row"]), {}), ValueError, ("granularity", "['row']", "tile")),
+    *((lambda x, bad=bad: ((x,), dict(transpose=bad)), TypeError, (f"transpose: got {bad!r}", "True and False"))
+      for bad in ("yes", None, 1, torch.tensor(True))),
     (lambda x: ((x.requires_grad_(),), {}), NotImplementedError, ("x", "grad")),
 )
 

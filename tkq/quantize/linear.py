@@ -8,8 +8,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
-from ..runtime import ops
-from ..runtime.check import under_autocast
+from ..runtime import check, ops
 from .ops import quantize_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -54,9 +53,12 @@ class Fp8Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
                  granularity: str = "row", gradient: torch.dtype = E4M3, keep_weight: bool = True):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if not hasattr(size, "__index__"):
+                raise TypeError(f"Fp8Linear: {name}: got {size!r}, allowed are ints that are multiples of {_UNIT}")
             if size % _UNIT:
                 raise ValueError(f"Fp8Linear: {name} is {size}, allowed are multiples of {_UNIT}")
-        if granularity not in WEIGHTS:
+        check.flag("Fp8Linear: keep_weight", keep_weight)
+        if granularity not in tuple(WEIGHTS):  # which need not be something that a table can be asked for
             raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(WEIGHTS)}")
         if gradient not in (E4M3, E5M2):
             raise TypeError(f"Fp8Linear: gradient: got {gradient}, allowed are {E4M3} and {E5M2}")
@@ -65,11 +67,12 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in_features) -> (..., out_features), of x's type."""
+        check.tensor("x", x)
         if not x.dim() or x.shape[-1] != self.in_features:
             raise ValueError(f"x: shape is {tuple(x.shape)}, its last dimension must be in_features, "
                              f"{self.in_features}")
         kind = x.device.type
-        if under_autocast(kind):
+        if check.under_autocast(kind):
             x = x.to(torch.get_autocast_dtype(kind))
             with torch.autocast(kind, enabled=False):  # the CPU's reference multiplies with torch
                 return self.forward(x)

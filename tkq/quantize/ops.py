@@ -46,14 +46,16 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         scale: q is NaN there and 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
-        TypeError: x is not a tensor, or of another dtype; another dtype. ValueError: not 2-D, a row that is not
-        contiguous, another granularity. NotImplementedError: a gradient asked for. RuntimeError: a GPU other than
-        Hopper.
+        TypeError: x is not a tensor, or of another dtype; another dtype; a transpose that is no bool. ValueError: not
+        2-D, a row that is not contiguous, another granularity. NotImplementedError: a gradient asked for. RuntimeError:
+        a GPU other than Hopper.
 
     One kernel is launched; by rows of more than 262144 elements, without the transpose, three are.
 
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
     """
+    if type(transpose) is not bool:  # before a call that was seen is looked for, by what is equal: 1 is to True
+        check.flag("transpose", transpose)
     found = None if ops.traced() else _again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
     if found is not None:
         q, scale, qt, scale_t = found[:4]
