@@ -197,21 +197,31 @@ def test_a_bias_at_any_address(dtype):
     assert torch.equal(tkq.fp8_gemm(*args, bias=bias), exact(args, torch.bfloat16, bias=bias))
 
 
-def test_hard_scales():
-    """Zeros, infinities and huge ratios come out as they do from float64."""
+def hard_scales(kind, sa, sb):
+    """Such scales, all at once; one that is for everything is each of them in turn."""
+    if kind == "tensor":
+        for x, y in ((0, 1), (math.inf, 1), (1, math.nan), (2.0**60, 1), (2.0**-60, 1), (2.0**60, 2.0**-60),
+                     (0, math.inf)):
+            yield torch.full_like(sa, x), sb * y
+        return
+    sa[3] = 0
+    sa[5] = math.inf
+    sb[0, 1] = math.nan
+    sa[7] = 2.0**60
+    sa[8] = 2.0**-60
+    yield sa, sb
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_scales(kind):
+    """Zeros, infinities, NaN and huge ratios come out as they do from float64."""
     m, n, k = 200, 264, 400
-    for kind in KINDS:
-        a, b, sa, sb = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
-        if kind != "tensor":
-            sa[3] = 0
-            sa[5] = math.inf
-            sb[0, 1] = math.nan
-            sa[7] = 2.0**60
-            sa[8] = 2.0**-60
+    a, b, *scales = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
+    for sa, sb in hard_scales(kind, *scales):
         truth, got = exact((a, b, sa, sb)), tkq.fp8_gemm(a, b, sa, sb, out_dtype=torch.float32)
         finite = truth.isfinite()
-        assert torch.equal(got[finite].double(), truth[finite].float().double()), kind
-        assert not got[~finite].isfinite().any(), kind
+        assert torch.equal(got[finite].double(), truth[finite].float().double()), (kind, sa, sb)
+        assert not got[~finite].isfinite().any(), (kind, sa, sb)
 
 
 def test_views_and_orders_of_scales():
