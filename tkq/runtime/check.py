@@ -119,6 +119,31 @@ def refuse_leaf(op_name: str, **tensors) -> None:
                                "be written in place")
 
 
+def refuse_overlap(op_name: str, **tensors) -> None:
+    """ValueError where elements of a tensor that is to be written over share memory, or could: not plain to see."""
+    for name, x in tensors.items():
+        if _meets_itself(name, x):
+            raise ValueError(f"{op_name}: {name}: is {tuple(x.shape)} with strides {x.stride()}, so that elements may "
+                             "share memory; not allowed in place: pass a tensor whose rows lie apart")
+
+
+def _meets_itself(name, x) -> bool:
+    """Does a step in one dimension stay inside of what the dimensions with smaller steps span?"""
+    try:
+        if x.is_contiguous() or not x.numel():
+            return False
+        steps = sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n > 1)
+    except RuntimeError:  # of what has no strides
+        _dense(name, x)
+        raise
+    span = 1
+    for step, n in steps:
+        if step < span:
+            return True
+        span += (n - 1) * step
+    return False
+
+
 def refuse_view(op_name: str, **tensors) -> None:
     """RuntimeError where autograd forbids that a tensor whose call it records is written over: it says so itself, but
     only when that has been done."""
