@@ -219,6 +219,10 @@ BAD = [
     (ValueError, "softcap: got 0.0, allowed are numbers above 0", (X, T), dict(softcap=0.0)),
     (ValueError, "softcap: got -1", (X, T), dict(softcap=-1)),
     (TypeError, "ignore_index: got float", (X, T), dict(ignore_index=1.0)),
+    (ValueError, "ignore_index: got 1180591620717411303424, allowed are -2", (X, T), dict(ignore_index=1 << 70)),
+    (ValueError, "ignore_index: got 9223372036854775808", (X, T), dict(ignore_index=1 << 63)),
+    (TypeError, "z_loss: got Tensor", (X, T), dict(z_loss=torch.ones(3))),
+    (TypeError, "softcap: got Tensor", (X, T), dict(softcap=torch.ones(3))),
 ]
 
 

@@ -46,8 +46,8 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     Raises:
         TypeError: not a tensor, or a dtype that is not allowed; a number that is none.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, no classes, a
-            reduction, label_smoothing or softcap that is not allowed, a number that is not finite; inplace_backward
-            with logits that share memory, as of expand.
+            reduction, label_smoothing or softcap that is not allowed, an ignore_index beyond 64 bits, a number that is
+            not finite; inplace_backward with logits that share memory, as of expand.
         NotImplementedError: V > 524288; a gradient of weight asked for.
         IndexError: see target.
         RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
@@ -55,8 +55,12 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
     softcap = 0.0 if softcap is None else cap(softcap)
-    if z_loss != 0.0:
-        check.finite("z_loss", z_loss)
+    try:
+        if z_loss != 0.0:
+            check.finite("z_loss", z_loss)
+    except RuntimeError:  # of a tensor's truth
+        check.number("z_loss", z_loss)
+        raise
     terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
     if not (ops.traced() or debug.enabled()):
         found = launch.again.take(logits, target, *terms, False)

@@ -34,6 +34,8 @@ def check_call(tensors, turn):
     if last.shape[:-2] != x.shape[:-2] or last.shape[-1] != x.shape[-1]:
         raise ValueError(f"rope_qk: k has shape {tuple(last.shape)}, q {tuple(x.shape)}; only heads may differ")
     _check_table(x, turn.cos, turn.sin)
+    if not isinstance(turn.interleaved, (bool, int)):
+        raise TypeError(f"rope: interleaved: got {type(turn.interleaved).__name__}, expected True or False")
     _check_positions(x, turn)
     check.same_device(**dict(zip(names, tensors, strict=True)), cos=turn.cos, sin=turn.sin,
                       seqlen_offsets=turn.offsets, position_ids=turn.position_ids, cu_seqlens=turn.cu_seqlens)

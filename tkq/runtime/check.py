@@ -45,6 +45,14 @@ def number(name: str, x) -> None:
         raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
 
 
+def refuse_tensors(op_name: str, **values) -> None:
+    """TypeError for a tensor in the place of a number or a flag: asked where something has failed, as its truth may."""
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            raise TypeError(f"{op_name}: {name}: got a Tensor of shape {tuple(value.shape)}, expected a Python number, "
+                            "or True or False")
+
+
 def finite(name: str, x) -> None:
     """TypeError, ValueError unless x is a finite Python number."""
     if isinstance(x, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
