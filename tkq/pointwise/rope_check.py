@@ -106,6 +106,8 @@ def _check_offset(turn, tokens):
 def check_longest(max_seqlen, cu_seqlens):
     if not isinstance(max_seqlen, (int, torch.SymInt)):
         raise TypeError(f"rope: max_seqlen: got {type(max_seqlen).__name__}, expected an int")
+    if max_seqlen < 0:
+        raise ValueError(f"rope: max_seqlen: got {max_seqlen}, allowed are 0 and more")
     if cu_seqlens is None:
         raise ValueError(f"rope: max_seqlen: got {max_seqlen}, which goes with cu_seqlens, and there are none")
 

@@ -1,12 +1,11 @@
 """Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
-import math
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import dtypes
 
+FLOAT32_END = 2.0**128 - 2.0**103  # kernels take numbers as float32: from here on they are infinite there
 _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view: which rules autograd has for it
 
 
@@ -54,12 +53,12 @@ def refuse_tensors(op_name: str, **values) -> None:
 
 
 def finite(name: str, x) -> None:
-    """TypeError, ValueError unless x is a finite Python number."""
+    """TypeError, ValueError unless x is a Python number that is finite, in float32 too."""
     if isinstance(x, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
         return
     number(name, x)
-    if not -math.inf < x < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
-        raise ValueError(f"{name}: got {x}, allowed are finite numbers")
+    if not -FLOAT32_END < x < FLOAT32_END:  # not isfinite, which Dynamo does not trace for a float that varies
+        raise ValueError(f"{name}: got {x}, allowed are finite numbers, up to 3.4e38 as in float32")
 
 
 def last_dim_contiguous(name: str, x: Tensor) -> None:
