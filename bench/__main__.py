@@ -6,6 +6,7 @@
     python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder
     python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
     python -m tkq bench --resume --out results             what that folder lacks: a run that was ended, continued
+    python -m tkq bench --calls-only --out results         what eager calls cost, and nothing else
     python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
 
 The cases are those of the files beside this one (`python -m bench.norms` runs one). All candidates of a case take turns
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from bench import ahead, bounds, command, compared, harness, ops, plots, tables, turns
+from bench import ahead, bounds, calls, command, compared, harness, ops, plots, tables, turns
 from bench.command import Bench, Job
 from bench.join_results import Mixed, join_folders
 from bench.progress import Progress
@@ -72,6 +73,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                         "time; the others get ready")
     parser.add_argument("--no-pictures", action="store_true", help="draw none; --results does it later")
     parser.add_argument("--no-calls", action="store_true", help="do not price eager calls on tiny tensors")
+    parser.add_argument("--calls-only", action="store_true", help="price those calls, and time no case: all calls of "
+                        "all files are made once, then each file's are priced")
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="compile everything first, in N processes "
                         "side by side: peers take seconds at each shape")
     parser.add_argument("--warm-only", type=int, default=0, metavar="N", help="compile like that, and time nothing: a "
@@ -82,6 +85,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                                ("--sections", options.sections, sorted(_sections()) if options.sections else ())):
         if problem := ops.unknown(what, given, valid):
             parser.error(problem)
+    if options.calls_only and options.no_calls:
+        parser.error("--calls-only and --no-calls: allowed is one of them")
     if options.rounds is not None and options.rounds < 7:
         parser.error(f"--rounds: at least 7, so that a median means something; got {options.rounds}")
     try:
@@ -89,6 +94,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     except (OSError, ValueError) as problem:
         parser.error(f"--shapes: {problem}")
     options.ops = options.ops or list(options.shapes or ops.OPS)
+    if options.calls_only and (without := [name for name in options.ops if name in ops.EXTRAS]):
+        parser.error(f"--calls-only: {', '.join(without)} has no calls to price; allowed are {', '.join(ops.OPS)}")
     for path in filter(None, (options.compare, *(options.results or ()))):
         if problem := _unreadable(path):
             parser.error(f"{path} {problem}")
@@ -182,9 +189,7 @@ def measure(options) -> int:
     if options.resume:
         jobs = _not_there(jobs, options.out)
     extras = [name for name in options.ops if name in ops.EXTRAS][i::n]
-    by_bench: dict[str, tuple[Bench, list[Job]]] = {}
-    for bench, job in jobs:
-        by_bench.setdefault(bench.name, (bench, []))[1].append(job)
+    by_bench = _by_file(jobs)
     for name, why in ops.absent(options.against).items():
         print(f"missing: {name}: {why}", flush=True)
     for name in options.against if options.against != ops.USUAL else ():
@@ -205,6 +210,29 @@ def measure(options) -> int:
         bad += _extra(name, options)
     progress.end()
     return bad
+
+
+def price(options) -> int:
+    """--calls-only: price the calls of the files whose cases are asked for; how many did not run."""
+    ignore_tuned()
+    pairs = every_job(options)
+    options.once = _begun_here([bench.name for bench, _ in pairs], *options.part)
+    files = [(bench, some) for bench, some in _by_file(pairs).values() if _to_be_priced(bench, options)]
+    if not files:
+        print("no calls: --sections, --match, --shapes, --part and --resume leave none")
+        return 0 if options.resume else 1
+    progress = Progress(len(files))
+    bad = calls.price([(bench, _run_of(bench, some, options, options.seconds, progress)) for bench, some in files],
+                      progress)
+    progress.end()
+    return bad
+
+
+def _by_file(jobs: list[tuple[Bench, Job]]) -> dict[str, tuple[Bench, list[Job]]]:
+    found: dict[str, tuple[Bench, list[Job]]] = {}
+    for bench, job in jobs:
+        found.setdefault(bench.name, (bench, []))[1].append(job)
+    return found
 
 
 def every_job(options) -> list[tuple[Bench, Job]]:
@@ -242,16 +270,11 @@ def _extra(name: str, options) -> bool:
 
 def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progress, copy_gbs: float | None) -> int:
     """Run one file's cases, of those that are left; how many have problems, or results that are not accurate."""
-    path = options.out / f"{bench.name}.json"
-    before = Report.from_json(path.read_text()) if path.exists() else None
-    seconds = options.deadline - time.monotonic()
-    run = command.Run(path, seconds, effort(bench, options), _left_out(options, jobs), before=before, say=progress.say)
+    run = _run_of(bench, jobs, options, options.deadline - time.monotonic(), progress)
     run.report.copy_gbs = copy_gbs
-    priced = options.resume and before is not None and before.costs
-    if bench.calls and not options.no_calls and not priced and bench.name in options.once:
+    if _to_be_priced(bench, options):
         progress.say(f"calls of {bench.name}")
-        run.calls(bench.calls)
-        progress.say("\n".join(harness.cost_lines(run.report.costs)))
+        calls.told(bench, run, progress)
     for k, job in enumerate(jobs):
         progress.step(f"{job.question.op} {job.question.shape}")
         run.case(job, left - k)
@@ -260,6 +283,29 @@ def _measure(bench: Bench, jobs: list[Job], left: int, options, progress: Progre
         _after(bench, run, options)
     run.save()
     return len(run.report.problems) + sum(case.accurate() is False for case in run.report.cases)
+
+
+def _run_of(bench: Bench, jobs: list[Job], options, seconds: float, progress: Progress) -> command.Run:
+    """A run of a file's cases, which joins what the folder has of that file."""
+    return command.Run(_path(bench, options), seconds, effort(bench, options), _left_out(options, jobs),
+                       before=_before(bench, options), say=progress.say)
+
+
+def _to_be_priced(bench: Bench, options) -> bool:
+    """Are a file's calls to be priced in this run? With --resume, not those that the folder has."""
+    if not bench.calls or options.no_calls or bench.name not in options.once:
+        return False
+    before = _before(bench, options) if options.resume else None
+    return before is None or not before.costs
+
+
+def _before(bench: Bench, options) -> Report | None:
+    path = _path(bench, options)
+    return Report.from_json(path.read_text()) if path.exists() else None
+
+
+def _path(bench: Bench, options) -> Path:
+    return options.out / f"{bench.name}.json"
 
 
 def _after(bench: Bench, run: command.Run, options) -> None:
@@ -301,9 +347,9 @@ def warm_part(options) -> int:
     benches = {bench.name: bench for bench, _ in pairs}
     once = () if options.no_calls else _begun_here([bench.name for bench, _ in pairs], i, n)
     run = command.Run(options.out / "never.json", 0.0, command.QUICK, _left_out(options, (job for _, job in pairs)))
-    calls = [bench.calls for name, bench in benches.items() if name in once and bench.calls]
-    mine = _not_there(pairs[i::n], options.out) if options.resume else pairs[i::n]
-    ahead.compile_part(run, calls, [job for _, job in mine], options.warm_part)
+    priced = [bench.calls for name, bench in benches.items() if name in once and bench.calls]
+    mine = [] if options.calls_only else _not_there(pairs[i::n], options.out) if options.resume else pairs[i::n]
+    ahead.compile_part(run, priced, [job for _, job in mine], options.warm_part)
     return 0
 
 
@@ -336,14 +382,6 @@ def results(options) -> Mapping[str, Report]:
     return reports_in(options.out)
 
 
-def compare(old: Mapping[str, Report], new: Mapping[str, Report]) -> int:
-    """Print what changed between two folders' results; how many cases and costs got slower."""
-    found = [change for name in old if name in new for change in compared.changes(old[name], new[name])]
-    print(f"\nSince {', '.join(sorted({report.environment.date[:10] for report in old.values()}))}: "
-          f"{compared.text(found)}")
-    return sum(change.verdict == "slower" for change in found)
-
-
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = parse(argv)
@@ -368,7 +406,7 @@ def main(argv: list[str] | None = None) -> int:
     if reports:
         tell(reports, options.out, not options.no_pictures)
     if options.compare:
-        bad += compare(_named(old, options.compare, reports), reports)
+        bad += compared.tell(compared.named(old, options.compare, reports), reports)
     return 1 if bad else 0
 
 
@@ -380,17 +418,9 @@ def _in_turn(options) -> int:
             print("ready, waiting for its turn", flush=True)
             until_measured.enter_context(turns.wait(options.turn))
         turns.end_after(options.at_most)
-        bad = measure(options)
+        bad = price(options) if options.calls_only else measure(options)
     turns.end_after(0)  # tables and pictures may take their time
     return bad
-
-
-def _named(old: Mapping[str, Report], path: Path, new: Mapping[str, Report]) -> Mapping[str, Report]:
-    """A single old file is the one whose cases it has, whatever it is called."""
-    if path.is_dir() or path.stem in new or not new:
-        return old
-    (report,) = old.values()
-    return {max(new, key=lambda name: len(compared.changes(report, new[name]))): report}
 
 
 if __name__ == "__main__":

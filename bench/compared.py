@@ -9,8 +9,9 @@ What calls cost is compared beside `x + x` of the same host; what peers' calls c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench import ops
 from bench.results import HOST, Case, Cost, Report, geometric_mean, host
@@ -111,3 +112,18 @@ def text(found: Iterable[Change]) -> str:
                   f"{'' if c.others is None else f'{c.others - 1:+.1%}'} | {c.beyond - 1:+.1%} | {c.spread:.1%} | "
                   f"{c.verdict} |" for c in slower + faster]
     return "\n".join(lines).rstrip()
+
+
+def tell(old: Mapping[str, Report], new: Mapping[str, Report]) -> int:
+    """Print what changed between two folders' results; how many cases and costs got slower."""
+    found = [change for name in old if name in new for change in changes(old[name], new[name])]
+    print(f"\nSince {', '.join(sorted({report.environment.date[:10] for report in old.values()}))}: {text(found)}")
+    return sum(change.verdict == "slower" for change in found)
+
+
+def named(old: Mapping[str, Report], path: Path, new: Mapping[str, Report]) -> Mapping[str, Report]:
+    """A single old file is the one whose cases it has, whatever it is called."""
+    if path.is_dir() or path.stem in new or not new:
+        return old
+    (report,) = old.values()
+    return {max(new, key=lambda name: len(changes(report, new[name]))): report}

@@ -109,3 +109,5 @@ def test_a_process_knows_the_runs_cases_and_calls(monkeypatch, tmp_path):
     assert {"Liger", "torch", "torch.compile"} <= set(found["without"]) and "QuACK" not in found["without"]
     front.warm_part(front.parse([*usual, "--no-calls", "--part", "1/2"]))
     assert found["calls"] == 0 and len(found["shapes"]) == 4
+    front.warm_part(front.parse([*usual, "--calls-only"]))
+    assert found["calls"] == 1 and found["shapes"] == []

@@ -1,4 +1,5 @@
 """`python -m tkq bench`: what it is asked for, and a whole run on a GPU that is scripted."""
+import dataclasses
 import importlib
 import io
 import json
@@ -43,6 +44,8 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     (["--part", "4/4"], "got '4/4', allowed is such as 0/4"),
     (["--rounds", "5"], "--rounds: at least 7, so that a median means something; got 5"),
     (["--compare", "nothing.json"], "nothing.json is not there"),
+    (["--calls-only", "--no-calls"], "--calls-only and --no-calls: allowed is one of them"),
+    (["rmsnorm", "sustained", "--calls-only"], "--calls-only: sustained has no calls to price; allowed are flash"),
 ))
 def test_what_is_wrong_names_what_is_right(argv, words, capsys):
     with pytest.raises(SystemExit) as left:
@@ -297,6 +300,46 @@ def test_a_run_that_was_ended_goes_on_where_it_was(run, tmp_path, capsys):
                                       ("two", "M8 N2"): 0.667, ("one", "M8 N4"): 0.667, ("two", "M8 N4"): 0.667}
     assert "calls of made_up" not in capsys.readouterr().out.rpartition("3000")[2]  # they have been priced
     assert run("--resume")[0] == 0 and "leave none" in capsys.readouterr().out
+
+
+def test_calls_are_priced_alone(run, monkeypatch, capsys):
+    assert run("one", "--no-calls")[0] == 0
+    timed = []
+    monkeypatch.setattr(harness, "compare", lambda *_, **__: timed.append(1))
+    monkeypatch.setattr(harness, "device_copy", lambda: timed.append(1))
+    status, report = run("two", "--calls-only")
+    assert status == 0 and not timed and [cost.name for cost in report.costs] == ["CPU per eager call: x + x"]
+    assert [case.op for case in report.cases] == ["one"] * 3 and report.copy_gbs == 3000.0  # of the first run
+    said = capsys.readouterr()
+    assert "1/1  0 s  calls of made_up" in said.err and "CPU per eager call: x + x" in said.out
+    assert run("--calls-only", "--resume")[0] == 0 and "no calls" in capsys.readouterr().out
+    assert run("--calls-only", "--part", "1/2")[0] == 1  # the other part has the file's first case
+    assert run("one", "--calls-only", "--match", "nothing", out="none") == (1, None)
+
+
+def test_all_files_calls_are_made_before_the_first_is_priced(run, monkeypatch):
+    did = []
+
+    def made(name):
+        bench = ops.bench_of("made_up")
+        call = harness.Call(lambda: did.append(name))
+        return dataclasses.replace(bench, name=name, calls=lambda: {"x + x": call})
+
+    benches = {name: made(name) for name in ("first", "second")}
+    monkeypatch.setattr(ops, "OPS", {"one": tuple(ops.Part(name, ("one",)) for name in benches)})
+    monkeypatch.setattr(ops, "bench_of", benches.get)
+    monkeypatch.setattr(harness, "cpu_times", lambda calls: did.extend(calls) or [])
+    assert run("--calls-only")[0] == 0
+    assert did == ["first", "second", "first", "CPU per eager call: x + x", "second", "CPU per eager call: x + x"]
+
+
+def test_a_call_that_fails_is_told_and_the_others_are_priced(run, monkeypatch):
+    working = dataclasses.replace(ops.bench_of("made_up"), calls=lambda: {
+        "x + x": harness.Call(lambda: None), "one": harness.Call(lambda: 1 / 0)})
+    monkeypatch.setattr(ops, "bench_of", lambda name: working)
+    status, report = run("one", "--calls-only")
+    assert status == 1 and report.problems == ["call of one: ZeroDivisionError: division by zero"]
+    assert [cost.name for cost in report.costs] == ["CPU per eager call: x + x"]
 
 
 def test_folders_of_results_are_joined(run, tmp_path, capsys):

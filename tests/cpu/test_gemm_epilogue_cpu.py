@@ -1,5 +1,7 @@
 """gemm's epilogues without a GPU: what they mean, what is refused, out."""
 import collections
+import contextlib
+import functools
 import inspect
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from tkq.gemm import call
+from tkq.gemm import call, ops
 from tkq.gemm.config import Config, can_hold
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue, is_located, name_of, sources
 from tkq.gemm.plan import fitted, launch, plan, with_epilogue
@@ -155,6 +157,29 @@ def test_the_short_way_to_out():
     call.forget()
     assert not written(out)
     call.forget()
+
+
+@pytest.mark.parametrize("alpha, beta", [(1e39, 0.5), (2.0, -1e39), (float("nan"), 0.5),
+                                         pytest.param(10**400, 0.5, id="1e400")])
+def test_numbers_that_no_launch_may_have(alpha, beta):
+    """Where the kernel of such a call is known: it does not look at numbers."""
+    refused = functools.partial(pytest.raises, ValueError, match="(alpha|beta): got")
+    a, b = operands()
+    c, out, launched = torch.zeros(5, 8).to(BF16), torch.zeros(5, 8).to(BF16), []
+    call.forget()
+    _, key = call.quick(a, b, None, "", c, 2.0, 0.5, None)
+    call._known.add(key, (lambda *given: launched.append(given[5:7]), 1, (5, 8), (8, 1), BF16))
+    key = call.quick_into(out, a, b, None, call.Extra(c=c, alpha=2.0, beta=0.5))
+    call._known_into.add(key, (lambda *given: launched.append(given[5:7]), 1, 0, 0, 0, 0, 80))
+    try:
+        for x, y, expected in ((3.0, 0.25, contextlib.nullcontext), (alpha, beta, refused)):
+            with expected():
+                ops._launch(a, b, None, "", c, x, y, None, False)
+            with expected():
+                ops._launch_into(out, a, b, None, call.Extra(c=c, alpha=x, beta=y), "direct")
+        assert launched == [(3.0, 0.25)] * 2
+    finally:
+        call.forget()
 
 
 BAD = (

@@ -164,6 +164,31 @@ def test_loss_and_gradient_at_once(inplace, options):
         ops.cross_entropy_and_gradient(given, target, reduction="none")
 
 
+def test_whoever_saved_logits_learns_that_a_gradient_was_written_over_them():
+    logits, target, _ = case()
+    logits = torch.tanh(logits.requires_grad_())
+    _, gradient = tkq.cross_entropy_and_gradient(logits, target, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logits.backward(gradient)
+
+
+def test_the_launch_says_so_too(monkeypatch):
+    monkeypatch.setattr(launch, "total", lambda *_: None)
+    monkeypatch.setattr(launch, "part_forward", lambda *given: given[-1].data.zero_())  # as a kernel does
+    target = torch.zeros(6, dtype=torch.int64)
+    for logits in (torch.ones(6, 4), torch.ones(2, 6, 4).transpose(0, 1)[:, 0], torch.ones(3, 2, 4).transpose(0, 1)):
+        for inplace in (True, False):
+            logits.fill_(1)
+            saved = torch.ones((), requires_grad=True) * logits  # keeps logits for its backward
+            launch.both(logits, target.view(logits.shape[:-1]), Terms(), inplace)
+            if inplace:
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    saved.sum().backward()
+            else:
+                saved.sum().backward()
+            assert logits.any() != inplace
+
+
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 X, T = torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)
@@ -194,6 +219,10 @@ BAD = [
     (ValueError, "softcap: got 0.0, allowed are numbers above 0", (X, T), dict(softcap=0.0)),
     (ValueError, "softcap: got -1", (X, T), dict(softcap=-1)),
     (TypeError, "ignore_index: got float", (X, T), dict(ignore_index=1.0)),
+    (ValueError, "ignore_index: got 1180591620717411303424, allowed are -2", (X, T), dict(ignore_index=1 << 70)),
+    (ValueError, "ignore_index: got 9223372036854775808", (X, T), dict(ignore_index=1 << 63)),
+    (TypeError, "z_loss: got Tensor", (X, T), dict(z_loss=torch.ones(3))),
+    (TypeError, "softcap: got Tensor", (X, T), dict(softcap=torch.ones(3))),
 ]
 
 
@@ -205,6 +234,35 @@ def test_bad_input_is_named(error, says, args, options, grad):
         logits = logits.detach().requires_grad_()
     with pytest.raises(error, match=says):
         tkq.cross_entropy(logits, target, **options)
+
+
+OVERLAPPING = [torch.randn(1, 17).expand(6, 17), torch.randn(40)[:37].unfold(0, 17, 4),
+               torch.randn(3, 1, 17).expand(3, 2, 17)]
+
+
+@pytest.mark.parametrize("logits", OVERLAPPING)
+def test_logits_that_share_memory_are_not_written_over(logits):
+    target, before = torch.zeros(logits.shape[:-1], dtype=torch.int64), logits.clone()
+    with pytest.raises(ValueError, match="cross_entropy_and_gradient: logits: is .* share memory; not allowed"):
+        tkq.cross_entropy_and_gradient(logits, target, inplace=True)
+    every = logits.as_strided((logits.untyped_storage().nbytes() // 4,), (1,)).clone().requires_grad_()
+    shared = (every * 1).as_strided(logits.shape, logits.stride())
+    with pytest.raises(ValueError, match="cross_entropy: logits: is .* share memory; not allowed in place"):
+        tkq.cross_entropy(shared, target, inplace_backward=True)
+    assert torch.equal(logits, before)
+    tkq.cross_entropy(logits, target, inplace_backward=True)  # nothing is written: no gradient is recorded
+    tkq.cross_entropy(shared, target).backward()
+    tkq.cross_entropy_and_gradient(logits, target)
+
+
+@pytest.mark.parametrize("logits", [torch.randn(6, 20)[:, :17], torch.randn(2, 3, 17).transpose(0, 1),
+                                    torch.randn(2, 3, 40)[:, :, 3:20], torch.randn(6, 17)[::2], torch.randn(1, 0, 17),
+                                    torch.randn(1, 17).expand(1, 17), torch.randn(17)])
+def test_logits_that_lie_apart_are_written_over(logits):
+    target, copy = torch.zeros(logits.shape[:-1], dtype=torch.int64), logits.clone()
+    _, wanted = tkq.cross_entropy_and_gradient(copy, target)
+    _, gradient = tkq.cross_entropy_and_gradient(logits, target, inplace=True)
+    assert gradient is logits and torch.equal(gradient, wanted)
 
 
 # ---- torch's machinery ----------------------------------------------------------------------------------------------

@@ -57,6 +57,16 @@ def with_statistics(kind, x, weight, bias, eps):
     return y, rstd, mean
 
 
+@pytest.mark.parametrize("eps", [1e39, pytest.param(10**400, id="1e400"), float("inf"), float("nan"), -1.0])
+@pytest.mark.parametrize("call", [launch.plain, with_statistics])
+def test_an_eps_that_no_launch_may_have(kernels, call, eps):
+    """Where the launcher of such a call is known: it does not look at numbers."""
+    call("rmsnorm", X, W, None, 1e-6)
+    with pytest.raises(ValueError, match="rmsnorm: eps: got"):
+        call("rmsnorm", X, W, None, eps)
+    assert sum(len(kernel.calls) for kernel in kernels) == 1
+
+
 @pytest.mark.parametrize("call", [launch.plain, with_statistics])
 def test_eps_is_looked_at_when_the_launcher_is_known_too(kernels, call):
     call("layernorm", X, W, None, 1e-5)

@@ -107,7 +107,13 @@ X = torch.ones(2, 4)
     (TypeError, "residual_dtype: got torch.int32", dict(residual_dtype=torch.int32, prenorm=True)),
     (ValueError, "residual_dtype is torch.float32.*prenorm", dict(residual_dtype=torch.float32)),
     (ValueError, "weight_offset is 1.0.*no weight", dict(weight_offset=1.0)),
-    (TypeError, "weight_offset: got str", dict(weight_offset="1", weight=torch.ones(4)))])
+    (TypeError, "weight_offset: got str", dict(weight_offset="1", weight=torch.ones(4))),
+    (TypeError, r"weight_offset: got a Tensor of shape \(4,\), expected a Python number",
+     dict(weight_offset=torch.ones(4), weight=torch.ones(4))),
+    (TypeError, "weight_offset: got a Tensor",
+     dict(weight_offset=torch.ones(4), weight=torch.ones(4), residual=X, prenorm=True)),
+    (TypeError, "prenorm: got a Tensor", dict(prenorm=torch.tensor([1, 2]))),
+    (TypeError, "prenorm: got a Tensor", dict(prenorm=torch.tensor([1, 2]), residual=X))])
 def test_a_bad_option_is_named(kind, error, says, options):
     for call in (getattr(tkq, kind), getattr(tkq, kind + "_quant")):
         if call is tkq.rmsnorm_quant or call is tkq.layernorm_quant:

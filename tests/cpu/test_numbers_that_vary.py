@@ -7,6 +7,7 @@ import tkq
 X = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
 WEIGHT = torch.linspace(-1.0, 1.0, 16)
 TARGET = torch.tensor([1, 15, 4])
+C = torch.ones(3, 32, dtype=torch.bfloat16)
 VOCABULARY = torch.randn(32, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
 
 CALLS = {
@@ -19,6 +20,13 @@ CALLS = {
     "rmsnorm, eps": lambda x, s: tkq.rmsnorm(x, WEIGHT, eps=s),
     "rmsnorm, weight_offset": lambda x, s: tkq.rmsnorm(x, WEIGHT, weight_offset=s),
     "layernorm, weight_offset": lambda x, s: tkq.layernorm(x, WEIGHT, weight_offset=s),
+}
+EVERY = CALLS | {
+    "gemm, alpha": lambda x, s: tkq.gemm(x.bfloat16(), VOCABULARY.t(), alpha=s),
+    "gemm, beta": lambda x, s: tkq.gemm(x.bfloat16(), VOCABULARY.t(), c=C, beta=s),
+    "flash_attn, softmax_scale": lambda x, s: tkq.flash_attn(*[x.bfloat16()[None, :, None]] * 3, softmax_scale=s),
+    "flash_attn, softcap": lambda x, s: tkq.flash_attn(*[x.bfloat16()[None, :, None]] * 3, softcap=s),
+    "rmsnorm_quant, weight_offset": lambda x, s: tkq.rmsnorm_quant(x, WEIGHT, weight_offset=s)[1],
 }
 
 
@@ -43,8 +51,14 @@ def test_numbers_that_vary(names, backend):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 1e39, -1e39, 3.4028236e38,
+                                    pytest.param(10**400, id="1e400")])
 def test_a_number_that_is_not_finite(name, number):
     with pytest.raises(ValueError, match="finite|label_smoothing"):
-        CALLS[name](X, number)
+        EVERY[name](X, number)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if "label_smoothing" not in name])
+def test_the_largest_of_float32_is_finite(name):
+    EVERY[name](X, 3.4028235e38)  # rounded to it

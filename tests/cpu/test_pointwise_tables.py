@@ -82,6 +82,8 @@ def test_tables_in_a_compiled_function():
 @pytest.mark.parametrize("says, call", [
     ("seqlen: got -1", lambda: tkq.rope_cos_sin(-1, 8)), ("dim: got 7", lambda: tkq.rope_cos_sin(4, 7)),
     ("dim: got 0", lambda: tkq.rope_cos_sin(4, 0)),
+    ("inv_freq: is on meta, .* for tables on cpu",
+     lambda: tkq.rope_cos_sin(4, 8, inv_freq=torch.ones(4, device="meta"), device="cpu")),
     (r"inv_freq: shape is \(3,\), expected \(4\)", lambda: tkq.rope_cos_sin(4, 8, inv_freq=torch.ones(3))),
     ("base: got -1.0", lambda: tkq.rope_cos_sin(4, 8, -1.0)), ("base: got nan", lambda: tkq.rope_cos_sin(4, 8, NAN))])
 def test_bad_tables_are_named(says, call):

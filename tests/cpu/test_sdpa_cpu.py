@@ -45,7 +45,7 @@ REFUSED = (
     (dense(), Call(dropout_p=0.1), "dropout"), (dense(), Call(debug=True), "debug"),
     (dense(), Call(alibi=True), "alibi"),
     (packed(), Call(cu_q=CU, cu_k=CU, paged=True), "pages"),
-    (dense(), Call(scale=0.0), "scale"), (dense(), Call(scale=-1.0), "scale"),
+    (dense(), Call(scale=1e39), "scale"), (dense(), Call(scale=0.0), "scale"), (dense(), Call(scale=-1.0), "scale"),
     (dense(), Call(scale=float("inf")), "scale"), (dense(), Call(scale=float("nan")), "scale"),
     (dense(Sq=3), Call(causal=True), "top left"), (dense(Sk=3), Call(causal=True), "top left"),
     (dense(D=264), Call(), "264"), (dense(D=12), Call(), "12"), (dense(dtype=torch.float32), Call(), "float32"),

@@ -1,6 +1,7 @@
 """softmax where no GPU is needed: what it means, its gradients, what it refuses, how its plans cover each row."""
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -92,12 +93,22 @@ def test_views_agree_with_their_copies():
 
 
 @LOGS
+def test_the_last_dimension_by_any_integer(log):
+    x = torch.randn(3, 4)
+    for dim in (-1, int("-1"), 1, np.int64(-1), np.int32(1)):
+        assert torch.equal(OPS[log](x, dim=dim), OPS[log](x))
+
+
+@LOGS
 @pytest.mark.parametrize("error, says, call", [
     (TypeError, "x: got str", lambda op: op("x")),
     (TypeError, "x: dtype is torch.float64", lambda op: op(torch.ones(2, 4, dtype=torch.float64))),
     (TypeError, "x: dtype is torch.int32", lambda op: op(torch.ones(2, 4, dtype=torch.int32))),
     (TypeError, "dim: got str", lambda op: op(torch.ones(2, 4), dim="a")),
     (TypeError, "scale: got str", lambda op: op(torch.ones(2, 4), scale="a")),
+    (TypeError, "scale: got Tensor", lambda op: op(torch.ones(2, 4), scale=torch.ones(3))),
+    (TypeError, "dim: got float", lambda op: op(torch.ones(2, 4), dim=-1.0)),
+    (TypeError, "dim: got Tensor", lambda op: op(torch.ones(2, 4), dim=torch.tensor([-1, 1]))),
     (IndexError, "dim: got 2 for x of 2 dimensions", lambda op: op(torch.ones(2, 4), dim=2)),
     (IndexError, "dim: got -3", lambda op: op(torch.ones(2, 4), dim=-3)),
     (ValueError, r"x: got shape \(\)", lambda op: op(torch.tensor(1.0))),

@@ -53,6 +53,17 @@ def test_what_is_not_finite_is_where_it_should_be(place, value, words):
         assert_2x(ours, truth, truth.float())
 
 
+@pytest.mark.parametrize("error, words, tensors", [
+    (TypeError, "ours: got list", ([1], [1], [1])),
+    (TypeError, "truth: got float", (torch.ones(1), 1.0, torch.ones(1))),
+    (TypeError, "same_precision: got NoneType", (torch.ones(1), torch.ones(1), None)),
+    (ValueError, "truth: is on meta, but ours is on cpu", (torch.ones(1), *[torch.ones(1, device="meta")] * 2)),
+    (ValueError, "ours: is on meta, where it has no values", [torch.ones(1, device="meta")] * 3)])
+def test_what_cannot_be_compared_is_named(error, words, tensors):
+    with pytest.raises(error, match=words):
+        assert_2x(*tensors)
+
+
 def test_shapes_and_nothing_at_all():
     for theirs in (torch.zeros(1), torch.zeros(3, 1), torch.zeros(())):  # what would be broadcast, silently
         with pytest.raises(AssertionError, match="x: shape of same_precision .* expected \\(3,\\)"):

@@ -215,6 +215,27 @@ def test_rows_that_begin_anywhere(dtype, V, room, first):
     assert torch.isnan(wide[:, :first]).all() and torch.isnan(wide[:, first + V:]).all()
 
 
+def test_autograd_notices_a_gradient_written_over_logits():
+    h, target = torch.randn(8, 4096, device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda")
+    h.requires_grad_()
+    for _ in range(3):  # the first call, one that is known, one like it again
+        logits = torch.tanh(h)
+        _, gradient = tkq.cross_entropy_and_gradient(logits, target, inplace=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            logits.backward(gradient)
+
+
+def test_logits_that_share_memory_are_not_written_over():
+    logits, target = torch.randn(1, 4096, device="cuda"), torch.zeros(6, dtype=torch.int64, device="cuda")
+    before = logits.clone()
+    with pytest.raises(ValueError, match="cross_entropy_and_gradient: logits: is .* share memory"):
+        tkq.cross_entropy_and_gradient(logits.expand(6, 4096), target, inplace=True)
+    shared = (logits.requires_grad_() * 1).expand(6, 4096)
+    with pytest.raises(ValueError, match="cross_entropy: logits: is .* share memory"):
+        tkq.cross_entropy(shared, target, inplace_backward=True)
+    assert torch.equal(logits, before)
+
+
 def test_inplace_backward():
     for shape in ((37, 1000), (3, 4, 50257)):
         logits, target = make(shape)

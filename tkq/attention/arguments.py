@@ -1,5 +1,4 @@
 """What a caller may pass to flash_attn and flash_attn_varlen: checked when something is wrong, and before tracing."""
-import math
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -34,6 +33,7 @@ class Lengths(NamedTuple):
     max_seqlen_k: int = 4096
 
 
+_END = check.FLOAT32_END
 OPEN = (None, None)  # the default window_size
 
 
@@ -59,7 +59,7 @@ def lowered(q, k, v, sinks):
 
 def refuse_out_of_range(softmax_scale, softcap):
     """ValueError, without words, for numbers that may not go to a launch: ``check_options`` has the words."""
-    if not ((softmax_scale is None or 0 < softmax_scale < math.inf) and 0 <= softcap < math.inf):
+    if not ((softmax_scale is None or 0 < softmax_scale < _END) and 0 <= softcap < _END):
         raise ValueError
 
 
@@ -74,13 +74,15 @@ def check_options(op, options: Options):
     check_flags(op, causal=options.causal)
     if not isinstance(options.softcap, (int, float)):
         raise TypeError(f"{op}: softcap is {type(options.softcap).__name__}, expected a float")
-    if not 0 <= options.softcap < math.inf:
-        raise ValueError(f"{op}: softcap is {options.softcap}, allowed are finite numbers above 0, and 0 for none")
+    if not 0 <= options.softcap < _END:
+        raise ValueError(f"{op}: softcap is {options.softcap}, allowed are finite numbers above 0, up to 3.4e38, and 0 "
+                         "for none")
     if options.softmax_scale is None:
         return
     check.number("softmax_scale", options.softmax_scale)
-    if not 0 < options.softmax_scale < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
-        raise ValueError(f"{op}: softmax_scale is {options.softmax_scale}, allowed are finite numbers above 0")
+    if not 0 < options.softmax_scale < _END:  # not isfinite, which Dynamo does not trace for a float that varies
+        raise ValueError(f"{op}: softmax_scale is {options.softmax_scale}, allowed are finite numbers above 0, up "
+                         "to 3.4e38")
 
 
 def check_operands(op, q, k, v, sinks, rank):

@@ -60,7 +60,8 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     index = a.get_device()
     key = (index, a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (a.data_ptr() | b.data_ptr()) & 15,
            out_dtype, activation, bias is not None and bias.dtype,
-           c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0, beta == 1.0, beta == 0.0)
+           c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0 or _varies(alpha),
+           beta == 1.0, beta == 0.0 or (beta != 1.0 and _varies(beta)))
     known = _known.get(key)
     if known is None:
         return None, key
@@ -75,6 +76,14 @@ def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     return out, None
 
 
+def _varies(x) -> bool:
+    """Of an alpha or a beta that the kernel is given: False, for the key. ValueError, without words, where it may not
+    go to a launch: ``check_call`` has the words."""
+    if not -check.FLOAT32_END < x < check.FLOAT32_END:
+        raise ValueError
+    return False
+
+
 def quick_into(out, a, b, out_dtype, extra):
     """None where out has been written; else what the call looks like, if such a one has not been seen before or out may
     lie where an input does, c itself aside."""
@@ -82,7 +91,8 @@ def quick_into(out, a, b, out_dtype, extra):
     first, at_a, at_b = out.data_ptr(), a.data_ptr(), b.data_ptr()
     key = (a.get_device(), a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (at_a | at_b) & 15, out.dtype,
            out.shape, out.stride(), first & 15, out_dtype, activation, bias is not None and bias.dtype,
-           c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0, beta == 1.0, beta == 0.0)
+           c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0 or _varies(alpha),
+           beta == 1.0, beta == 0.0 or (beta != 1.0 and _varies(beta)))
     known = _known_into.get(key)
     if known is None:
         return key
@@ -294,7 +304,7 @@ def _check_epilogue(a, b, out_dtype, extra) -> None:
         check.shape("c", c, shape_of(a, b, activation))
         check.last_dim_contiguous("c", c)
     for name, x in (("alpha", alpha), ("beta", beta)):
-        check.number(name, x)
+        check.finite(name, x)
     if beta != 0.0 if c is None else beta == 0.0:  # Dynamo does not compare bools where one is of a float that varies
         raise ValueError(f"gemm: c is {'not given' if c is None else 'given'} and beta is {beta}; allowed are both, "
                          "beta not 0, or neither")

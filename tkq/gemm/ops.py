@@ -53,7 +53,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
             number of the CuTe DSL, or of (number, row, column): see examples/write_an_epilogue.py.
         c: (M, N) or (B, M, N), of the result's dtype, rows contiguous: what is added, times beta. Not with a gated
             activation.
-        alpha, beta: numbers. beta is not 0 where there is a c.
+        alpha, beta: finite numbers. beta is not 0 where there is a c.
         out: where to write: of the result's shape, rows contiguous, sharing no memory with the inputs; it may be c.
             Not where a gradient is asked for.
         out_dtype: bfloat16, float16 or float32; out's or a's where not given.
@@ -64,7 +64,8 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     Raises:
         TypeError: not a tensor, a dtype that is not allowed or does not go with another.
         ValueError: sizes that do not go together, K not a multiple of 8, two devices, an operand that is contiguous in
-            neither dimension, c without beta or beta without c, an activation that is not known, out as above.
+            neither dimension, an alpha or a beta that is not finite, c without beta or beta without c, an activation
+            that is not known, out as above.
         NotImplementedError: c with a gated activation; a gradient of a function of your own; forward-mode gradients.
         RuntimeError: a GPU other than Hopper; out with a gradient.
 

@@ -4,7 +4,6 @@ Each function here has the arguments of an aten op and returns what it returns, 
 call: `tkq.integrations.sdpa` then calls the kernel that was there before. They run below autograd, which torch's ops
 have of their own, on plain CUDA tensors.
 """
-import math
 from typing import NamedTuple, Optional
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..attention import backward_ops, backward_varlen_ops, ops, varlen_ops
 from ..attention.arguments import Lengths, Options
 from ..attention.launch import Gradients, Operands
-from ..runtime import arch
+from ..runtime import arch, check
 
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_COLUMNS = 256
@@ -53,7 +52,7 @@ def _of_options(call):
         return "slopes (alibi)"
     if call.paged:
         return "keys and values in pages"
-    if call.scale is not None and not 0 < call.scale < math.inf:
+    if call.scale is not None and not 0 < call.scale < check.FLOAT32_END:
         return f"a scale of {call.scale}"
     return None
 

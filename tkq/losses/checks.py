@@ -40,6 +40,8 @@ def check_numbers(terms: Terms) -> None:
     """The options."""
     if not isinstance(terms.ignore_index, int):
         raise TypeError(f"ignore_index: got {type(terms.ignore_index).__name__}, expected an int")
+    if not -1 << 63 <= terms.ignore_index < 1 << 63:
+        raise ValueError(f"ignore_index: got {terms.ignore_index}, allowed are -2^63 to 2^63 - 1")
     if terms.reduction not in REDUCTIONS:
         raise ValueError(f"reduction: got {terms.reduction!r}, allowed are {', '.join(REDUCTIONS)}")
     for name in ("label_smoothing", "z_loss", "softcap"):

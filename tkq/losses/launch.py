@@ -178,7 +178,8 @@ def recipe(spec: CrossEntropySpec, config=None):
 
 
 def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
-    """(loss, its gradient for logits) of a mean or sum, in one pass over the logits."""
+    """(loss, its gradient for logits) of a mean or sum, in one pass over the logits. inplace: no two of them share
+    memory."""
     x, index = rows(logits), flat(target)
     M, like = x.shape[0], dict(dtype=torch.float32, device=x.device)
     if enabled():
@@ -197,6 +198,8 @@ def both(logits: Tensor, target: Tensor, terms: Terms, inplace: bool) -> tuple:
     total(losses, index, terms, loss, all)
     if inplace and x.data_ptr() != logits.data_ptr():  # logits that had to be copied to be rows
         logits.copy_(x.view(logits.shape))
+    elif inplace:
+        torch.autograd.graph.increment_version(logits)  # whoever saved them for a backward learns of it
     return loss, gradient
 
 

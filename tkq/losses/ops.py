@@ -46,7 +46,8 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     Raises:
         TypeError: not a tensor, or a dtype that is not allowed; a number that is none.
         ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, no classes, a
-            reduction, label_smoothing or softcap that is not allowed, a number that is not finite.
+            reduction, label_smoothing or softcap that is not allowed, an ignore_index beyond 64 bits, a number that is
+            not finite; inplace_backward with logits that share memory, as of expand.
         NotImplementedError: V > 524288; a gradient of weight asked for.
         IndexError: see target.
         RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
@@ -54,8 +55,12 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
     softcap = 0.0 if softcap is None else cap(softcap)
-    if z_loss != 0.0:
-        check.finite("z_loss", z_loss)
+    try:
+        if z_loss != 0.0:
+            check.finite("z_loss", z_loss)
+    except RuntimeError:  # of a tensor's truth
+        check.number("z_loss", z_loss)
+        raise
     terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
     if not (ops.traced() or debug.enabled()):
         found = launch.again.take(logits, target, *terms, False)
@@ -69,6 +74,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     if way == "record":
         if inplace_backward:
             check.refuse_leaf("cross_entropy", logits=logits)
+            check.refuse_overlap("cross_entropy", logits=logits)
         return _Recorded.apply(logits, target, terms, inplace_backward)
     check.refuse_tangent("cross_entropy", logits=logits)
     check_call(logits, target, Terms(*terms))  # here too: the dispatcher's own words name no argument
@@ -92,13 +98,16 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
     ``cross_entropy`` and its backward move. For code that goes on with ``logits.backward(gradient)``: autograd records
     nothing here.
 
-    reduction: "mean" or "sum". inplace: the gradient is written over the logits. Otherwise as ``tkq.cross_entropy``,
-    which does not do this by itself: its logits stay what they are until the backward, whatever is done in between.
+    reduction: "mean" or "sum". inplace: the gradient is written over the logits, no two of which may share memory;
+    autograd follows as for any in-place operation. Otherwise as ``tkq.cross_entropy``, which does not do this by
+    itself: its logits stay what they are until the backward, whatever is done in between.
     """
     terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
     check_call(logits, target, terms)
     if reduction == "none":
         raise ValueError("reduction: got 'none', allowed are mean and sum")
+    if inplace and not ops.traced():  # there torch copies, and says so itself
+        check.refuse_overlap("cross_entropy_and_gradient", logits=logits)
     traced = ops.route(logits, target, weight) == "op"
     if traced:
         check.refuse_tangent("cross_entropy_and_gradient", logits=logits)

@@ -1,5 +1,4 @@
 """What the norms' public functions refuse, and in which words. Nothing is launched before."""
-import math
 import numbers
 from typing import Optional
 
@@ -29,13 +28,13 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
 
 
 def eps(kind: str, eps: float) -> None:
-    """TypeError, ValueError unless eps is a finite number from 0 on."""
+    """TypeError, ValueError unless eps is a number from 0 on that is finite, in float32 too."""
     if isinstance(eps, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
         return
     if not isinstance(eps, (int, float)) and not isinstance(eps, numbers.Real):
         raise TypeError(f"{kind}: eps: got {type(eps).__name__}, expected a float")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"{kind}: eps: got {eps}, allowed are numbers from 0 on, all finite")
+    if not 0 <= eps < check.FLOAT32_END:
+        raise ValueError(f"{kind}: eps: got {eps}, allowed are numbers from 0 on, all finite: up to 3.4e38")
 
 
 def _rows(kind, name, x):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime import arch, clusters, dtypes, new
+from ..runtime import arch, check, clusters, dtypes, new
 from ..runtime.again import Again
 from ..runtime.chooser import Ended, Shapes, added
 from . import checks, kept_plan, quant_kept_plan
@@ -21,7 +21,7 @@ from .long_plan import plan
 from .plan import waits_together
 from .spec import GROUP, NormSpec
 
-_INF = math.inf
+_END = check.FLOAT32_END
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 _known: dict = {}  # what is called -> choosers of launchers for whole accesses; see `plain` and `norm`
@@ -87,7 +87,7 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
             shape = tuple(x.shape)
             stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
             y = new.empty(x.get_device(), shape, stride, x.dtype)
-        if 0.0 <= eps < _INF:  # a NaN is not
+        if 0.0 <= eps < _END:  # a NaN is not
             _known[kind](x, weight, bias, y, eps)
             return y
     except Exception:  # nothing is known, or it was refused
@@ -101,7 +101,7 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
     kind, eps, offset, out, total, stats, scale = call
     y = h = rstd = mean = scales = None
     try:
-        if 0.0 <= eps < _INF:
+        if 0.0 <= eps < _END:
             shape, make = tuple(x.shape), new.maker(x.get_device())
             stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
             y = make(shape, stride, out or x.dtype)

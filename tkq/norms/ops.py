@@ -48,9 +48,13 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
     """
-    if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
-        return _plain("rmsnorm", x, weight, bias, eps)
-    return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
+    try:
+        if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
+            return _plain("rmsnorm", x, weight, bias, eps)
+        return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
+    except RuntimeError:
+        check.refuse_tensors("rmsnorm", prenorm=prenorm, weight_offset=weight_offset)
+        raise
 
 
 def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, eps: float = 1e-5,
@@ -87,9 +91,13 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
     """
-    if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
-        return _plain("layernorm", x, weight, bias, eps)
-    return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
+    try:
+        if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
+            return _plain("layernorm", x, weight, bias, eps)
+        return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
+    except RuntimeError:
+        check.refuse_tensors("layernorm", prenorm=prenorm, weight_offset=weight_offset)
+        raise
 
 
 def _plain(kind, x, weight, bias, eps):

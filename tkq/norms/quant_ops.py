@@ -50,7 +50,11 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
     """
-    return _quant("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
+    try:
+        return _quant("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
+    except RuntimeError:
+        check.refuse_tensors("rmsnorm_quant", prenorm=prenorm, weight_offset=weight_offset)
+        raise
 
 
 def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, eps: float = 1e-5,
@@ -87,7 +91,11 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
     """
-    return _quant("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
+    try:
+        return _quant("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
+    except RuntimeError:
+        check.refuse_tensors("layernorm_quant", prenorm=prenorm, weight_offset=weight_offset)
+        raise
 
 
 def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype, granularity):

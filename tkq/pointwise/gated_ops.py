@@ -14,6 +14,7 @@ from .spec import WIDTH, GatedSpec, widest_gated
 
 MAX_N = 1 << 30
 _GELU = {"none": "geglu", "tanh": "geglu_tanh"}
+_APPROXIMATIONS = tuple(_GELU)
 _LAYOUTS = ("split", "interleaved")
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
@@ -75,7 +76,7 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
     """
-    if approximate not in _GELU:
+    if approximate not in _APPROXIMATIONS:  # a tuple, which can be asked for what has no hash
         raise ValueError(f"geglu: approximate: got {approximate!r}, allowed are 'none', 'tanh'")
     return _gated(_GELU[approximate], gate, up, layout)
 

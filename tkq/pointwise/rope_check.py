@@ -34,6 +34,8 @@ def check_call(tensors, turn):
     if last.shape[:-2] != x.shape[:-2] or last.shape[-1] != x.shape[-1]:
         raise ValueError(f"rope_qk: k has shape {tuple(last.shape)}, q {tuple(x.shape)}; only heads may differ")
     _check_table(x, turn.cos, turn.sin)
+    if not isinstance(turn.interleaved, (bool, int)):
+        raise TypeError(f"rope: interleaved: got {type(turn.interleaved).__name__}, expected True or False")
     _check_positions(x, turn)
     check.same_device(**dict(zip(names, tensors, strict=True)), cos=turn.cos, sin=turn.sin,
                       seqlen_offsets=turn.offsets, position_ids=turn.position_ids, cu_seqlens=turn.cu_seqlens)
@@ -104,6 +106,8 @@ def _check_offset(turn, tokens):
 def check_longest(max_seqlen, cu_seqlens):
     if not isinstance(max_seqlen, (int, torch.SymInt)):
         raise TypeError(f"rope: max_seqlen: got {type(max_seqlen).__name__}, expected an int")
+    if max_seqlen < 0:
+        raise ValueError(f"rope: max_seqlen: got {max_seqlen}, allowed are 0 and more")
     if cu_seqlens is None:
         raise ValueError(f"rope: max_seqlen: got {max_seqlen}, which goes with cu_seqlens, and there are none")
 

@@ -40,9 +40,9 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
     Raises:
         TypeError: a size that is no integer, a base that is no number, a dtype that is not allowed, an inv_freq that is
             no tensor.
-        ValueError: a size or a base that is not allowed.
+        ValueError: a size or a base that is not allowed, an inv_freq on meta for tables elsewhere.
     """
-    _check(seqlen, dim, base, dtype, inv_freq)
+    _check(seqlen, dim, base, dtype, device, inv_freq)
     if inv_freq is not None:
         return _computed(seqlen, inv_freq.to(dtype=torch.float64, device=device or inv_freq.device), dtype)
     device = _device(device)
@@ -54,7 +54,7 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
     return cos[:seqlen], sin[:seqlen]
 
 
-def _check(seqlen, dim, base, dtype, inv_freq):
+def _check(seqlen, dim, base, dtype, device, inv_freq):
     for name, size in (("seqlen", seqlen), ("dim", dim)):
         if not isinstance(size, (int, torch.SymInt)) and not isinstance(size, numbers.Integral):
             raise TypeError(f"rope_cos_sin: {name}: got {type(size).__name__}, expected an int")
@@ -71,6 +71,9 @@ def _check(seqlen, dim, base, dtype, inv_freq):
     if inv_freq is not None:
         check.tensor("rope_cos_sin: inv_freq", inv_freq)
         check.shape("rope_cos_sin: inv_freq", inv_freq, (dim // 2,))
+        if inv_freq.is_meta and device is not None and torch.device(device).type != "meta":
+            raise ValueError(f"rope_cos_sin: inv_freq: is on meta, where it has no values, for tables on {device}; "
+                             "allowed are other devices, or meta for both")
 
 
 def _device(device) -> torch.device:

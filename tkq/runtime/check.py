@@ -1,12 +1,11 @@
 """Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
-import math
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import dtypes
 
+FLOAT32_END = 2.0**128 - 2.0**103  # kernels take numbers as float32: from here on they are infinite there
 _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view: which rules autograd has for it
 
 
@@ -45,13 +44,21 @@ def number(name: str, x) -> None:
         raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
 
 
+def refuse_tensors(op_name: str, **values) -> None:
+    """TypeError for a tensor in the place of a number or a flag: asked where something has failed, as its truth may."""
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            raise TypeError(f"{op_name}: {name}: got a Tensor of shape {tuple(value.shape)}, expected a Python number, "
+                            "or True or False")
+
+
 def finite(name: str, x) -> None:
-    """TypeError, ValueError unless x is a finite Python number."""
+    """TypeError, ValueError unless x is a Python number that is finite, in float32 too."""
     if isinstance(x, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
         return
     number(name, x)
-    if not -math.inf < x < math.inf:  # not isfinite, which Dynamo does not trace for a float that varies
-        raise ValueError(f"{name}: got {x}, allowed are finite numbers")
+    if not -FLOAT32_END < x < FLOAT32_END:  # not isfinite, which Dynamo does not trace for a float that varies
+        raise ValueError(f"{name}: got {x}, allowed are finite numbers, up to 3.4e38 as in float32")
 
 
 def flag(name: str, x) -> None:
@@ -123,6 +130,31 @@ def refuse_leaf(op_name: str, **tensors) -> None:
         if base.is_leaf and base.requires_grad:
             raise RuntimeError(f"{op_name}: {name} is a leaf that requires a gradient (or a view of one), and cannot "
                                "be written in place")
+
+
+def refuse_overlap(op_name: str, **tensors) -> None:
+    """ValueError where elements of a tensor that is to be written over share memory, or could: not plain to see."""
+    for name, x in tensors.items():
+        if _meets_itself(name, x):
+            raise ValueError(f"{op_name}: {name}: is {tuple(x.shape)} with strides {x.stride()}, so that elements may "
+                             "share memory; not allowed in place: pass a tensor whose rows lie apart")
+
+
+def _meets_itself(name, x) -> bool:
+    """Does a step in one dimension stay inside of what the dimensions with smaller steps span?"""
+    try:
+        if x.is_contiguous() or not x.numel():
+            return False
+        steps = sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n > 1)
+    except RuntimeError:  # of what has no strides
+        _dense(name, x)
+        raise
+    span = 1
+    for step, n in steps:
+        if step < span:
+            return True
+        span += (n - 1) * step
+    return False
 
 
 def refuse_view(op_name: str, **tensors) -> None:

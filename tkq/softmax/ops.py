@@ -1,4 +1,6 @@
 """tkq.softmax and tkq.log_softmax: from torch tensors to a launch."""
+import numbers
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from ..runtime.chooser import Shapes, added
 from .plan import plan
 from .spec import MAX_N, SoftmaxSpec
 
+_LAST = -1  # the dim of most calls: the same object, as Python has one of each small int, and not -1.0, which is equal
 _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 
 # For a forward, log -> a chooser of launchers; for a backward, what a call looks like -> its launcher. They take whole
@@ -78,9 +81,13 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
 
 def _softmax(x, dim, scale, log):
-    if scale != 1.0:
-        check.finite("scale", scale)
-    if dim != -1:
+    try:
+        if scale != 1.0:
+            check.finite("scale", scale)
+    except RuntimeError:  # of a tensor's truth
+        check.number("scale", scale)
+        raise
+    if dim is not _LAST:
         return _along(x, dim, scale, log)
     if not ops.traced():
         found = _again.take(x, scale, log)
@@ -98,13 +105,13 @@ def _softmax(x, dim, scale, log):
 
 def _along(x, dim, scale, log):
     _check_tensor(x)
-    if not isinstance(dim, int):
+    if not isinstance(dim, int) and not isinstance(dim, numbers.Integral):
         raise TypeError(f"dim: got {type(dim).__name__}, expected an int")
     if not -x.dim() <= dim < x.dim():
         raise IndexError(f"dim: got {dim} for x of {x.dim()} dimensions, allowed are {-x.dim()} to {x.dim() - 1}")
     if dim == x.dim() - 1:
-        return _softmax(x, -1, scale, log)
-    return _softmax(x.movedim(dim, -1), -1, scale, log).movedim(-1, dim)
+        return _softmax(x, _LAST, scale, log)
+    return _softmax(x.movedim(dim, -1), _LAST, scale, log).movedim(-1, dim)
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tkq.runtime import check
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -61,7 +63,9 @@ def assert_2x(ours: Tensor, truth: Tensor, same_precision: Tensor, ulps: float =
 
     Raises:
         AssertionError: the rule does not hold, or the shapes differ: broadcast, they would be compared with others.
+        TypeError, ValueError: what is no tensor; several devices, or meta, where there are no values to compare.
     """
+    _check(ours=ours, truth=truth, same_precision=same_precision)
     _require(ours.shape == truth.shape, f"{what}: shape {tuple(ours.shape)}, expected {tuple(truth.shape)}")
     _require(same_precision.shape == truth.shape, f"{what}: shape of same_precision {tuple(same_precision.shape)}, "
              f"expected {tuple(truth.shape)}")
@@ -74,6 +78,14 @@ def assert_2x(ours: Tensor, truth: Tensor, same_precision: Tensor, ulps: float =
              f"{what}: error {found.worst:.3e}, allowed {found.allowed:.3e} (PyTorch {found.theirs:.3e})")
     _require(abs(found.bias) <= found.bias_allowed,
              f"{what}: mean signed error {found.bias:.3e}, allowed {found.bias_allowed:.3e}")
+
+
+def _check(**tensors) -> None:
+    check.same_device(**tensors)
+    for name, x in tensors.items():
+        check.tensor(name, x)  # of None nothing has been said
+        if x.is_meta:
+            raise ValueError(f"{name}: is on meta, where it has no values; allowed are the CPU and GPUs")
 
 
 def _require(holds: bool, said: str) -> None:
