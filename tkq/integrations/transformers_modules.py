@@ -2,6 +2,7 @@
 """
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import NamedTuple, Optional
@@ -118,18 +119,30 @@ def layer_forward(family, cls):
 
 
 def loss_forward(family, cls):
-    @can_return_tuple
-    def forward(self, input_ids=None, labels=None, logits_to_keep=0, **kwargs):
+    names = tuple(name for name, given in inspect.signature(cls.forward).parameters.items()
+                  if given.kind is given.POSITIONAL_OR_KEYWORD)[1:]  # without self
+
+    @functools.wraps(cls.forward)  # generate and Trainer ask inspect for the parameters
+    def forward(self, *args, **kwargs):
+        if args:
+            if len(args) > len(names) or any(name in kwargs for name in names[:len(args)]):
+                return cls.forward(self, *args, **kwargs)  # which says what is wrong
+            kwargs.update(zip(names, args))
         refuse_unmasked(self.config, **kwargs)
-        if not (labels is not None and self.training and type(logits_to_keep) is int and logits_to_keep == 0
-                and _can_fuse(self)):
-            return cls.forward(self, input_ids, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
-        out = self.model(input_ids=input_ids, **kwargs)
-        loss = _loss(self, out.last_hidden_state, labels, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
-                                      attentions=out.attentions)
+        keep = kwargs.get("logits_to_keep", 0)
+        if kwargs.get("labels") is not None and self.training and type(keep) is int and keep == 0 and _can_fuse(self):
+            return _without_logits(self, **kwargs)
+        return cls.forward(self, **kwargs)
 
     return forward
+
+
+@can_return_tuple
+def _without_logits(model, labels, logits_to_keep=0, **kwargs):
+    out = model.model(**kwargs)
+    loss = _loss(model, out.last_hidden_state, labels, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
+                                  attentions=out.attentions)
 
 
 def _can_fuse(model):
