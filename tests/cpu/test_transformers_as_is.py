@@ -50,3 +50,109 @@ def test_generate_finds_what_is_padded():
     found = m.generate(ids, **how)
     assert torch.equal(found.sequences, wanted.sequences)
     torch.testing.assert_close(torch.stack(found.logits), torch.stack(wanted.logits), rtol=1e-4, atol=1e-5)
+
+
+# ---- what others have put into a model -------------------------------------------------------------------------------
+
+
+def put(where, make):
+    """A change of the first layer: what is at ``where`` becomes what ``make`` says."""
+    def change(m):
+        path, _, name = f"model.layers.0.{where}".rpartition(".")
+        parent = m.get_submodule(path)
+        setattr(parent, name, make(getattr(parent, name)))
+
+    return change
+
+
+def of_its_own(module):
+    forward = module.forward
+    module.forward = lambda *args: forward(*args).cos()
+    return module
+
+
+def hooked(module):
+    module.register_forward_hook(lambda module, given, y: y.cos())
+    return module
+
+
+def subclassed(module):
+    forward = type(module).forward
+    module.__class__ = type("Changed", (type(module),), {"forward": lambda self, x: forward(self, x).cos()})
+    return module
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.more = base, torch.nn.Linear(base.in_features, base.out_features)
+
+    def forward(self, x):
+        return self.base(x) + self.more(x)
+
+
+def offloaded(module):
+    """As accelerate's: the parameters are there during a call alone."""
+    kept, forward = {name: p.detach() for name, p in module.named_parameters()}, module.forward
+
+    def with_parameters(*args, **kwargs):
+        put_in(kept)
+        y = forward(*args, **kwargs)
+        put_in({name: p.to("meta") for name, p in kept.items()})
+        return y
+
+    def put_in(values):
+        for name, value in values.items():
+            setattr(module, name, torch.nn.Parameter(value, requires_grad=False))
+
+    put_in({name: p.to("meta") for name, p in kept.items()})
+    module.forward = with_parameters
+    return module
+
+
+def offload_all(m):
+    for module in m.modules():
+        if not list(module.children()):
+            offloaded(module)
+
+
+NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
+OTHERS = {
+    **{f"{norm}, {make.__name__}": put(norm, make) for norm in NORMS for make in (of_its_own, hooked, subclassed)},
+    "LayerNorm": put("input_layernorm", lambda norm: torch.nn.LayerNorm(64)),
+    "nn.RMSNorm": put("post_attention_layernorm", lambda norm: torch.nn.RMSNorm(64)),
+    "Identity": put("post_attention_layernorm", lambda norm: torch.nn.Identity()),
+    **{f"{where}, {make.__name__}": put(where, make) for make in (Adapted, of_its_own, hooked, subclassed)
+       for where in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")},
+    **{f"{where}, {make.__name__}": put(where, make) for make in (of_its_own, hooked, subclassed)
+       for where in ("mlp", "mlp.act_fn")},
+    "offloaded": offload_all,
+}
+
+
+@pytest.mark.parametrize("patched_first", [False, True])
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+@pytest.mark.parametrize("change", OTHERS)
+def test_changes_by_others_count(change, name, patched_first):
+    if "pre_feedforward" in change and name == "Llama":
+        pytest.skip("Llama's layers have no such norm")
+    m, right, ids = model(name), model(name), tokens()
+    plain = right(ids).logits
+    for each in (right, m):
+        if each is m and patched_first:
+            tkq_transformers.patch(m)
+        torch.manual_seed(2)
+        OTHERS[change](each)
+    tkq_transformers.patch(m)
+    wanted = right(ids).logits
+    torch.testing.assert_close(m(ids).logits, wanted, rtol=1e-4, atol=1e-4)
+    assert change == "offloaded" or not torch.allclose(wanted, plain, atol=1e-2)
+
+
+@pytest.mark.parametrize("make", [of_its_own, hooked])
+def test_changes_of_the_head_count_in_the_loss(make):
+    m, ids = model("Llama", torch.bfloat16).train(), tokens()
+    make(m.lm_head)
+    wanted = m(ids, labels=ids).loss
+    tkq_transformers.patch(m)
+    torch.testing.assert_close(m(ids, labels=ids).loss, wanted, rtol=1e-2, atol=0)

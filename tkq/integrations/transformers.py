@@ -76,9 +76,10 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
     Raises:
         ValueError: another ``linear``; keep_weight=False without float8 layers.
 
-    Hooks on a decoder layer's norm behind attention (before the MLP in Gemma) are not called: the layer computes that
-    norm together with the addition before it. Modules come from a model's classes, not copies of them: a state dict is
-    the same before and after.
+    What is fused is what patch has replaced. Modules of other classes in its place (adapters, norms of your own), and
+    modules with hooks or a forward of their own, before or after patch, are called as they are. (Hooks for all modules,
+    `torch.nn.modules.module.register_module_forward_hook` and such, are called for modules that are not fused.) Modules
+    come from a model's classes, not copies of them: a state dict is the same before and after.
     """
     if linear not in modules.LINEARS:
         raise ValueError(f"patch: linear: got {linear!r}, allowed are {', '.join(map(repr, modules.LINEARS))}")

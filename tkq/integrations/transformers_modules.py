@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
-from .linears import added, together
+from .linears import added, changed, together
 from .transformers_attention import refuse_unmasked
 
 
@@ -64,7 +64,8 @@ def mlp_forward(family, cls):
     def forward(self, x, residual=None):
         """residual: what the result is added to, which its layer may say: see `layer_forward`."""
         gate, up = together(x, self.gate_proj, self.up_proj)
-        h = ACTIVATIONS[type(self.act_fn).__name__](gate, up)
+        gated = None if changed(self.act_fn) else ACTIVATIONS.get(type(self.act_fn).__name__)
+        h = self.act_fn(gate) * up if gated is None else gated(gate, up)
         return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
 
     return forward
@@ -101,21 +102,33 @@ def _attribute(module, path):
 
 def layer_forward(family, cls):
     """The additions go with the norms before which they stand; the last one goes with the MLP's last product."""
-    def normed(norm, x, residual=None):
-        """(the norm of x + residual, the sum)"""
-        return rmsnorm(x, norm.weight, eps=getattr(norm, family.norm), weight_offset=family.offset, residual=residual,
-                       prenorm=True)
-
     def forward(self, hidden_states, **kwargs):
-        h, residual = normed(self.input_layernorm, hidden_states)
+        h, residual = _normed(self.input_layernorm, hidden_states)
         h, _ = self.self_attn(hidden_states=h, **kwargs)
         if family.four_norms:
-            h, residual = normed(self.pre_feedforward_layernorm, self.post_attention_layernorm(h), residual)
+            h, residual = _normed(self.pre_feedforward_layernorm, self.post_attention_layernorm(h), residual)
             return residual + self.post_feedforward_layernorm(self.mlp(h))
-        h, residual = normed(self.post_attention_layernorm, h, residual)
-        return self.mlp(h, residual) if type(self.mlp) in _originals else residual + self.mlp(h)
+        h, residual = _normed(self.post_attention_layernorm, h, residual)
+        return residual + self.mlp(h) if _own(self.mlp, "MLP") is None else self.mlp(h, residual)
 
     return forward
+
+
+def _normed(norm, x, residual=None):
+    """(the norm of x + residual, the sum), in one kernel where nothing but patch has changed what the norm is."""
+    family = _own(norm, "RMSNorm")
+    if family is None:
+        total = x if residual is None else residual + x
+        return norm(total), total
+    return rmsnorm(x, norm.weight, eps=getattr(norm, family.norm), weight_offset=family.offset, residual=residual,
+                   prenorm=True)
+
+
+def _own(module, ending):
+    """The family of a module of patch's, of a kind, a call of which runs the forward given here and no more; else None.
+    Asked in each call: hooks may come later."""
+    family = _families[ending].get(type(module))
+    return None if family is None or changed(module) else family
 
 
 def loss_forward(family, cls):
@@ -147,9 +160,9 @@ def _without_logits(model, labels, logits_to_keep=0, **kwargs):
 
 def _can_fuse(model):
     """Is the head a plain linear layer of a type that the kernel takes, and the loss transformers' usual one?"""
-    head = model.lm_head
+    head, loss = model.lm_head, model.loss_function
     return (type(head) is nn.Linear and head.bias is None and head.weight.dtype in (torch.bfloat16, torch.float16)
-            and head.in_features % 8 == 0 and model.loss_function.__name__ == "ForCausalLMLoss")
+            and head.in_features % 8 == 0 and not changed(head) and getattr(loss, "__name__", "") == "ForCausalLMLoss")
 
 
 def _loss(model, hidden, labels, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_):
@@ -203,9 +216,12 @@ class Known(NamedTuple):
         return self.kind.why_not(module)
 
     def subclass(self, module):
-        return _subclass(type(module), self.kind.forward(self.family, type(module)))
+        made = _subclass(type(module), self.kind.forward(self.family, type(module)))
+        _families[self.kind.ending][made] = self.family
+        return made
 
 
+_families: dict = {kind.ending: {} for kind in KINDS}  # of each kind: the class made -> its family
 _subclasses: dict = {}  # (class, what it becomes) -> the one made for it: as many as the tables here give
 _originals: dict = {}  # the class made -> the one it was made for
 
