@@ -156,3 +156,28 @@ def test_changes_of_the_head_count_in_the_loss(make):
     wanted = m(ids, labels=ids).loss
     tkq_transformers.patch(m)
     torch.testing.assert_close(m(ids, labels=ids).loss, wanted, rtol=1e-2, atol=0)
+
+
+# ---- once more, and saved --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("linear", ["tkq", "fp8", "fp8_block"])
+@pytest.mark.parametrize("before", [None, "tkq", "fp8", "fp8_tensor"])
+def test_linear_layers_in_a_second_call(before, linear):
+    m, right, ids = model("Llama", torch.bfloat16), model("Llama", torch.bfloat16), tokens()
+    tkq_transformers.patch(right, linear=linear)
+    tkq_transformers.patch(m, linear=before)
+    assert tkq_transformers.patch(m, linear=linear).replaced == ({} if before == linear else {"Linear": 14})
+    for a, b in zip(m.modules(), right.modules(), strict=True):
+        assert type(a) is type(b) and getattr(a, "recipe", None) == getattr(b, "recipe", None)
+    assert torch.equal(m(ids).logits, right(ids).logits)
+    assert not tkq_transformers.patch(m).replaced and not tkq_transformers.patch(m, linear=linear).replaced
+    tkq_transformers.unpatch(m)
+    assert {type(x) for x in m.modules()} == {type(x) for x in model("Llama").modules()}
+
+
+def test_weights_that_are_not_kept_in_a_second_call():
+    m = model("Llama", torch.bfloat16)
+    tkq_transformers.patch(m, linear="fp8")
+    assert tkq_transformers.patch(m, linear="fp8", keep_weight=False).replaced == {"Linear": 14}
+    assert not m.model.layers[1].mlp.up_proj.recipe.keep_weight

@@ -71,7 +71,8 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
             the output's logits are None: they are never whole in memory. False: logits and loss as before.
 
     Returns:
-        A `Report`. What it does not know it leaves alone; what it has patched before too.
+        A `Report`. What it does not know it leaves alone; what it has patched before too, but for linear layers that
+        ``linear`` now says otherwise of: they change once more. ``linear=None`` and ``loss=False`` undo nothing.
 
     Raises:
         ValueError: another ``linear``; keep_weight=False without float8 layers.
@@ -87,18 +88,23 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
         raise ValueError(f"patch: keep_weight=False is for layers in float8, linear is {linear!r}")
     known, report = modules.known(), Report()
     for module in model.modules():
-        found = known.get(type(module))
-        if found is None or (found.is_loss and not loss):
+        found = known.get(modules.original(type(module)) or type(module))
+        if found is None:
             continue
-        why = found.why_not(module)
-        if why is None:
-            report.replaced[type(module).__name__] += 1
-            module.__class__ = found.subclass(module)
-        else:
-            report.left[f"{type(module).__name__}: {why}"] += 1
-        if linear is not None and found.is_layer:
+        if type(module) in known and (loss or not found.is_loss):
+            _replace(module, found, report)
+        if linear is not None and found.is_layer:  # of layers that an earlier call has replaced, too
             modules.replace_linears(module, linear, keep_weight, report)
     return report
+
+
+def _replace(module, found, report):
+    why = found.why_not(module)
+    if why is None:
+        report.replaced[type(module).__name__] += 1
+        module.__class__ = found.subclass(module)
+    else:
+        report.left[f"{type(module).__name__}: {why}"] += 1
 
 
 def unpatch(model: nn.Module) -> None:

@@ -262,23 +262,27 @@ def known() -> dict:
 
 
 def replace_linears(layer, what, keep_weight, report):
-    """nn.Linear in a layer, by tkq.nn's."""
+    """nn.Linear in a layer, by tkq.nn's; what an earlier call made of it, too."""
     from .. import nn as tkq_nn
     from ..quantize.linear import E4M3, E5M2, Recipe
 
     fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("block", E4M3, keep_weight),
            "fp8_tensor": Recipe("tensor", E5M2, keep_weight)}.get(what)
-    base = tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear
+    made = _subclass(nn.Linear, None, tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear)
     for module in layer.modules():
-        if type(module) is not nn.Linear:
+        if nn.Linear not in (type(module), original(type(module))):
+            continue
+        if type(module) is made and getattr(module, "recipe", None) == fp8:
             continue
         why = _refuses(module, what)
         if why is not None:
             report.left[f"Linear: {why}"] += 1
             continue
+        module.__class__ = nn.Linear
+        forget(module)
         if fp8 is not None:
             module.recipe = fp8
-        module.__class__ = _subclass(nn.Linear, None, base)
+        module.__class__ = made
         report.replaced["Linear"] += 1
 
 
