@@ -1,5 +1,8 @@
 """A patched model is called, extended and saved as it was before (tkq.integrations.transformers.patch)."""
 import inspect
+import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -181,3 +184,30 @@ def test_weights_that_are_not_kept_in_a_second_call():
     tkq_transformers.patch(m, linear="fp8")
     assert tkq_transformers.patch(m, linear="fp8", keep_weight=False).replaced == {"Linear": 14}
     assert not m.model.layers[1].mlp.up_proj.recipe.keep_weight
+
+
+ELSEWHERE = """
+import sys, torch
+m, ids, wanted = torch.load(sys.argv[1], weights_only=False)
+assert torch.equal(m(ids).logits, wanted)
+"""
+
+
+@pytest.mark.parametrize("linear", [None, "tkq", "fp8"])
+@pytest.mark.parametrize("name", MORE)
+def test_pickled(name, linear, tmp_path):
+    """And loaded, in this process and in one that has patched nothing."""
+    m, ids = model(name, torch.bfloat16, "tkq").eval(), tokens()
+    tkq_transformers.patch(m, linear=linear)
+    wanted = m(ids).logits
+    torch.save((m, ids, wanted.detach()), tmp_path / "model.pt")
+    found, _, _ = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert [type(x) for x in found.modules()] == [type(x) for x in m.modules()]
+    assert torch.equal(found(ids).logits, wanted)
+    if linear == "fp8" and name in ("Llama", "Gemma3"):
+        subprocess.run([sys.executable, "-c", ELSEWHERE, tmp_path / "model.pt"], check=True,
+                       cwd=pathlib.Path(__file__).parents[2])
+
+
+def test_names_that_are_no_classes():
+    assert not hasattr(tkq_transformers, "LlamaTokenizer") and not hasattr(tkq_transformers, "Linear")

@@ -56,6 +56,14 @@ class Report:
             f"{count:4d} x {why}" for why, count in self.left.items()] if self.left else []))
 
 
+def __getattr__(name):
+    """The classes of patched modules, which pickle looks for here, by their names, in another process, too."""
+    found = modules.named(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
 def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = True, loss: bool = True) -> Report:
     """Let the modules of a model of transformers run on tkq's kernels, where tkq knows their class: norms, rotary
     embedding (in attention layers), gated MLPs, the additions around norms (in decoder layers), and the loss.
@@ -80,7 +88,8 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
     What is fused is what patch has replaced. Modules of other classes in its place (adapters, norms of your own), and
     modules with hooks or a forward of their own, before or after patch, are called as they are. (Hooks for all modules,
     `torch.nn.modules.module.register_module_forward_hook` and such, are called for modules that are not fused.) Modules
-    come from a model's classes, not copies of them: a state dict is the same before and after.
+    come from a model's classes, not copies of them: a state dict is the same before and after. A patched model can be
+    pickled; where it is loaded, there is tkq.
     """
     if linear not in modules.LINEARS:
         raise ValueError(f"patch: linear: got {linear!r}, allowed are {', '.join(map(repr, modules.LINEARS))}")
@@ -102,7 +111,7 @@ def _replace(module, found, report):
     why = found.why_not(module)
     if why is None:
         report.replaced[type(module).__name__] += 1
-        module.__class__ = found.subclass(module)
+        module.__class__ = found.subclass(type(module))
     else:
         report.left[f"{type(module).__name__}: {why}"] += 1
 
