@@ -98,3 +98,69 @@ def test_together_under_compile():
     calls = [str(node.target) for node in graphs[-1].graph.nodes if node.op == "call_function"]
     assert len(graphs) == 2 and sum("tkq.gemm" in call for call in calls) == 6
     assert not any("aten.add" in call for call in calls)
+
+
+class Adapted(torch.nn.Module):
+    """As an adapter for fine-tuning does: a layer around another one, without a weight of its own."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.more = base, torch.nn.Linear(64, base.out_features, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return self.base(x) + self.more(x)
+
+
+class Doubled(tkq.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class DoubledInFp8(tkq.nn.Fp8Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def own_forward(layer):
+    forward = layer.forward
+    layer.forward = lambda x: forward(x) * 2
+    return layer
+
+
+def brings_its_weight(layer):
+    """As accelerate's offloading does: the weight is there during the call alone."""
+    kept, forward = layer.weight.detach().clone(), layer.forward
+
+    def with_weight(x):
+        layer.weight = torch.nn.Parameter(kept, requires_grad=False)
+        y = forward(x)
+        layer.weight = torch.nn.Parameter(kept.to("meta"), requires_grad=False)
+        return y
+
+    layer.weight, layer.forward = torch.nn.Parameter(kept.to("meta"), requires_grad=False), with_weight
+    return layer
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, given, y: y * 2)
+    return layer
+
+
+def of(cls):
+    return lambda layer: cls(64, layer.out_features, bias=False, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("change", [Adapted, own_forward, brings_its_weight, hooked, of(Doubled), of(DoubledInFp8),
+                                    of(torch.nn.Linear), of(tkq.nn.Linear), of(tkq.nn.Fp8Linear)])
+@pytest.mark.parametrize("kind", [torch.nn.Linear, tkq.nn.Linear, tkq.nn.Fp8Linear])
+def test_what_is_not_plain_is_called(kind, change, where):
+    torch.manual_seed(0)
+    layers = [kind(64, 64, bias=False, dtype=torch.bfloat16) for _ in range(2)]
+    layers[where] = change(layers[where])
+    x = torch.randn(16, 64).bfloat16().requires_grad_()
+    for a, b in zip(linears.together(x, *layers), [layer(x) for layer in layers], strict=True):
+        assert torch.equal(a, b)
+    residual = torch.randn(16, 64).bfloat16()
+    found, wanted = linears.added(layers[where], x, residual), residual + layers[where](x)
+    assert (found - wanted).norm() <= 0.01 * wanted.norm()

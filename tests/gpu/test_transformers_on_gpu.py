@@ -158,6 +158,27 @@ def test_decoding_with_a_graph(padded):
             assert (out - want).norm() <= 0.01 * want.norm(), i
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("cache", ["dynamic", "static", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_generate(cache, padded):
+    """The logits of each step are the whole sequence's. compiled: a static cache's steps, as generate compiles them
+    where it is not told otherwise."""
+    m, ids = model("Llama").eval(), tokens(S=32)
+    tkq_transformers.patch(m)
+    keep = torch.ones_like(ids)
+    keep[0, :10] = 0 if padded else 1
+    torch._dynamo.reset()
+    out = m.generate(ids, attention_mask=keep, max_new_tokens=8, do_sample=False, output_logits=True,
+                     return_dict_in_generate=True, cache_implementation="dynamic" if cache == "dynamic" else "static",
+                     disable_compile=cache != "compiled")
+    keep = torch.nn.functional.pad(keep, (0, 7), value=1)
+    with torch.no_grad():
+        want = m(out.sequences[:, :-1], attention_mask=keep, position_ids=(keep.cumsum(1) - 1).clamp(min=0),
+                 use_cache=False).logits[:, 31:]
+    found = torch.stack(out.logits, 1)
+    assert (found - want).norm() <= 0.02 * want.norm()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("linear", [None, "fp8", "fp8_block", "fp8_tensor"])
 def test_learning(linear):

@@ -14,38 +14,52 @@ from ..runtime import ops
 from ..runtime.check import under_autocast
 
 
-def together(x: Tensor, *layers: nn.Linear) -> list[Tensor]:
+def together(x: Tensor, *layers: nn.Module) -> list[Tensor]:
     """[layer(x) for layer in layers]. Of `tkq.nn.Linear` without bias, and of `torch.nn.Linear` in plain eager mode,
     the gradients of x are added up by the products themselves, instead of each being written and read once more. For
-    layers in float8, of one recipe, x is quantised once."""
-    if all(isinstance(layer, Fp8Linear) and not _hooked(layer) and layer.recipe == layers[0].recipe
-           for layer in layers) and not under_autocast(x.device.type):
-        return quantised_together(x, layers)
-    ours, weights = isinstance(layers[0], Linear), tuple(layer.weight for layer in layers)
+    layers in float8, of one recipe, x is quantised once. Any other layers, and layers with hooks or a forward of their
+    own (which may bring the weights first), are called one by one."""
+    kind = _kind(layers[0])
+    if kind is None or under_autocast(x.device.type) or not all(_plain(layer, kind) for layer in layers):
+        return [layer(x) for layer in layers]
+    if kind is Fp8Linear:
+        same = all(layer.recipe == layers[0].recipe for layer in layers)
+        return quantised_together(x, layers) if same else [layer(x) for layer in layers]
+    ours, weights = kind is Linear, tuple(layer.weight for layer in layers)
     apply = _Together.apply if ops.recording(x, *weights) else _Traced.apply if ours and ops.traced() else None
-    if apply is None or under_autocast(x.device.type) or not all(_plain(layer, ours) for layer in layers):
+    if apply is None:
         return [layer(x) for layer in layers]
     rows = x.reshape(-1, x.shape[-1])
     results = apply(ours, _with_lines(rows) if ours else rows, *weights)
     return [y.view(*x.shape[:-1], y.shape[-1]) for y in results]
 
 
-def added(layer: nn.Linear, x: Tensor, residual: Tensor) -> Tensor:
+def added(layer: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
     """residual + layer(x), in one kernel where the layer is a `tkq.nn.Linear` without bias."""
-    if not _plain(layer, True) or under_autocast(x.device.type) or residual.dtype != layer.weight.dtype:
+    if not _plain(layer, Linear) or under_autocast(x.device.type) or residual.dtype != layer.weight.dtype:
         return residual + layer(x)
     rows, sums = x.reshape(-1, x.shape[-1]), residual.reshape(-1, residual.shape[-1])
     return gemm(rows, layer.weight.t(), c=sums, beta=1.0).view(residual.shape)
 
 
-def _plain(layer, ours):
-    """Is it a layer without bias and hooks: of tkq.nn, or else of torch's?"""
-    kind = isinstance(layer, Linear) if ours else type(layer) is nn.Linear
-    return kind and layer.bias is None and not _hooked(layer)
+def changed(module: nn.Module) -> bool:
+    """Does a call of it run more than its class's forward: hooks, or a forward that was set on the module itself, as
+    accelerate's to bring weights?"""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+                or module._backward_pre_hooks or "forward" in module.__dict__)
 
 
-def _hooked(layer):
-    return layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+def _kind(layer):
+    """Which of the linear layers that are known here it computes as; None: none of them."""
+    if type(layer) is nn.Linear:
+        return nn.Linear
+    forward = type(layer).forward  # not isinstance: a subclass may compute more
+    return Linear if forward is Linear.forward else Fp8Linear if forward is Fp8Linear.forward else None
+
+
+def _plain(layer, kind):
+    """Is it a layer of a kind, without hooks and, but for float8, without bias?"""
+    return _kind(layer) is kind and (kind is Fp8Linear or layer.bias is None) and not changed(layer)
 
 
 def _forward(ctx, ours, x, *weights):

@@ -56,6 +56,14 @@ class Report:
             f"{count:4d} x {why}" for why, count in self.left.items()] if self.left else []))
 
 
+def __getattr__(name):
+    """The classes of patched modules, which pickle looks for here, by their names, in another process, too."""
+    found = modules.named(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
 def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = True, loss: bool = True) -> Report:
     """Let the modules of a model of transformers run on tkq's kernels, where tkq knows their class: norms, rotary
     embedding (in attention layers), gated MLPs, the additions around norms (in decoder layers), and the loss.
@@ -71,14 +79,17 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
             the output's logits are None: they are never whole in memory. False: logits and loss as before.
 
     Returns:
-        A `Report`. What it does not know it leaves alone; what it has patched before too.
+        A `Report`. What it does not know it leaves alone; what it has patched before too, but for linear layers that
+        ``linear`` now says otherwise of: they change once more. ``linear=None`` and ``loss=False`` undo nothing.
 
     Raises:
         ValueError: another ``linear``; keep_weight=False without float8 layers.
 
-    Hooks on a decoder layer's norm behind attention (before the MLP in Gemma) are not called: the layer computes that
-    norm together with the addition before it. Modules come from a model's classes, not copies of them: a state dict is
-    the same before and after.
+    What is fused is what patch has replaced. Modules of other classes in its place (adapters, norms of your own), and
+    modules with hooks or a forward of their own, before or after patch, are called as they are. (Hooks for all modules,
+    `torch.nn.modules.module.register_module_forward_hook` and such, are called for modules that are not fused.) Modules
+    come from a model's classes, not copies of them: a state dict is the same before and after. A patched model can be
+    pickled; where it is loaded, there is tkq.
     """
     if linear not in modules.LINEARS:
         raise ValueError(f"patch: linear: got {linear!r}, allowed are {', '.join(map(repr, modules.LINEARS))}")
@@ -86,18 +97,23 @@ def patch(model: nn.Module, *, linear: str | None = None, keep_weight: bool = Tr
         raise ValueError(f"patch: keep_weight=False is for layers in float8, linear is {linear!r}")
     known, report = modules.known(), Report()
     for module in model.modules():
-        found = known.get(type(module))
-        if found is None or (found.is_loss and not loss):
+        found = known.get(modules.original(type(module)) or type(module))
+        if found is None:
             continue
-        why = found.why_not(module)
-        if why is None:
-            report.replaced[type(module).__name__] += 1
-            module.__class__ = found.subclass(module)
-        else:
-            report.left[f"{type(module).__name__}: {why}"] += 1
-        if linear is not None and found.is_layer:
+        if type(module) in known and (loss or not found.is_loss):
+            _replace(module, found, report)
+        if linear is not None and found.is_layer:  # of layers that an earlier call has replaced, too
             modules.replace_linears(module, linear, keep_weight, report)
     return report
+
+
+def _replace(module, found, report):
+    why = found.why_not(module)
+    if why is None:
+        report.replaced[type(module).__name__] += 1
+        module.__class__ = found.subclass(type(module))
+    else:
+        report.left[f"{type(module).__name__}: {why}"] += 1
 
 
 def unpatch(model: nn.Module) -> None:

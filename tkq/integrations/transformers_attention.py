@@ -40,8 +40,12 @@ class Layout(NamedTuple):
     keys: so many keys of the cache are in use, the first ones; None: all.
     cu: (sequences + 1,) int32, where sequences begin among the tokens, which are in a row of B * S. order, back: the
     tokens are brought into this order before and back after; None: they are in order.
-    cached: instead of cu."""
+    cached: instead of cu.
 
+    ndim: transformers asks an attention_mask for it: generate has the masks of static caches made ahead, and hands them
+    to the model, which calls `make_mask` with what it is handed. It says that there is nothing to convert."""
+
+    ndim = 4
     keys: Optional[int] = None
     cu: Optional[Tensor] = None
     order: Optional[Tensor] = None
@@ -60,6 +64,9 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     Under torch.compile sequences packed into one row are not looked for, as they are not by transformers'
     "flash_attention_2": cu_seq_lens_q and so on say where they are.
     """
+    if isinstance(attention_mask, Layout):
+        return attention_mask  # made ahead, by generate
+
     def as_tensor():
         return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                          kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,

@@ -2,6 +2,7 @@
 """
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import NamedTuple, Optional
@@ -13,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from .. import geglu, linear_cross_entropy, rmsnorm, rope_qk, swiglu
-from .linears import added, together
+from .linears import added, changed, together
 from .transformers_attention import refuse_unmasked
 
 
@@ -63,7 +64,8 @@ def mlp_forward(family, cls):
     def forward(self, x, residual=None):
         """residual: what the result is added to, which its layer may say: see `layer_forward`."""
         gate, up = together(x, self.gate_proj, self.up_proj)
-        h = ACTIVATIONS[type(self.act_fn).__name__](gate, up)
+        gated = None if changed(self.act_fn) else ACTIVATIONS.get(type(self.act_fn).__name__)
+        h = self.act_fn(gate) * up if gated is None else gated(gate, up)
         return self.down_proj(h) if residual is None else added(self.down_proj, h, residual)
 
     return forward
@@ -100,43 +102,67 @@ def _attribute(module, path):
 
 def layer_forward(family, cls):
     """The additions go with the norms before which they stand; the last one goes with the MLP's last product."""
-    def normed(norm, x, residual=None):
-        """(the norm of x + residual, the sum)"""
-        return rmsnorm(x, norm.weight, eps=getattr(norm, family.norm), weight_offset=family.offset, residual=residual,
-                       prenorm=True)
-
     def forward(self, hidden_states, **kwargs):
-        h, residual = normed(self.input_layernorm, hidden_states)
+        h, residual = _normed(self.input_layernorm, hidden_states)
         h, _ = self.self_attn(hidden_states=h, **kwargs)
         if family.four_norms:
-            h, residual = normed(self.pre_feedforward_layernorm, self.post_attention_layernorm(h), residual)
+            h, residual = _normed(self.pre_feedforward_layernorm, self.post_attention_layernorm(h), residual)
             return residual + self.post_feedforward_layernorm(self.mlp(h))
-        h, residual = normed(self.post_attention_layernorm, h, residual)
-        return self.mlp(h, residual) if type(self.mlp) in _originals else residual + self.mlp(h)
+        h, residual = _normed(self.post_attention_layernorm, h, residual)
+        return residual + self.mlp(h) if _own(self.mlp, "MLP") is None else self.mlp(h, residual)
 
     return forward
+
+
+def _normed(norm, x, residual=None):
+    """(the norm of x + residual, the sum), in one kernel where nothing but patch has changed what the norm is."""
+    family = _own(norm, "RMSNorm")
+    if family is None:
+        total = x if residual is None else residual + x
+        return norm(total), total
+    return rmsnorm(x, norm.weight, eps=getattr(norm, family.norm), weight_offset=family.offset, residual=residual,
+                   prenorm=True)
+
+
+def _own(module, ending):
+    """The family of a module of patch's, of a kind, a call of which runs the forward given here and no more; else None.
+    Asked in each call: hooks may come later."""
+    family = _families[ending].get(type(module))
+    return None if family is None or changed(module) else family
 
 
 def loss_forward(family, cls):
-    @can_return_tuple
-    def forward(self, input_ids=None, labels=None, logits_to_keep=0, **kwargs):
+    names = tuple(name for name, given in inspect.signature(cls.forward).parameters.items()
+                  if given.kind is given.POSITIONAL_OR_KEYWORD)[1:]  # without self
+
+    @functools.wraps(cls.forward)  # generate and Trainer ask inspect for the parameters
+    def forward(self, *args, **kwargs):
+        if args:
+            if len(args) > len(names) or any(name in kwargs for name in names[:len(args)]):
+                return cls.forward(self, *args, **kwargs)  # which says what is wrong
+            kwargs.update(zip(names, args))
         refuse_unmasked(self.config, **kwargs)
-        if not (labels is not None and self.training and type(logits_to_keep) is int and logits_to_keep == 0
-                and _can_fuse(self)):
-            return cls.forward(self, input_ids, labels=labels, logits_to_keep=logits_to_keep, **kwargs)
-        out = self.model(input_ids=input_ids, **kwargs)
-        loss = _loss(self, out.last_hidden_state, labels, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
-                                      attentions=out.attentions)
+        keep = kwargs.get("logits_to_keep", 0)
+        if kwargs.get("labels") is not None and self.training and type(keep) is int and keep == 0 and _can_fuse(self):
+            return _without_logits(self, **kwargs)
+        return cls.forward(self, **kwargs)
 
     return forward
+
+
+@can_return_tuple
+def _without_logits(model, labels, logits_to_keep=0, **kwargs):
+    out = model.model(**kwargs)
+    loss = _loss(model, out.last_hidden_state, labels, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
+                                  attentions=out.attentions)
 
 
 def _can_fuse(model):
     """Is the head a plain linear layer of a type that the kernel takes, and the loss transformers' usual one?"""
-    head = model.lm_head
+    head, loss = model.lm_head, model.loss_function
     return (type(head) is nn.Linear and head.bias is None and head.weight.dtype in (torch.bfloat16, torch.float16)
-            and head.in_features % 8 == 0 and model.loss_function.__name__ == "ForCausalLMLoss")
+            and head.in_features % 8 == 0 and not changed(head) and getattr(loss, "__name__", "") == "ForCausalLMLoss")
 
 
 def _loss(model, hidden, labels, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_):
@@ -189,12 +215,18 @@ class Known(NamedTuple):
     def why_not(self, module) -> Optional[str]:
         return self.kind.why_not(module)
 
-    def subclass(self, module):
-        return _subclass(type(module), self.kind.forward(self.family, type(module)))
+    def subclass(self, cls):
+        made = _subclass(cls, self.kind.forward(self.family, cls))
+        _families[self.kind.ending][made] = self.family
+        return made
 
 
+_families: dict = {kind.ending: {} for kind in KINDS}  # of each kind: the class made -> its family
 _subclasses: dict = {}  # (class, what it becomes) -> the one made for it: as many as the tables here give
 _originals: dict = {}  # the class made -> the one it was made for
+
+
+HOME = f"{__package__}.transformers"  # where pickle finds what is made here, by `named`
 
 
 def _subclass(cls, forward, base=None):
@@ -202,10 +234,21 @@ def _subclass(cls, forward, base=None):
     base = base or cls
     made = _subclasses.get((cls, base))
     if made is None:
-        members = {"__module__": __name__, "__doc__": cls.__doc__, **({"forward": forward} if forward else {})}
+        members = {"__module__": HOME, "__doc__": cls.__doc__, **({"forward": forward} if forward else {})}
         made = _subclasses[cls, base] = type(cls.__name__, (base,), members)
+        made.__qualname__ = cls.__name__ if base is cls else f"{cls.__name__}_{base.__name__}"
         _originals[made] = cls
     return made
+
+
+def named(name: str):
+    """The class made, or now to be made, that has this __qualname__; None for other names."""
+    if name in ("Linear_Linear", "Linear_Fp8Linear"):
+        from .. import nn as tkq_nn
+        return _subclass(nn.Linear, None, getattr(tkq_nn, name.partition("_")[2]))
+    if name in (family + kind.ending for family in FAMILIES for kind in KINDS):  # else nothing is imported
+        return next((found.subclass(cls) for cls, found in known().items() if cls.__name__ == name), None)
+    return None
 
 
 def original(cls):
@@ -233,23 +276,27 @@ def known() -> dict:
 
 
 def replace_linears(layer, what, keep_weight, report):
-    """nn.Linear in a layer, by tkq.nn's."""
+    """nn.Linear in a layer, by tkq.nn's; what an earlier call made of it, too."""
     from .. import nn as tkq_nn
     from ..quantize.linear import E4M3, E5M2, Recipe
 
     fp8 = {"fp8": Recipe("row", E4M3, keep_weight), "fp8_block": Recipe("block", E4M3, keep_weight),
            "fp8_tensor": Recipe("tensor", E5M2, keep_weight)}.get(what)
-    base = tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear
+    made = _subclass(nn.Linear, None, tkq_nn.Linear if fp8 is None else tkq_nn.Fp8Linear)
     for module in layer.modules():
-        if type(module) is not nn.Linear:
+        if nn.Linear not in (type(module), original(type(module))):
+            continue
+        if type(module) is made and getattr(module, "recipe", None) == fp8:
             continue
         why = _refuses(module, what)
         if why is not None:
             report.left[f"Linear: {why}"] += 1
             continue
+        module.__class__ = nn.Linear
+        forget(module)
         if fp8 is not None:
             module.recipe = fp8
-        module.__class__ = _subclass(nn.Linear, None, base)
+        module.__class__ = made
         report.replaced["Linear"] += 1
 
 
