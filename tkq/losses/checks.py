@@ -38,7 +38,7 @@ def check_classes(V: int, rows: tuple, target: Tensor, terms: Terms, names: tupl
 
 def check_numbers(terms: Terms) -> None:
     """The options."""
-    if not isinstance(terms.ignore_index, int):
+    if not isinstance(terms.ignore_index, (int, torch.SymInt)):
         raise TypeError(f"ignore_index: got {type(terms.ignore_index).__name__}, expected an int")
     if terms.reduction not in REDUCTIONS:
         raise ValueError(f"reduction: got {terms.reduction!r}, allowed are {', '.join(REDUCTIONS)}")
