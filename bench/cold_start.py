@@ -1,6 +1,6 @@
 """What a new process waits for: imports, and the first call of each op, from a warm cache and from a bundle.
 
-    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--rounds 3] [--bundle DIR] [--seconds 50]
+    python -m bench.cold_start [--ops "rmsnorm;gemm"] [--rounds 3] [--bundle DIR] [--seconds 70]
 
 Each measurement is of a process of its own that has done its imports (see bench.cold_process). Those that take the
 cache find it warm: one that had to compile is asked again. Those that take the bundle have neither the DSL, nor a
@@ -40,10 +40,12 @@ FIRST_CALL_BOUND_US = 30_000
 IMPORT_BOUND_US = 300_000
 AFTER_TORCH, ALL_AFTER_TORCH = ("tkq", "tvm_ffi", "functions"), "tkq, tvm-ffi and all functions, after torch"
 OPS = ("rmsnorm, gradients", "flash_attn, gradients", "linear_cross_entropy, gradients", "gemm, gradients",
-       "cross_entropy, gradients", TORCH, "gemm", "fp8_gemm", "grouped_gemm", "rmsnorm", "flash_attn",
-       "flash_attn_varlen", "cross_entropy, mean", "rmsnorm_quant", "layernorm", "softmax", "swiglu", "rope_qk",
-       "quantize_fp8", "rmsnorm of three dimensions with a residual", "log_softmax of three dimensions",
-       "geglu of one tensor", "rope", "gemm with an epilogue")
+       "cross_entropy, gradients", "softmax, gradients", "layernorm, gradients", "swiglu, gradients", "rope, gradients",
+       "flash_attn_varlen, gradients", TORCH, "gemm", "fp8_gemm", "grouped_gemm", "rmsnorm", "flash_attn",
+       "flash_attn_varlen", "cross_entropy, mean", "cross_entropy_and_gradient", "rmsnorm_quant",
+       "layernorm_quant by blocks", "layernorm", "softmax", "swiglu", "rope_qk", "quantize_fp8",
+       "rmsnorm of three dimensions with a residual", "log_softmax of three dimensions", "geglu of one tensor", "rope",
+       "gemm with an epilogue")
 
 
 class Results:

@@ -56,6 +56,7 @@ def cases(g):
             g.x.view(2, 3, 64), g.classes.view(2, 3), reduction="none"),
         "cross_entropy, sum of many rows": lambda: tkq.cross_entropy(
             g.many, g.classes_of_many, weight=g.w, reduction="sum", label_smoothing=0.1),
+        "cross_entropy_and_gradient": lambda: tkq.cross_entropy_and_gradient(g.x, g.classes),
         "swiglu": lambda: tkq.swiglu(g.x, g.x),
         "swiglu of views": lambda: tkq.swiglu(g.wide[:, :64], g.wide[:, 16:]),
         "swiglu of three dimensions": lambda: tkq.swiglu(g.x.view(2, 3, 64), g.x.view(2, 3, 64)),

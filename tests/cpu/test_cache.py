@@ -269,3 +269,27 @@ def test_where_the_folder_is(monkeypatch):
     assert default_folder() == pathlib.Path("/elsewhere/kernels")
     monkeypatch.setenv("TKQ_CACHE_DIR", "~/kernels")
     assert default_folder() == pathlib.Path.home() / "kernels"
+
+
+NO_HOME = """
+import pathlib, warnings
+from tkq.runtime import build
+from tkq.runtime.cache import folders, private_folder
+def home():
+    raise RuntimeError("Could not determine home directory.")  # what it says without $HOME and a name for the user
+pathlib.Path.home = home
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    store = build.cache()
+    with build._writable("a") as locked:
+        entry = locked.put("a.so", b"123", {})
+    assert folders() == (private_folder(),) == (store.folder,) and store.before == ()
+assert entry.path.parent == store.folder and build._found(store, "a").path == entry.path
+assert ["no folder for a cache" in str(w.message) for w in said] == [True]
+"""
+
+
+def test_who_has_no_home_has_a_cache_that_goes_with_the_process():
+    nowhere = {name: value for name, value in os.environ.items() if name not in ("TKQ_CACHE_DIR", "XDG_CACHE_HOME")}
+    done = subprocess.run([sys.executable, "-c", NO_HOME], env=nowhere, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import tkq
 from bench import cold_start
 from bench.cold_process import TORCH
 from bench.results import Environment, Report
@@ -56,6 +57,14 @@ def test_every_case_is_one_of_the_smoke_cases():
     assert len(set(cold_start.OPS)) == len(cold_start.OPS)
     assert {op.removesuffix(", gradients") for op in cold_start.OPS if op.endswith(", gradients")} <= {
         *smoke.recorded(g), "torch.sum"}
+
+
+def test_every_op_has_its_first_calls_measured():
+    """Each function, and each backward that tests/smoke.py has: of the plain calls."""
+    measured = {op.partition(" ")[0].rstrip(",") for op in cold_start.OPS}
+    assert {name for name, module in tkq._PUBLIC.items() if module.endswith("ops")} <= measured
+    recorded = {op.removesuffix(", gradients") for op in cold_start.OPS if op.endswith(", gradients")}
+    assert recorded - {"torch.sum"} == {name for name in smoke.recorded(smoke.inputs("cpu")) if " " not in name}
 
 
 TORCHS_KERNELS = """

@@ -388,12 +388,14 @@ def test_the_op_says_what_a_gradient_needs(kind):
 def test_opcheck(kind, grad):
     x, w, r = torch.randn(4, 3, 16, requires_grad=grad), torch.randn(16, requires_grad=grad), torch.randn(4, 3, 16)
     op = getattr(torch.ops.tkq, kind)
-    for args in ((x, w, None, EPS), (x, w, w, EPS, r, 1.0, torch.bfloat16, torch.float32, True),
+    for args in ((x, w, None, EPS, None, 0.0, None, None, True),
+                 (x, w, w, EPS, r, 1.0, torch.bfloat16, torch.float32, True),
                  (x, w, None, EPS, None, 0.0, None, torch.float16, True)):
         tests = ("test_schema", "test_faketensor", *(["test_aot_dispatch_static"] if grad else []))
         torch.library.opcheck(op, args, test_utils=tests)
     if kind == "rmsnorm":
-        torch.library.opcheck(op, (x, torch.randn(3, 16), None, EPS), test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(op, (x, torch.randn(3, 16), None, EPS, None, 0.0, None, None, True),
+                              test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])

@@ -10,6 +10,7 @@ from tkq.testing import assert_2x
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 OPS = [tkq.rmsnorm, tkq.layernorm]
+NO_OPTIONS = None, 0.0, None, None, True  # of the custom ops
 
 
 def torch_norm(op, x, weight=None, bias=None, eps=1e-5):
@@ -95,14 +96,14 @@ def test_a_parameter_is_fine_without_gradients():
 @pytest.mark.parametrize("shape", [(3, 16), (2, 3, 16), (16,), (0, 16)])
 def test_opcheck(op, shape):
     x, w = torch.randn(shape), torch.randn(16)
-    torch.library.opcheck(op, (x, w, None, 1e-5), test_utils=("test_schema", "test_faketensor"))
-    torch.library.opcheck(op, (x.bfloat16(), w, w.half(), 1e-5), test_utils=("test_schema", "test_faketensor"))
+    for given in ((x, w, None), (x.bfloat16(), w, w.half())):
+        torch.library.opcheck(op, (*given, 1e-5, *NO_OPTIONS), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_the_fake_has_the_strides_of_the_result():
     x = torch.randn(5, 4, 64).transpose(0, 1)
     with torch._subclasses.FakeTensorMode() as mode:
-        fake = torch.ops.tkq.rmsnorm(mode.from_tensor(x), None, None, 1e-5)[0]
+        fake = torch.ops.tkq.rmsnorm(mode.from_tensor(x), None, None, 1e-5, *NO_OPTIONS)[0]
     real = tkq.rmsnorm(x)
     assert fake.shape == real.shape and fake.stride() == real.stride() and fake.dtype == real.dtype
 

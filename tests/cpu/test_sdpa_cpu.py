@@ -1,4 +1,7 @@
 """tkq.integrations.sdpa without a GPU: which calls it takes, and that what was there before comes back."""
+import contextlib
+import threading
+
 import pytest
 import torch
 
@@ -137,6 +140,54 @@ def test_enable_and_disable():
     with sdpa.enabled():
         assert registry.current_flash_attention_impl() == "tkq"
     assert state() == before
+
+
+def test_blocks_that_overlap():
+    """As those of two threads do: tkq stays until the last ends, whichever was first."""
+    before = state()
+    for first_to_end in (0, 1):
+        blocks = [contextlib.ExitStack() for _ in range(2)]
+        for block in blocks:
+            block.enter_context(sdpa.enabled())
+        blocks.pop(first_to_end).close()
+        assert registry.current_flash_attention_impl() == "tkq"
+        blocks.pop().close()
+        assert state() == before
+
+
+def test_a_block_and_a_handle_that_overlap():
+    before = state()
+    with sdpa.enabled():
+        handle = sdpa.enable()  # for the process: it stays behind the block
+    assert registry.current_flash_attention_impl() == "tkq"
+    with sdpa.enabled() as block:
+        handle.remove()
+        assert registry.current_flash_attention_impl() == "tkq"
+        block.remove()
+        assert state() == before
+        handle = sdpa.enable()  # the block that ends has nothing to do with it
+    assert registry.current_flash_attention_impl() == "tkq"
+    with sdpa.enabled():
+        sdpa.disable()
+        assert state() == before
+    handle.remove()
+    assert state() == before
+
+
+def test_blocks_of_many_threads():
+    before, seen = state(), []
+
+    def work():
+        for _ in range(50):
+            with sdpa.enabled():
+                seen.append(registry.current_flash_attention_impl())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(seen) == {"tkq"} and len(seen) == 200 and state() == before
 
 
 def test_flash_comes_first_meanwhile():

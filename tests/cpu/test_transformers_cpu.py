@@ -343,6 +343,27 @@ def test_each_known_class_is_there():
     assert len(modules.known()) == len(modules.FAMILIES) * len(modules.KINDS)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("keep, op", [(None, "flash_attn"), (LEFT, "flash_attn_varlen")])
+def test_exported_with_a_length_that_stays_free(strict, keep, op):
+    """Sizes are symbols then: they are known all the same, and a program is as fast as the call."""
+    m = model("Llama", torch.bfloat16, "tkq", num_hidden_layers=1).eval()
+
+    def call(ids, keep):
+        return m(input_ids=ids, attention_mask=keep, use_cache=False).logits
+
+    module = torch.nn.Module()
+    module.m, module.forward = m, call
+    free = {1: torch.export.Dim.AUTO}
+    program = torch.export.export(module, (tokens(), keep), dynamic_shapes=(free, None if keep is None else free),
+                                  strict=strict)
+    assert {str(node.target) for node in program.graph.nodes if "tkq" in str(node.target)} == {f"tkq.{op}.default"}
+    ids = tokens(S=19)
+    keep = None if keep is None else torch.nn.functional.pad(keep, (0, 7), value=1)
+    kept = slice(None) if keep is None else keep.bool()
+    assert torch.equal(program.module()(ids, keep)[kept], call(ids, keep)[kept])
+
+
 def test_compiled():
     """In one graph, padded or not, and with a gradient."""
     m, ids = model("Llama", torch.bfloat16, "tkq", num_hidden_layers=1), tokens()

@@ -35,20 +35,28 @@ class Lengths(NamedTuple):
 
 _END = check.FLOAT32_END
 OPEN = (None, None)  # the default window_size
+FURTHEST = 1 << 30  # limits are below it
 
 
 def limits(op, window_size):
     """(left, right) of a window_size, -1 for no limit."""
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"{op}: window_size is {window_size!r}, expected (left, right)")
-    for n in window_size:
-        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < -1):
-            raise ValueError(f"{op}: window_size is {window_size!r}, allowed are numbers of keys from 0 on, and None "
-                             "or -1 for no limit")
-        if n is not None and n >= 1 << 30:
-            raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^30")
+    check_limits(op, window_size)
     left, right = window_size
     return -1 if left is None else left, -1 if right is None else right
+
+
+def check_limits(op, window_size):
+    """ValueError for a limit that is none."""
+    for n in window_size:
+        if n is None or (type(n) is int and -1 <= n < FURTHEST) or check.is_traced(n):
+            continue
+        if isinstance(n, bool) or not isinstance(n, int) or n < -1:
+            raise ValueError(f"{op}: window_size is {window_size!r}, allowed are numbers of keys from 0 on, and None "
+                             "or -1 for no limit")
+        if n >= FURTHEST:
+            raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^30")
 
 
 def lowered(q, k, v, sinks):
@@ -63,6 +71,12 @@ def refuse_out_of_range(softmax_scale, softcap):
         raise ValueError
 
 
+def refuse_limits(left, right):
+    """The same for a window, which nobody could look at where it was traced (``check.is_traced``)."""
+    if not (-1 <= left < FURTHEST and -1 <= right < FURTHEST):
+        raise ValueError
+
+
 def check_flags(op, **flags):
     """TypeError for what is not True or False; 0 and 1 are not."""
     for name, flag in flags.items():
@@ -72,17 +86,23 @@ def check_flags(op, **flags):
 
 def check_options(op, options: Options):
     check_flags(op, causal=options.causal)
-    if not isinstance(options.softcap, (int, float)):
-        raise TypeError(f"{op}: softcap is {type(options.softcap).__name__}, expected a float")
-    if not 0 <= options.softcap < _END:
-        raise ValueError(f"{op}: softcap is {options.softcap}, allowed are finite numbers above 0, up to 3.4e38, and 0 "
-                         "for none")
-    if options.softmax_scale is None:
+    check_limits(op, (options.left, options.right))
+    if not check.is_traced(options.softcap):
+        _check_softcap(op, options.softcap)
+    if options.softmax_scale is None or check.is_traced(options.softmax_scale):
         return
     check.number("softmax_scale", options.softmax_scale)
     if not 0 < options.softmax_scale < _END:  # not isfinite, which Dynamo does not trace for a float that varies
         raise ValueError(f"{op}: softmax_scale is {options.softmax_scale}, allowed are finite numbers above 0, up "
                          "to 3.4e38")
+
+
+def _check_softcap(op, softcap):
+    if not isinstance(softcap, (int, float)):
+        raise TypeError(f"{op}: softcap is {type(softcap).__name__}, expected a float")
+    if not 0 <= softcap < _END:
+        raise ValueError(f"{op}: softcap is {softcap}, allowed are finite numbers above 0, up to 3.4e38, and 0 for "
+                         "none")
 
 
 def check_operands(op, q, k, v, sinks, rank):
@@ -160,6 +180,8 @@ def check_first(op, lengths: Lengths):
 def check_longest(op, **numbers):
     """max_seqlen_q and max_seqlen_k."""
     for name, n in numbers.items():
+        if check.is_traced(n):
+            continue
         if isinstance(n, bool) or not isinstance(n, int):
             raise TypeError(f"{op}: {name} is {type(n).__name__}, expected an int")
         if n < 0:

@@ -17,6 +17,7 @@ from tkq.attention.arguments import (
     check_options,
     limits,
     lowered,
+    refuse_limits,
     refuse_out_of_range,
 )
 from tkq.attention.halves_plan import builder_of, halves_plan
@@ -180,6 +181,8 @@ def _launch(operands, sizes, options, index, config=None):
     causal, softmax_scale, left, right, softcap = options
     if softcap or softmax_scale is not None:
         refuse_out_of_range(softmax_scale, softcap)
+    if left != -1 or right != -1:
+        refuse_limits(left, right)
     if left >= 0 or right >= 0:
         causal = causal or right == 0
         left, right = -1 if left >= keys - 1 else left, -1 if causal or right >= rows - 1 else right

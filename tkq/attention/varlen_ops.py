@@ -20,6 +20,7 @@ from tkq.attention.arguments import (
     check_sequences,
     limits,
     lowered,
+    refuse_limits,
     refuse_out_of_range,
 )
 from tkq.attention.launch import Operands
@@ -181,6 +182,8 @@ def _launch(operands, sizes, lengths, options, index, config=None):
     causal, softmax_scale, left, right, softcap = options
     if softcap or softmax_scale is not None:
         refuse_out_of_range(softmax_scale, softcap)
+    if left != -1 or right != -1:
+        refuse_limits(left, right)
     cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
     causal = causal or right == 0
     right = -1 if causal else right

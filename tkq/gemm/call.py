@@ -305,6 +305,8 @@ def _check_epilogue(a, b, out_dtype, extra) -> None:
         check.last_dim_contiguous("c", c)
     for name, x in (("alpha", alpha), ("beta", beta)):
         check.finite(name, x)
+    if check.is_traced(beta):
+        return
     if beta != 0.0 if c is None else beta == 0.0:  # Dynamo does not compare bools where one is of a float that varies
         raise ValueError(f"gemm: c is {'not given' if c is None else 'given'} and beta is {beta}; allowed are both, "
                          "beta not 0, or neither")

@@ -24,6 +24,7 @@ some GPUs), `enable` puts flash first among those that are allowed, and `remove`
 """
 import contextlib
 import functools
+import threading
 import warnings
 
 import torch
@@ -75,64 +76,99 @@ def _ours_or(ours, before, keys, *args, **options):
     return before.call_boxed(keys, *args, **options)
 
 
-class Handle:
-    """What `enable` returns. ``remove``: what was active before is so again; nothing if that has happened, or another
-    implementation has been activated since."""
+class _Installed:
+    """tkq in the place of what was active before, until nobody uses it any more.
 
-    def __init__(self, before=None, order=None):
-        """before: the implementation that was active. order: what restores torch's order of backends."""
-        self._before, self._order = before, order
+    before: the implementation that was active. order: what restores torch's order of backends."""
 
-    def remove(self) -> None:
-        if self._order is None:  # removed, or one more of what was enabled
-            return
+    def __init__(self, before, order):
+        self._before, self._order, self.users = before, order, []
+
+    def user(self, block) -> "Handle":
+        self.users.append(Handle(self, block))
+        return self.users[-1]
+
+    def left_by(self, user):
+        if user in self.users:  # once; nobody, after `disable`
+            self.users.remove(user)
+            if not self.users:
+                self.remove()
+
+    def remove(self):
+        latest, registry = self is _installed[-1], _registry()
+        self.users.clear()
         self._order.close()
-        self._order = None
-        _handles.remove(self)
-        registry = _registry()
-        if registry.current_flash_attention_impl() == NAME:
+        _installed.remove(self)
+        if latest and registry.current_flash_attention_impl() == NAME:
             registry.restore_flash_attention_impl()
             if self._before is not None:
                 registry.activate_flash_attention_impl(self._before)
 
 
-_handles: list = []  # those that are not removed: one, but where another implementation was activated between
+class Handle:
+    """What `enable` returns. ``remove``: what was active before is so again, once no block of `enabled` is under way;
+    nothing if that has happened, or another implementation has been activated since."""
+
+    def __init__(self, of=None, block=False):
+        """of: the _Installed that it uses; None for one more of what was enabled. block: for a block's length."""
+        self._of, self.block = of, block
+
+    def remove(self) -> None:
+        with _one_at_a_time:
+            if self._of is not None:
+                self._of.left_by(self)
+
+
+_installed: list = []  # one, but where another implementation was activated between
+_one_at_a_time = threading.RLock()  # blocks of several threads overlap: torch's registry is the process's
 
 
 def enable() -> Handle:
     """Let torch's scaled_dot_product_attention and varlen attention use tkq where it takes the call.
 
     Returns a handle with ``remove()``. Enabling what is enabled changes nothing, and that handle's ``remove`` does not
-    either.
+    either. What a block of `enabled` has for its length is not enabled in this sense.
 
     Raises:
         RuntimeError: torch before 2.11, which has no registry of implementations.
     """
+    with _one_at_a_time:
+        of = _in_use()
+        if of is None or not all(user.block for user in of.users):
+            return Handle()
+        return of.user(block=False)
+
+
+def _in_use():
+    """The _Installed of now, made where tkq is not active; None where torch's registry was asked for tkq by itself."""
     registry = _registry()
     before = registry.current_flash_attention_impl()
     if before == NAME:
-        return Handle()
+        return _installed[-1] if _installed else None
     registry.register_flash_attention_impl(NAME, register_fn=functools.partial(_register, before))
     try:
         registry.activate_flash_attention_impl(NAME)
     finally:
         registry.register_flash_attention_impl(NAME, register_fn=_register)
-    handle = Handle(before, _flash_first())
-    _handles.append(handle)
-    return handle
+    _installed.append(_Installed(before, _flash_first()))
+    return _installed[-1]
 
 
 def disable() -> None:
-    """Undo `enable`: what was active before is so again. Nothing where tkq is not enabled."""
-    for handle in reversed(tuple(_handles)):
-        handle.remove()
+    """Undo `enable`, and `enabled` where a block is under way: what was active before is so again. Nothing where tkq is
+    not enabled."""
+    with _one_at_a_time:
+        for of in reversed(tuple(_installed)):
+            of.remove()
 
 
 @contextlib.contextmanager
 def enabled():
-    """`enable` for the length of a ``with`` block, which gets its handle; removed where the block raises, too. Raises
-    as `enable` does."""
-    handle = enable()
+    """`enable` for the length of a ``with`` block, which gets its handle; removed where the block raises, too. Where
+    blocks overlap, in several threads say, tkq stays until the last ends. Raises as `enable` does."""
+    with _one_at_a_time:
+        of = _in_use()
+        handle = Handle() if of is None else of.user(block=True)
     try:
         yield handle
     finally:

@@ -81,7 +81,7 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     if padding is not None and not fixed and bool(padding.all()):
         padding = None
     used = q_offset + q_length - kv_offset  # keys
-    known = isinstance(used, int)
+    known = isinstance(used, (int, torch.SymInt))
     if padding is None and known:
         packed = None if traced else _packed(mask_function)
         if packed is not None:

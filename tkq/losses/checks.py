@@ -38,7 +38,7 @@ def check_classes(V: int, rows: tuple, target: Tensor, terms: Terms, names: tupl
 
 def check_numbers(terms: Terms) -> None:
     """The options."""
-    if not isinstance(terms.ignore_index, int):
+    if not isinstance(terms.ignore_index, (int, torch.SymInt)):
         raise TypeError(f"ignore_index: got {type(terms.ignore_index).__name__}, expected an int")
     if not -1 << 63 <= terms.ignore_index < 1 << 63:
         raise ValueError(f"ignore_index: got {terms.ignore_index}, allowed are -2^63 to 2^63 - 1")

@@ -29,12 +29,17 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
 
 def eps(kind: str, eps: float) -> None:
     """TypeError, ValueError unless eps is a number from 0 on that is finite, in float32 too."""
-    if isinstance(eps, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
+    if check.is_traced(eps):  # what it will be is not known
         return
     if not isinstance(eps, (int, float)) and not isinstance(eps, numbers.Real):
         raise TypeError(f"{kind}: eps: got {type(eps).__name__}, expected a float")
     if not 0 <= eps < check.FLOAT32_END:
         raise ValueError(f"{kind}: eps: got {eps}, allowed are numbers from 0 on, all finite: up to 3.4e38")
+
+
+def plain(eps):
+    """eps for the dispatcher, which takes no other kinds of numbers (numpy's float32)."""
+    return eps if isinstance(eps, (int, float)) or check.is_traced(eps) else float(eps)
 
 
 def _rows(kind, name, x):
@@ -63,7 +68,7 @@ def options(kind: str, weight: Optional[Tensor], weight_offset: float, prenorm: 
             residual_dtype: Optional[torch.dtype]) -> None:
     """Options that would do nothing."""
     check.finite(f"{kind}: weight_offset", weight_offset)
-    if weight_offset and weight is None:
+    if weight is None and weight_offset:
         raise ValueError(f"{kind}: weight_offset is {weight_offset}, but there is no weight that it could be added to")
     if residual_dtype is not None and not prenorm:
         raise ValueError(f"{kind}: residual_dtype is {residual_dtype}, but the sum is returned with prenorm=True only")

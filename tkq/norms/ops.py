@@ -213,20 +213,20 @@ def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, re
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     kept = _kept(x, residual, total) if save else total
-    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)
+    y, h, _, _ = _OPS[kind](x, weight, bias, checks.plain(eps), residual, offset, out_dtype, kept, save)
     return (y, x if total is None else h) if prenorm else y
 
 
 def _op(kind):
     """`tkq::rmsnorm` or `tkq::layernorm`: y, the sum, rstd and mean; what is not asked for is empty."""
-    def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor] = None,
-            weight_offset: float = 0.0, out_dtype: Optional[torch.dtype] = None,
-            total_dtype: Optional[torch.dtype] = None, save: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor],
+            weight_offset: float, out_dtype: Optional[torch.dtype], total_dtype: Optional[torch.dtype],
+            save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # a default would be compared with: see ops._schema
         call = kind, eps, weight_offset, out_dtype, total_dtype, save, None
         found = (launch.again if x.is_cuda else _forward)(call, x, weight, bias, residual)
         return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
-    def fake(x, weight, bias, eps, residual=None, weight_offset=0.0, out_dtype=None, total_dtype=None, save=True):
+    def fake(x, weight, bias, eps, residual, weight_offset, out_dtype, total_dtype, save):
         checks.norm(kind, x, weight, bias, residual, out_dtype, total_dtype)
         rows = (x.numel() // x.shape[-1],)
         shapes = ((x.shape, out_dtype or x.dtype), (total_dtype and x.shape, total_dtype),
@@ -244,8 +244,8 @@ def _op(kind):
         ctx.set_materialize_grads(False)
 
     def formula(ctx, dy, dtotal, *_):
-        needs = ctx.needs_input_grad  # without the last inputs, where they have their defaults
-        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], any(needs[4:5])), dy, dtotal)
+        needs = ctx.needs_input_grad
+        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
         return dx, dweight, dbias, None, dresidual, None, None, None, None
 
     return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=formula)

@@ -119,7 +119,7 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
         made = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
         q, h, _, _, scale = made
     else:
-        q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
+        q, scale, h = _OPS[kind](x, weight, bias, checks.plain(eps), residual, offset, total, granularity)
     found = (q, scale, x if total is None else h) if prenorm else (q, scale)
     if way == "direct" and x.is_cuda:
         _again.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
@@ -144,14 +144,14 @@ def _scales(granularity, M, x):
 
 def _op(kind):
     """`tkq::rmsnorm_quant` or `tkq::layernorm_quant`: q, scale and the sum, which is empty where not asked for."""
-    def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor] = None,
-            weight_offset: float = 0.0, total_dtype: Optional[torch.dtype] = None,
-            granularity: str = "row") -> tuple[Tensor, Tensor, Tensor]:
+    def run(x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor], eps: float, residual: Optional[Tensor],
+            weight_offset: float, total_dtype: Optional[torch.dtype],
+            granularity: str) -> tuple[Tensor, Tensor, Tensor]:
         call = kind, eps, weight_offset, _E4M3, total_dtype, False, granularity
         q, h, _, _, scale = (launch.again if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
         return q, scale, x.new_empty(0) if h is None else h
 
-    def fake(x, weight, bias, eps, residual=None, weight_offset=0.0, total_dtype=None, granularity="row"):
+    def fake(x, weight, bias, eps, residual, weight_offset, total_dtype, granularity):
         checks.norm(kind, x, weight, bias, residual, None, total_dtype)
         return (x.new_empty(x.shape, dtype=_E4M3),
                 _scales(granularity, x.numel() // x.shape[-1], x),

@@ -62,9 +62,9 @@ def _check(seqlen, dim, base, dtype, device, inv_freq):
         raise ValueError(f"rope_cos_sin: seqlen: got {seqlen}, allowed are 0 and more")
     if dim < 2 or dim % 2:
         raise ValueError(f"rope_cos_sin: dim: got {dim}, allowed are even numbers from 2 on")
-    if not isinstance(base, (int, float, torch.SymFloat)) and not isinstance(base, numbers.Real):
+    if not isinstance(base, (int, float)) and not isinstance(base, numbers.Real) and not check.is_traced(base):
         raise TypeError(f"rope_cos_sin: base: got {type(base).__name__}, expected a float")
-    if not 0 < base < math.inf:
+    if not check.is_traced(base) and not 0 < base < math.inf:
         raise ValueError(f"rope_cos_sin: base: got {base}, allowed are finite numbers above 0")
     if dtype not in TYPES:
         raise TypeError(f"rope_cos_sin: dtype: got {dtype}, allowed are {', '.join(map(str, TYPES))}")

@@ -189,14 +189,26 @@ def default_folder() -> pathlib.Path:
 
 def folders() -> tuple:
     """What ``$TKQ_CACHE_DIR`` lists, apart by colons: the last is written, those before it are only read. An empty one,
-    as after a colon at the end, is the user's own: ``tkq`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    as after a colon at the end, is the user's own: ``tkq`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; of a user without a
+    home it is ``private_folder()``."""
     chosen = os.environ.get("TKQ_CACHE_DIR", "").split(os.pathsep)
     return tuple(pathlib.Path(folder).expanduser().absolute() if folder else _own_folder() for folder in chosen)
 
 
 def _own_folder():
     base = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "tkq"
+    try:
+        return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "tkq"
+    except RuntimeError as error:  # no $HOME, and a user of no name, as containers have them
+        _say_that_all_is_lost(str(error).rstrip("."))
+        return private_folder()
+
+
+@functools.cache
+def _say_that_all_is_lost(why):
+    """Once: the folder is asked for many times."""
+    warnings.warn(f"tkq: this user has no folder for a cache ({why}); what is compiled now is lost with this process. "
+                  "Set HOME, or TKQ_CACHE_DIR to a folder of yours.", stacklevel=4)
 
 
 def private_folder() -> pathlib.Path:

@@ -38,9 +38,16 @@ def shape(name: str, x: Tensor, expected: tuple) -> None:
         raise ValueError(f"{name}: shape is {tuple(x.shape)}, expected ({wanted})")
 
 
+def is_traced(x) -> bool:
+    """Is x a number that will be known when what is exported runs? Then its op asks for what is allowed.
+
+    Not so within torch.compile and a strict export: Dynamo has numbers of Python, and guards what is asked of them."""
+    return isinstance(x, (torch.SymFloat, torch.SymInt))
+
+
 def number(name: str, x) -> None:
-    """TypeError unless x is a Python number."""
-    if not isinstance(x, (int, float)):
+    """TypeError unless x is a number: Python's, or one that is traced."""
+    if not isinstance(x, (int, float)) and not is_traced(x):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
 
 
@@ -54,7 +61,7 @@ def refuse_tensors(op_name: str, **values) -> None:
 
 def finite(name: str, x) -> None:
     """TypeError, ValueError unless x is a Python number that is finite, in float32 too."""
-    if isinstance(x, (torch.SymFloat, torch.SymInt)):  # traced: what it will be is not known
+    if is_traced(x):
         return
     number(name, x)
     if not -FLOAT32_END < x < FLOAT32_END:  # not isfinite, which Dynamo does not trace for a float that varies

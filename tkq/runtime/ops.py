@@ -1,6 +1,7 @@
 """How PyTorch sees a tkq function: as a custom op, and past the dispatcher where nothing would be lost."""
 import functools
 import importlib
+import re
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     is not asked at each call, but by opcheck in the tests.
     """
     qualified = f"tkq::{name}"
-    _LIBRARY.define(name + torch.library.infer_schema(cuda, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(name + _schema(cuda), tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.tkq, name).default
     _LIBRARY.impl(name, _untraced(cuda), "CUDA")
     _LIBRARY.impl(name, _untraced(cpu), "CPU")
@@ -57,6 +58,13 @@ def torch_op(name: str, *, cuda, cpu, fake, setup=None, backward=None, of: str =
     torch.library.register_vmap(qualified, lambda *_: _refuse_vmap(of or name), lib=_LIBRARY)
     _LIBRARY.impl(name, _gradients(op, cuda, cpu, setup, backward, of or name), "Autograd", with_keyset=True)
     return op
+
+
+def _schema(function) -> str:
+    """What the dispatcher takes. It would ask tracers for the value of a float: a number that follows from a size, as
+    1 / x.shape[0] does, would be that of the traced size, and the program good for no other. A Scalar is kept as it is;
+    one with a default is not, as the dispatcher compares with that."""
+    return re.sub(r"\bfloat\b", "Scalar", torch.library.infer_schema(function, mutates_args=()))
 
 
 def _gradients(op, cuda, cpu, setup, backward, of):
