@@ -240,6 +240,16 @@ OVERLAPPING = [torch.randn(1, 17).expand(6, 17), torch.randn(40)[:37].unfold(0, 
                torch.randn(3, 1, 17).expand(3, 2, 17)]
 
 
+def test_logits_of_inference_mode_are_not_written_over_outside_of_it():
+    with torch.inference_mode():
+        made = torch.randn(3, 8)
+        tkq.cross_entropy_and_gradient(made.clone(), torch.tensor([1, 2, 3]), inplace=True)
+    kept = made.clone()
+    with pytest.raises(RuntimeError, match="cross_entropy_and_gradient: logits: was made under torch.inference_mode"):
+        tkq.cross_entropy_and_gradient(made, torch.tensor([1, 2, 3]), inplace=True)
+    assert torch.equal(made, kept)
+
+
 @pytest.mark.parametrize("logits", OVERLAPPING)
 def test_logits_that_share_memory_are_not_written_over(logits):
     target, before = torch.zeros(logits.shape[:-1], dtype=torch.int64), logits.clone()

@@ -219,6 +219,8 @@ def test_weights_that_are_not_kept(linear):
 def test_weights_that_are_not_kept_are_of_float8_layers(linear):
     with pytest.raises(ValueError, match="keep_weight=False is for layers in float8"):
         tkq_transformers.patch(model("Llama"), linear=linear, keep_weight=False)
+    with pytest.raises(TypeError, match="patch: keep_weight: got 1"):
+        tkq_transformers.patch(model("Llama"), linear=linear, keep_weight=1)
 
 
 # ---- attention: its masks -------------------------------------------------------------------------------------------

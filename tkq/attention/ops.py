@@ -75,8 +75,9 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     """
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
         check_flags("flash_attn", causal=causal, deterministic=deterministic, return_lse=return_lse)
-    left, right = (-1, -1) if window_size is OPEN else limits("flash_attn", window_size)
-    traced, options = ops.traced(), (causal, softmax_scale, left, right, softcap)
+    traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits("flash_attn", window_size)
+    options = causal, softmax_scale, left, right, softcap
     if traced or autocast.on():
         q, k, v, sinks = lowered(q, k, v, sinks)
     if not traced:

@@ -72,8 +72,8 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
             and type(max_seqlen_q) is type(max_seqlen_k) is int):
         check_flags("flash_attn_varlen", causal=causal, deterministic=deterministic, return_lse=return_lse)
         check_longest("flash_attn_varlen", max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
-    left, right = (-1, -1) if window_size is OPEN else limits("flash_attn_varlen", window_size)
-    traced = ops.traced()
+    traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits("flash_attn_varlen", window_size)
     if traced or autocast.on():
         q, k, v, sinks = lowered(q, k, v, sinks)
     options = causal, softmax_scale, left, right, softcap

@@ -108,6 +108,7 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
         raise ValueError("reduction: got 'none', allowed are mean and sum")
     if inplace and not ops.traced():  # there torch copies, and says so itself
         check.refuse_overlap("cross_entropy_and_gradient", logits=logits)
+        check.refuse_inference("cross_entropy_and_gradient", logits=logits)
     traced = ops.route(logits, target, weight) == "op"
     if traced:
         check.refuse_tangent("cross_entropy_and_gradient", logits=logits)

@@ -104,6 +104,7 @@ class _Linear(Function):
         weights, biases = parameters[:n], parameters[n:]
         keep = recording and any(ctx.needs_input_grad[3:3 + n])
         q, scale, *kept = _quantised(x, recipe, E4M3, keep)
+        kept = list(kept)  # Dynamo of torch 2.11 has a tuple
         ys, turn = [], recording and ctx.needs_input_grad[0]
         for weight, bias in zip(weights, biases):
             w, scale_w, *turned = quantize_fp8(weight, WEIGHTS[recipe.granularity],

@@ -147,6 +147,15 @@ def refuse_overlap(op_name: str, **tensors) -> None:
                              "share memory; not allowed in place: pass a tensor whose rows lie apart")
 
 
+def refuse_inference(op_name: str, **tensors) -> None:
+    """RuntimeError, as torch's, where a tensor that is to be written over was made under torch.inference_mode and this
+    is outside of it: asked before a launch, as its version cannot be told after one."""
+    for name, x in tensors.items():
+        if x.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(f"{op_name}: {name}: was made under torch.inference_mode; not allowed in place outside "
+                               "of it: clone it")
+
+
 def _meets_itself(name, x) -> bool:
     """Does a step in one dimension stay inside of what the dimensions with smaller steps span?"""
     try:
