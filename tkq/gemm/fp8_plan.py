@@ -4,8 +4,10 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
+from . import fp8_narrow_plan
 from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
+from .fp8_narrow_config import NarrowFp8Config
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
 from .paced_config import PacedFp8Config
 from .plan import PARTED, SHARED, even_blocks
@@ -139,6 +141,8 @@ def fitted(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
 def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optional[Fp8Config] = None):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
     config = config.check(spec) if config else plan(spec, M, N, K, processors)
+    if isinstance(config, NarrowFp8Config):
+        return fp8_narrow_plan.recipe(spec, config), 1
     rows, cols = tiles(config, M, N)
     return recipe_of(spec, config), even_blocks(rows * cols, processors, config.cluster)
 
