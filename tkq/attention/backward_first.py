@@ -66,25 +66,32 @@ class FirstStores(GroupedBackward):
 
         def add(_, h, m):
             number = self.tile_number(g, t, self.query_head(g, t, h), m)
-            seen = cute.arch.make_warp_uniform(load_acquire(g.background, Int32(number)))
-            s.ds_pipe.wait(ring)
-            first = self.is_first(g, t, Int32(number), seen)
-            self.send_dq(g, s, dq, ring, number, first)
-            self.tell_if(g, Int32(number), first)
-            ring.advance()
+            self.store_or_add_tile(g, s, t, dq, ring, number)
 
         self.each_tile(g, t, add)
         self.done_with(s, 0)
         self.next_keys(kv)
 
     @cute.jit
+    def store_or_add_tile(self, g, s, t, dq, ring, number):
+        seen = cute.arch.make_warp_uniform(load_acquire(self.words(g), Int32(number)))
+        s.ds_pipe.wait(ring)
+        first = self.is_first(g, t, Int32(number), seen)
+        self.send_dq(g, s, dq, ring, number, first)
+        self.tell_if(g, Int32(number), first)
+        ring.advance()
+
+    def words(self, g):
+        return g.background
+
+    @cute.jit
     def is_first(self, g, t, number, seen):
         """Is the tile this block's, so that its rows are to be stored? Else all of them are there when this returns."""
         found, mine = seen, t.block + 1
         if seen < THERE:
-            found = claimed(g.background, number, mine)
+            found = claimed(self.words(g), number, mine)
             if owner(found) != mine:
-                await_count(g.background, number, THERE)
+                await_count(self.words(g), number, THERE)
         cute.arch.fence_proxy("async.global")
         return (seen < THERE) & (owner(found) == mine)
 
@@ -95,7 +102,7 @@ class FirstStores(GroupedBackward):
             tk.store_wait(read=False)
             cute.arch.sync_warp()
             if tk.lane_id() == 0:
-                cute.arch.red(g.background.iterator + number, Int32(STORED), op="add", dtype="s32", sem="release",
+                cute.arch.red(self.words(g).iterator + number, Int32(STORED), op="add", dtype="s32", sem="release",
                               scope="gpu")
 
     def send_dq(self, g, s, dq, ring, number, first):

@@ -9,7 +9,8 @@ from tkq.attention import backward
 from tkq.attention.backward import AttentionBackward, ChainedBackward
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_first import FirstStores
-from tkq.attention.backward_first_config import FirstConfig
+from tkq.attention.backward_first_config import FinishConfig, FirstConfig
+from tkq.attention.backward_first_finish import FirstFinishes
 from tkq.attention.backward_grouped import GroupedBackward
 from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_seamless import Seamless
@@ -95,12 +96,17 @@ class PairsFirst(Pairs, FirstStores):
     """Likewise, without zeroes."""
 
 
+class PairsFinish(Pairs, FirstFinishes):
+    """Likewise, finished under the products."""
+
+
 class PairsSeamless(Pairs, Seamless):
     """Without seams."""
 
 
 def _kind(config):
-    for kind, of in ((PairsFirst, FirstConfig), (PairsGrouped, GroupedConfig), (PairsSeamless, SeamlessConfig)):
+    for kind, of in ((PairsFinish, FinishConfig), (PairsFirst, FirstConfig), (PairsGrouped, GroupedConfig),
+                     (PairsSeamless, SeamlessConfig)):
         if isinstance(config, of):
             return kind
     return PairsChained if config.chain else PairsBackward
