@@ -1,7 +1,7 @@
 """``FirstStores`` whose dQ is finished under the products: the background has nothing else to do."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr
+from cutlass import Constexpr, Int32
 
 import tkq.tile as tk
 from tkq.attention.backward_background import FINISHED, WARP, columns
@@ -11,6 +11,7 @@ from tkq.attention.backward_first_config import FinishConfig
 from tkq.attention.backward_grouped import GroupedBackground, GroupedBackward
 from tkq.attention.backward_seamless_background import await_patiently
 from tkq.attention.backward_spec import BackwardSpec
+from tkq.attention.backward_split import load_acquire
 from tkq.attention.backward_tasks import claim
 from tkq.attention.launch import BackwardOperands, Gradients, Sequences  # noqa: F401
 
@@ -36,7 +37,7 @@ class FinishesTiles(GroupedBackground):
         slabs, quads = 4 * rows * cols, c.dq_cols // 8
         number = self.number(g, at)
         acc = cute.make_tensor(g.acc[number, None].iterator, cute.make_layout((4, WARP, quads, slabs)))
-        there = g.background.counters.ready[number] > 0
+        there = load_acquire(g.background.counters.ready, Int32(number)) > 0
         out = g.background.dq[at.batch, None, at.head, None]
         first = at.start_q + at.number * c.tile
         for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
