@@ -78,7 +78,7 @@ def test_bad_input_is_named(change, error, words):
 
 @pytest.mark.parametrize("causal", ["no", None, 2])
 def test_bad_causal_is_named(causal):
-    with pytest.raises(TypeError, match=f"flash_attn: causal is {causal!r}, allowed are True and False"):
+    with pytest.raises(TypeError, match=f"flash_attn: causal: got {causal!r}, allowed are True and False"):
         tkq.flash_attn(*qkv(), causal=causal)
 
 

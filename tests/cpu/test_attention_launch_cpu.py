@@ -61,7 +61,7 @@ def test_flags_are_true_or_false(call, name, bad, launched):
     """Also after a call with the flag that equals what came: 0 == False."""
     for flag in (False, True):
         call(**{name: flag, "window_size": (5, 0)})
-    with pytest.raises(TypeError, match=f"{name} is .*, allowed are True and False"):
+    with pytest.raises(TypeError, match=f"{name}: got .*, allowed are True and False"):
         call(**{name: bad, "window_size": (5, 0)})
     assert len(launched) == 2
 
@@ -69,9 +69,9 @@ def test_flags_are_true_or_false(call, name, bad, launched):
 @pytest.mark.parametrize("call", (dense, packed))
 @pytest.mark.parametrize("name", FLAGS)
 def test_flags_are_true_or_false_on_the_cpu_and_traced(call, name):
-    with pytest.raises(TypeError, match=f"{name} is 0, allowed are True and False"):
+    with pytest.raises(TypeError, match=f"{name}: got 0, allowed are True and False"):
         call(**{name: 0})
-    with pytest.raises(Exception, match=f"{name} is 0, allowed are True and False"):
+    with pytest.raises(Exception, match=f"{name}: got 0, allowed are True and False"):
         torch.compile(lambda: call(**{name: 0}), fullgraph=True, backend="eager")()
 
 

@@ -14,6 +14,7 @@ from tkq.gemm.config import Config, can_hold
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue, is_located, name_of, sources
 from tkq.gemm.plan import fitted, launch, plan, with_epilogue
 from tkq.gemm.spec import GemmSpec
+from tkq.runtime import check
 
 BF16 = torch.bfloat16
 
@@ -110,7 +111,7 @@ def test_out_under_compile():
     ((3, 5, 8), (8, 23, 1), True), ((3, 5, 8), (0, 8, 1), True), ((1, 5, 8), (0, 8, 1), False),
     ((3, 1, 8), (8, 1, 1), False), ((3, 1, 8), (7, 99, 1), True), ((3, 5, 8), (100, 7, 1), True)))
 def test_what_meets_itself(shape, strides, meets):
-    assert call._meets_itself(shape, strides) is meets
+    assert check.meets_itself(shape, strides) is meets
     places = torch.arange(500).as_strided(shape, strides)
     assert (places.unique().numel() < places.numel()) is meets
 

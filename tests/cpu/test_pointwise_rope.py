@@ -173,6 +173,14 @@ def test_only_the_gradient_that_is_needed():
 # ---- in place --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("x", [torch.zeros(2, 9, 1, 64).expand(2, 9, 6, 64),
+                               torch.zeros(2, 9, 100).unfold(2, 64, 12)], ids=["expanded", "unfolded"])
+def test_what_shares_memory_is_not_turned_in_place(x):
+    cos, sin = tkq.rope_cos_sin(9, 64)
+    with pytest.raises(ValueError, match="rope: x: is .* share memory; not allowed in place"):
+        tkq.rope(x, cos, sin, inplace=True)
+
+
 def test_in_place_on_a_slice_of_qkv():
     cos, sin = tkq.rope_cos_sin(16, 6, device="cpu")
     qkv = torch.randn(2, 5, 9, 8)

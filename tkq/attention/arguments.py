@@ -80,8 +80,7 @@ def refuse_limits(left, right):
 def check_flags(op, **flags):
     """TypeError for what is not True or False; 0 and 1 are not."""
     for name, flag in flags.items():
-        if flag is not True and flag is not False:
-            raise TypeError(f"{op}: {name} is {flag!r}, allowed are True and False")
+        check.flag(f"{op}: {name}", flag)
 
 
 def check_options(op, options: Options):

@@ -320,21 +320,7 @@ def check_out(out, a, b, out_dtype, extra) -> None:
         raise TypeError(f"gemm: out is {out.dtype}, out_dtype {out_dtype}; give one of them, or the same")
     check.shape("out", out, shape_of(a, b, extra.activation))
     check.last_dim_contiguous("out", out)
-    if _meets_itself(out.shape, out.stride()):
-        raise ValueError(f"gemm: out is {tuple(out.shape)} with strides {out.stride()}: its elements share memory")
-
-
-def _meets_itself(shape, strides) -> bool:
-    """Do rows of contiguous elements, of a matrix or of a batch's, lie on each other?"""
-    *batch, m, n = shape
-    *apart, pitch, _ = strides
-    if not batch or batch[0] == 1:
-        return m > 1 and pitch < n
-    if m == 1:
-        return apart[0] < n
-    # the matrices one behind the other, or the first rows of all, then the second ones
-    behind, between = apart[0] >= (m - 1) * pitch + n, pitch >= (batch[0] - 1) * apart[0] + n
-    return not ((pitch >= n and behind) or (apart[0] >= n and between))
+    check.refuse_overlap("gemm", out=out)
 
 
 def check_apart(out, a, b, extra) -> None:

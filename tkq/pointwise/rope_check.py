@@ -110,8 +110,3 @@ def check_longest(max_seqlen, cu_seqlens):
         raise ValueError(f"rope: max_seqlen: got {max_seqlen}, allowed are 0 and more")
     if cu_seqlens is None:
         raise ValueError(f"rope: max_seqlen: got {max_seqlen}, which goes with cu_seqlens, and there are none")
-
-
-def check_written(x):
-    if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
-        raise ValueError(f"rope: x: has strides {x.stride()}, so that elements share memory; not allowed in place")

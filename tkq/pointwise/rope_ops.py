@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_pointwise as reference
 from ..runtime import check, new, ops
-from .rope_check import Turn, check_call, check_longest, check_written
+from .rope_check import Turn, check_call, check_longest
 from .rope_launch import again, launch, launch_simple
 
 
@@ -160,10 +160,10 @@ def _forward_qk(q, k, turn):
 def _in_place(x, turn):
     if not x.is_cuda:
         check_call((x,), Turn(*turn))
+        check.refuse_overlap("rope", x=x)
         return x.copy_(reference.rope(x, *turn))
     if launch_simple(turn, x, in_place=True) is None:
-        if 0 in x.stride():
-            check_written(x)
+        check.refuse_overlap("rope", x=x)
         columns_ = 2 * turn[0].shape[-1]
         turned = x if columns_ >= x.shape[-1] else x[..., :columns_]  # more columns than there are: refused by name
         launch(turn, turned, turned)

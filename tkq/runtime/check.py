@@ -142,7 +142,7 @@ def refuse_leaf(op_name: str, **tensors) -> None:
 def refuse_overlap(op_name: str, **tensors) -> None:
     """ValueError where elements of a tensor that is to be written over share memory, or could: not plain to see."""
     for name, x in tensors.items():
-        if _meets_itself(name, x):
+        if _not_apart(name, x):
             raise ValueError(f"{op_name}: {name}: is {tuple(x.shape)} with strides {x.stride()}, so that elements may "
                              "share memory; not allowed in place: pass a tensor whose rows lie apart")
 
@@ -156,17 +156,19 @@ def refuse_inference(op_name: str, **tensors) -> None:
                                "of it: clone it")
 
 
-def _meets_itself(name, x) -> bool:
-    """Does a step in one dimension stay inside of what the dimensions with smaller steps span?"""
+def _not_apart(name, x):
     try:
-        if x.is_contiguous() or not x.numel():
-            return False
-        steps = sorted((step, n) for step, n in zip(x.stride(), x.shape, strict=True) if n > 1)
+        return not x.is_contiguous() and x.numel() > 0 and meets_itself(x.shape, x.stride())
     except RuntimeError:  # of what has no strides
         _dense(name, x)
         raise
+
+
+def meets_itself(shape, strides) -> bool:
+    """Do elements share memory? Yes, where that is not plain to see: where a step in one dimension stays inside of what
+    the dimensions with smaller steps span."""
     span = 1
-    for step, n in steps:
+    for step, n in sorted((step, n) for step, n in zip(strides, shape, strict=True) if n > 1):
         if step < span:
             return True
         span += (n - 1) * step
