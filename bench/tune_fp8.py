@@ -8,12 +8,17 @@ and torch's time is the plain product's.
 from __future__ import annotations
 
 import argparse
+import itertools
+from contextlib import suppress
 from dataclasses import replace
 
 from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
+from tkq.gemm import narrow_plan
 from tkq.gemm.fp8_config import Fp8Config
-from tkq.gemm.fp8_plan import fitted, launch
+from tkq.gemm.fp8_narrow_config import NarrowFp8Config
+from tkq.gemm.fp8_plan import fitted, launch, tile
 from tkq.gemm.fp8_spec import Fp8Spec
+from tkq.gemm.narrow_config import WIDTHS
 from tkq.gemm.paced_config import PacedFp8Config
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
@@ -134,8 +139,22 @@ SIZES = "4096,8192,16384,8192x28672x8192,8192x8192x28672"
 EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
 
 
-def variants(kind: str, small: bool) -> dict[str, Fp8Config]:
-    return SMALL if small else PROMOTED if kind in ("block", "line") else FAST
+def variants(kind: str, few=None) -> dict[str, Fp8Config]:
+    """few: the sizes of a product with few rows."""
+    if not few:
+        return PROMOTED if kind in ("block", "line") else FAST
+    best = {"tile": tile(spec(kind), *few, 132)}
+    return best | (SMALL if few[0] <= 64 else {}) | sharing(kind, few)
+
+
+def sharing(kind: str, few) -> dict[str, NarrowFp8Config]:
+    """Of blocks that share K: "so many x columns of a block", which has its processor alone or for two of them."""
+    config, found = NarrowFp8Config(next(m for m in WIDTHS if m >= few[0]), pdl=True), {}
+    for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (1, 2)):
+        with suppress(ValueError):
+            name = f"{split} x {rows}" + " two" * (places == 2)
+            found[name] = narrow_plan.fitted(replace(config, rows=rows, split=split), spec(kind), places)
+    return found
 
 
 def parts(name: str) -> tuple[str, str]:
@@ -150,15 +169,15 @@ def spec(kind: str, name: str = "") -> Fp8Spec:
                    activation=activation)
 
 
-def config(kind: str, small: bool, name: str) -> Fp8Config:
-    return fitted(variants(kind, small)[parts(name)[0]], spec(kind, name))
+def config(kind: str, few, name: str) -> Fp8Config:
+    return fitted(variants(kind, few)[parts(name)[0]], spec(kind, name))
 
 
 def arguments(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--kinds", default="tensor,row,block")
     p.add_argument("--sizes", help=f"MxNxK, or one number for all three; {SIZES} or, with --small, {EMPTY}")
-    p.add_argument("--small", action="store_true", help="the variants for M up to 64")
+    p.add_argument("--small", action="store_true", help="the variants for M up to 128")
     p.add_argument("--zeros", action="store_true", help="operands of zeros, which cost the tensor cores little power: "
                    "what takes time then is not energy")
     p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME on 132": so '
@@ -169,8 +188,8 @@ def arguments(argv=None):
     return p.parse_args(argv)
 
 
-def chosen(args, kind) -> list[str]:
-    names = list(variants(kind, args.small))
+def chosen(args, kind, shape) -> list[str]:
+    names = list(variants(kind, shape if args.small else None))
     if args.variants == "every":
         return names
     wanted = [n.strip() for n in args.variants.split(",")]
@@ -180,7 +199,9 @@ def chosen(args, kind) -> list[str]:
 def main(argv=None) -> None:
     args = arguments(argv)
     kinds, sizes = args.kinds.split(","), [size(s) for s in (args.sizes or (EMPTY if args.small else SIZES)).split(",")]
-    recipes = [launch(spec(k, n), *sizes[0], 132, config(k, args.small, n))[0] for k in kinds for n in chosen(args, k)]
+    recipes = dict.fromkeys(
+        launch(spec(k, n), *shape, 132, config(k, shape if args.small else None, n))[0]
+        for k, shape in itertools.product(kinds, sizes) for n in chosen(args, k, shape))
     if args.list:
         print(*(r.args for r in recipes), sep="\n")
         return
@@ -214,7 +235,8 @@ def measure(turns, kind, shape, args) -> None:
                 a.view(torch.uint8).zero_(), b.t().view(torch.uint8).zero_()
         mixed = [fp8_peers.both_orders(kind, given) for given in sets]
         calls = {"torch": (fp8_peers.torch_mm(kind), [(x[0], x[1], *x[4:]) for x in mixed])}
-        calls |= {name: (call(kind, args.small, name), sets) for name in chosen(args, kind)}
+        few = shape if args.small else None
+        calls |= {name: (call(kind, few, name), sets) for name in chosen(args, kind, shape)}
         wanted = []
 
         def error(name, got):
@@ -227,12 +249,12 @@ def measure(turns, kind, shape, args) -> None:
             f"{2e-9 * m * n * k / ms:6.0f} TFLOP/s {1e-6 * (k * (m + n) + 2 * m * n) / ms:5.0f} GB/s"))
 
 
-def call(kind, small, name):
+def call(kind, few, name):
     import torch
 
     from tkq.gemm import fp8_ops
 
-    wanted, asked, bias = config(kind, small, name), spec(kind, name), []
+    wanted, asked, bias = config(kind, few, name), spec(kind, name), []
     blocks = blocks_of(name.partition(" + ")[0])[1]
 
     def f(a, b, sa, sb):

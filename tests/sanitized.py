@@ -187,11 +187,13 @@ def gemm(device):
 def fp8(device):
     import tkq
 
-    for rows, granularity, of_b in ((300, "row", "row"), (300, "block", "tile"), (300, "block", "block"),
-                                    (33, "row", "row"), (33, "block", "tile")):
-        a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, rows, 272), granularity),
-                          *tkq.quantize_fp8(randn(1, 264, 272), of_b))
-        yield f"fp8_gemm {rows} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
+    for rows, k, granularity, of_b in (
+            (300, 272, "row", "row"), (300, 272, "block", "tile"), (300, 272, "block", "block"),
+            (33, 272, "row", "row"), (33, 272, "block", "tile"),
+            (9, 272, "row", "row"), (9, 2320, "block", "tile"), (65, 4112, "row", "row")):
+        a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, rows, k), granularity),
+                          *tkq.quantize_fp8(randn(1, 264, k), of_b))
+        yield f"fp8_gemm {rows} {k} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)
     from tkq.gemm import fp8_ops, fp8_plan
     from tkq.gemm.fp8_spec import Fp8Spec
     from tkq.gemm.paced_config import PacedFp8Config

@@ -13,6 +13,7 @@ _LISTS = (
     "tkq.norms.backward_shipped",
     "tkq.gemm.shipped",
     "tkq.gemm.fp8_plan",
+    "tkq.gemm.fp8_narrow_plan",
     "tkq.gemm.grouped_spec",
     "tkq.quantize.shipped",
     "tkq.pointwise.shipped",

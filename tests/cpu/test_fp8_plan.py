@@ -9,7 +9,21 @@ from hypothesis import strategies as st
 from tkq.gemm import candidates, fp8_plan
 from tkq.gemm.config import SHARED_BYTES, raster
 from tkq.gemm.fp8_config import Fp8Config
-from tkq.gemm.fp8_plan import BLOCKS, FAST, PROMOTED, SMALL, cycles, fitted, launch, plan, shipped, table, tiles, traits
+from tkq.gemm.fp8_plan import (
+    BLOCKS,
+    FAST,
+    PROMOTED,
+    SMALL,
+    cycles,
+    fitted,
+    launch,
+    plan,
+    shipped,
+    table,
+    tile,
+    tiles,
+    traits,
+)
 from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
 from tkq.gemm.paced_config import PacedFp8Config
 
@@ -21,9 +35,10 @@ SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s
 @given(st.sampled_from(SPECS), st.integers(1, 20000), st.integers(1, 40000), st.integers(1, 2000),
        st.sampled_from((1, 2, 78, 132)))
 def test_a_plan_fits(spec, m, n, k, processors):
-    config = plan(spec, m, n, 16 * k, processors)
+    config = tile(spec, m, n, 16 * k, processors)
     assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
-    recipe, blocks = launch(spec, m, n, 16 * k, processors)
+    assert plan(spec, m, n, 16 * k, processors) == config or m <= 128  # tests/cpu/test_fp8_narrow_plan.py
+    recipe, blocks = launch(spec, m, n, 16 * k, processors, config)
     rows, cols = tiles(config, m, n)
     assert blocks % config.cluster == 0 and 0 < blocks <= max(processors, config.cluster)
     assert rows * cols * config.cluster >= blocks and recipe.args == (spec, config)
@@ -56,7 +71,7 @@ COVERED = frozenset().union(*(traits(*kernel.recipe.args) for kernel in shipped(
 def test_what_a_plan_chooses_is_shipped(spec, epilogue, m, n, k):
     """Or is made of parts that are, in pairs: its tile with its scales, its way out, its epilogue."""
     spec = replace(spec, bias=epilogue[0], activation=epilogue[1])
-    assert not traits(spec, plan(spec, m, n, 16 * k, 132)) - COVERED
+    assert not traits(spec, tile(spec, m, n, 16 * k, 132)) - COVERED
 
 
 def test_what_it_chooses():
@@ -68,8 +83,8 @@ def test_what_it_chooses():
         assert plan(block, m, n, k, 132).name == "128x192_cluster2_pdl_split2_rolling8_paced"
     for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
         assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
-    assert plan(row, 1, 8192, 8192, 132).m == plan(block, 64, 8192, 8192, 132).m == 64
-    assert plan(row, 1, 16, 16, 132).cluster == 1
+    assert plan(row, 1, 8192, 8192, 132).m == 16 and plan(block, 64, 8192, 8192, 132).m == 64
+    assert tile(row, 1, 16, 16, 132).cluster == 1
 
 
 def test_which_products_keep_pace():
@@ -100,11 +115,11 @@ def test_kernels_that_keep_pace_are_shipped_as_planned():
 
 
 def test_what_a_round_reads():
-    for tile, (m, n, k), reads in ((PROMOTED[1], (16384,) * 3, (9 * 256 + 8 * 192) * 16384),
-                                   (BLOCKS[0], (8192,) * 3, (9 * 256 + 8 * 256) * 8192),
-                                   (FAST[1], (8192, 300, 128), (33 * 256 + 300) * 128),
-                                   (PROMOTED[1], (256, 192, 128), (256 + 192) * 128)):
-        assert fp8_plan.round_bytes(tile, m, n, k, 132) == min(reads, (m + n) * k)
+    for config, (m, n, k), reads in ((PROMOTED[1], (16384,) * 3, (9 * 256 + 8 * 192) * 16384),
+                                     (BLOCKS[0], (8192,) * 3, (9 * 256 + 8 * 256) * 8192),
+                                     (FAST[1], (8192, 300, 128), (33 * 256 + 300) * 128),
+                                     (PROMOTED[1], (256, 192, 128), (256 + 192) * 128)):
+        assert fp8_plan.round_bytes(config, m, n, k, 132) == min(reads, (m + n) * k)
 
 
 def test_tune_tries_it_where_rounds_are_many():

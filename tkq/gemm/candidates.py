@@ -1,15 +1,17 @@
 """What ``tkq.tune`` chooses among, for each kind of product: configurations, the plan's first. Pure Python."""
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 
 from . import fp8_plan, grouped_spec, narrow_plan, plan
 from .config import Config
 from .fp8_config import Fp8Config
+from .fp8_narrow_config import NarrowFp8Config
 from .narrow_config import WIDTHS, NarrowConfig, takes
 from .paced_config import PacedConfig, PacedFp8Config
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig, "PacedConfig": PacedConfig},
-           "fp8_gemm": {"Fp8Config": Fp8Config, "PacedFp8Config": PacedFp8Config},
+           "fp8_gemm": {x.__name__: x for x in (Fp8Config, NarrowFp8Config, PacedFp8Config)},
            "grouped_gemm": {"Fp8Config": Fp8Config}}
 _FITTED = {"gemm": lambda config, spec: config if isinstance(config, NarrowConfig) else plan.fitted(config, spec),
            "fp8_gemm": fp8_plan.fitted, "grouped_gemm": grouped_spec.fitted}
@@ -24,7 +26,8 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
         return []
     planned = plan.launch(spec, M, N, K, processors, batches=batches)[0].args[1]
     few = M <= narrow_plan.MOST_ROWS and takes(spec)
-    found = [planned, *(_narrow(spec, M) if few else ())]
+    parts = 2 if spec.epilogue.gate else 1
+    found = [planned, *(_narrow(spec, M, NarrowConfig(parts=parts)) if few else ())]
     table = plan.TILES[-1:] if few else [x for x in plan.TILES if x.m * (x.cluster - 1) < M]
     tiles = _worth(table, lambda x: plan.cycles(x, M, N, K, processors, batches))
     for tile in tiles:
@@ -36,15 +39,13 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
     return _fitting(found, lambda x: _FITTED["gemm"](x, spec))
 
 
-def _narrow(spec, M):
-    """Of every height of B and number of parts of K; with room for two blocks on a processor, and for one."""
-    m, parts = next(width for width in WIDTHS if width >= M), 2 if spec.epilogue.gate else 1
-    for rows in (64, 128):
-        for split in (1, 2, 4, 8):
-            if rows < 64 * parts:
-                continue
-            for places in (2, 1):
-                yield narrow_plan.fitted(NarrowConfig(m, rows, split, parts=parts), spec, places)
+def _narrow(spec, M, config):
+    """Like a configuration, of every height of B and number of parts of K; with room for two blocks on a processor, and
+    for one."""
+    m = next(width for width in WIDTHS if width >= M)
+    for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (2, 1)):
+        with suppress(ValueError):
+            yield narrow_plan.fitted(replace(config, m=m, rows=rows, split=split), spec, places)
 
 
 def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
@@ -53,7 +54,8 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
     table = (*(fp8_plan.SMALL if M <= 64 else ()), *fp8_plan.table(spec))
     tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
-    found = [planned, *(replace(tile, group=group) for tile in tiles for group in GROUPS)]
+    found = [planned, *(_narrow(spec, M, NarrowFp8Config(pdl=True)) if M <= narrow_plan.MOST_ROWS else ())]
+    found += [replace(tile, group=group) for tile in tiles for group in GROUPS]
     if not spec.promote:
         found += [x for x in fp8_plan.SHARING
                   if fp8_plan.of_use(x, M, N) and fp8_plan.rounds(x, M, N, processors) == 1]

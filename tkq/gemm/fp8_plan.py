@@ -4,8 +4,10 @@ from typing import Optional
 
 from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
+from . import fp8_narrow_plan
 from .config import SHARED_BYTES
 from .fp8_config import STEP, Fp8Config, can_spread
+from .fp8_narrow_config import NarrowFp8Config
 from .fp8_spec import ACTIVATIONS, BYTES, Fp8Spec
 from .paced_config import PacedFp8Config
 from .plan import PARTED, SHARED, even_blocks
@@ -40,11 +42,8 @@ PROMOTED = (
 PACED = {("block", True): 8, ("tensor", False): 16, ("row", False): 16}
 PACED_BANDS = {192: 10}
 PACED_STEPS, PACED_BYTES = 3000, 25e6  # of K, in all of a block's tiles; of A and B in a round: half of an H100's L2
-SMALL = (  # M up to 64: B comes once, and is all that counts
-    Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),
-    Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=2, across=True, lead=0),
-    Fp8Config(m=64, n=32, stages=14, consumers=1, cluster=1, lead=0),
-)
+# M up to 64, where no blocks share K (``fp8_narrow_plan``): B comes once, and is all that counts
+SMALL = (Fp8Config(m=64, n=64, stages=11, consumers=1, cluster=1, lead=0, pdl=True),)
 
 
 def table(spec: Fp8Spec) -> tuple:
@@ -78,8 +77,14 @@ def rounds(config: Fp8Config, M: int, N: int, processors: int) -> int:
     return -(-rows * cols // max(1, processors // config.cluster))
 
 
-def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
-    """The configuration for a problem: what should be fastest, the first of the list if equal.
+def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config | NarrowFp8Config:
+    """The configuration for a problem: what should be fastest."""
+    few = fp8_narrow_plan.plan(spec, M, N, K, processors)
+    return tile(spec, M, N, K, processors) if few is None else few
+
+
+def tile(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
+    """The tile that should be fastest, the first of the list if equal.
 
     A cluster only where each of its blocks has a part of C."""
     few = (c for c in SMALL if M <= 64)
@@ -123,8 +128,11 @@ def of_use(config: Fp8Config, M: int, N: int) -> bool:
     return config.m * (down - 1) < M and config.n * (right - 1) < N
 
 
-def fitted(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
-    """The configuration with as many stages as this spec's output and scales leave room for."""
+def fitted(config: Fp8Config | NarrowFp8Config, spec: Fp8Spec) -> Fp8Config | NarrowFp8Config:
+    """The configuration with as many stages as this spec's output and scales leave room for; one for few rows has them.
+    """
+    if isinstance(config, NarrowFp8Config):
+        return config.check(spec)
     if spec.store == "tma" and not config.panel(spec.out):
         config = replace(config, n=max(config.n, 32))
     if config.rolling and spec.scales != "block":
@@ -139,6 +147,8 @@ def fitted(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
 def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optional[Fp8Config] = None):
     """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
     config = config.check(spec) if config else plan(spec, M, N, K, processors)
+    if isinstance(config, NarrowFp8Config):
+        return fp8_narrow_plan.recipe(spec, config), 0
     rows, cols = tiles(config, M, N)
     return recipe_of(spec, config), even_blocks(rows * cols, processors, config.cluster)
 

@@ -1,5 +1,5 @@
 """Float8 products of groups along K (gradients of experts' weights): what of a stage is another group's is masked."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -26,12 +26,13 @@ class Masked(State):
 
 
 class MaskedGemm(GroupedGemm):
-    """GroupedGemm along K for float8, whose operands have K contiguous: TMA's pieces begin at units of 16 bytes, groups
-    anywhere.
+    """GroupedGemm along K for float8, whose operands have K contiguous: groups begin and end anywhere, and nothing
+    clips at their ends.
 
-    So steps are those of the whole K, of 128 from 0 on, as scales along K are. A group has all steps that it has a part
-    of, and what is not its own, in the first and the last of them, becomes zeros in shared memory, in both operands:
-    it may be NaN in either.
+    Where scales are of rows, steps begin where the group does, or up to 15 bytes before: TMA takes columns from units
+    of 16 bytes alone. Where they change along K they are those of 128 of the whole K, and so are steps: a group has all
+    that it has a part of. What is not its own, in the first and the last of them, becomes zeros in shared memory, in
+    both operands: it may be NaN in either.
 
     consumer  |wait k0, mask, wgmma|wait k1, wgmma| .. |wait kn, mask, wgmma|
 
@@ -64,23 +65,25 @@ class MaskedGemm(GroupedGemm):
 
     # ---- device: in ----------------------------------------------------------------------------
 
-    def first_step(self, t):
-        return t.first // STEP
+    def first(self, t):
+        """Where the tile's steps begin, in K."""
+        unit = STEP if self.spec.per_step else 16
+        return t.first // unit * unit
 
     def steps(self, g, t):
-        return cutlass.max(cute.ceil_div(t.first + t.size, STEP) - self.first_step(t), 1)
+        return cutlass.max(cute.ceil_div(t.first + t.size - self.first(t), STEP), 1)
 
     def load_tiles(self, g, s, stage, t, k, sem):
-        x, step = self.config, self.first_step(t) + k
-        tk.load_async(s.a.stacked(x.m // 64)[stage], g.a, (t.row, step), sem)
-        tk.load_async(s.b.stacked(x.split)[stage], g.b, (t.col, step), sem)
+        x, first = self.config, self.first(t)
+        tk.load_async(s.a.stacked(x.m // 64)[stage], columns_from(g.a, first), (t.row, k), sem)
+        tk.load_async(s.b.stacked(x.split)[stage], columns_from(g.b, first), (t.col, k), sem)
 
     def first_row(self, t):
         return t.row * self.config.m
 
     def load_scales(self, g, to, t, k):
         last = cute.ceil_div(g.k, GROUP) - 1  # an empty group at the end has a step behind it
-        super().load_scales(g, to, t, cutlass.min(self.first_step(t) + k, last))
+        super().load_scales(g, to, t, cutlass.min(t.first // STEP + k, last))
 
     def column_scales(self, g, t):
         return g.scale_b if self.spec.per_step else g.scale_b[(t.group, None)]
@@ -105,7 +108,7 @@ class MaskedGemm(GroupedGemm):
         super().sum_promoted(g, s, u, t, wg)
 
     def begin(self, u, t):
-        u.edge[0] = t.first - self.first_step(t) * STEP
+        u.edge[0] = t.first - self.first(t)
         u.edge[1] = u.edge[0] + t.size
 
     @cute.jit
@@ -135,10 +138,21 @@ class MaskedGemm(GroupedGemm):
 
     @cute.jit
     def keep(self, ring: Constexpr, number, keep):
+        """Nothing is read but by lanes, two at most, whose 4 bytes are in part the group's."""
         words = ring.scratch(tk.st(ring.type.rows, WORDS, Int32, 128))[number].tensor
         warp, lane = tk.thread_in_warpgroup() // 32, tk.lane_id()
-        for r in cutlass.range(ring.type.rows // 4, unroll=8):
-            words[4 * r + warp, lane] = words[4 * r + warp, lane] & keep
+        if keep == 0:
+            for r in cutlass.range(ring.type.rows // 4, unroll=8):
+                words[4 * r + warp, lane] = Int32(0)
+        elif keep != -1:
+            for r in cutlass.range(ring.type.rows // 4, unroll=8):
+                words[4 * r + warp, lane] = words[4 * r + warp, lane] & keep
+
+
+def columns_from(x: tk.gl, first) -> tk.gl:
+    """Columns are counted from ``first`` on."""
+    rows = 0 if isinstance(x.type_rows, int) else (0, 0)
+    return replace(x, tensor=cute.domain_offset((rows, first), x.tensor))
 
 
 def operands(spec: GroupedSpec):

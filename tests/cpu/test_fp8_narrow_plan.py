@@ -1,0 +1,92 @@
+"""Float8 products of few rows: which of them share K, in which shape. Pure Python."""
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tkq.gemm import candidates, fp8_plan
+from tkq.gemm.fp8_narrow_config import NarrowFp8Config
+from tkq.gemm.fp8_narrow_plan import ROWS, SHAPES, plan, shipped, splits
+from tkq.gemm.fp8_spec import SCALES, Fp8Spec
+from tkq.gemm.narrow_config import SLOT_BYTES
+from tkq.gemm.narrow_plan import FEWEST_STEPS, fitted, parts_of_k
+
+SPECS = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
+SPEC = Fp8Spec(scales="row")
+rows, sizes, steps = st.integers(1, 128), st.integers(1, 60000), st.integers(1, 2000)
+
+
+@given(st.sampled_from(SPECS), rows, sizes, steps, st.integers(1, 264))
+def test_a_plan_fits(spec, M, N, k, processors):
+    config = plan(spec, M, N, 16 * k, processors)
+    if config is None:
+        assert M > 32
+        return
+    blocks = -(-N // ROWS) * config.split
+    assert config.check(spec) is config and config.m >= M and (config.m == 16 or config.m // 2 < M)
+    assert config.split == 1 or -(-16 * k // 128) // config.split >= FEWEST_STEPS
+    assert blocks <= processors or config.shared_bytes(spec) <= SLOT_BYTES
+    assert all(end > first for first, end in parts_of_k(8 * k, config.split))
+    assert fp8_plan.plan(spec, M, N, 16 * k, processors) == config
+
+
+@given(st.sampled_from(SPECS), rows, sizes, steps)
+def test_what_it_chooses_is_shipped(spec, M, N, k):
+    config = plan(spec, M, N, 16 * k, 132)
+    if config:
+        places = 1 if -(-N // ROWS) * config.split <= 132 else 2
+        assert (config.m, config.split, places) in SHAPES
+        assert (replace(spec, store="elements"), config) in {kernel.recipe.args for kernel in shipped()}
+
+
+def test_what_was_measured():
+    """On an H100 these were the quickest, or within 2 % (docs/attempts/products.md); None: a tile was."""
+    wanted = {(1, 8192, 8192): 1, (16, 8192, 8192): 1, (64, 8192, 8192): None, (128, 8192, 8192): None}
+    wanted |= {(16, 1024, 8192): 4, (128, 1024, 8192): 4, (64, 4096, 4096): 2, (128, 256, 16384): 8}
+    wanted |= {(16, 28672, 8192): 4}
+    for spec, (problem, split) in itertools.product(SPECS, wanted.items()):
+        config = plan(spec, *problem, 132)
+        assert (config and config.split) == split, (spec, problem, config)
+    assert fp8_plan.plan(SPEC, 64, 8192, 8192, 132) == fp8_plan.SMALL[0]
+
+
+@given(st.integers(1, 2000), steps, st.integers(2, 264))
+def test_blocks_that_share_k(tiles, steps, processors):
+    split = splits(tiles, steps, processors)
+    assert split in (1, 2, 4, 8) and (split == 1 or steps // split >= FEWEST_STEPS)
+    assert split == 1 or tiles * split <= processors or (split == 4 and tiles > 2 * processors)
+
+
+@given(st.sampled_from(SPECS), rows, sizes, steps)
+def test_launch(spec, M, N, k):
+    recipe, blocks = fp8_plan.launch(spec, M, N, 16 * k, 132)
+    few = recipe.builder == "tkq.gemm.fp8_narrow:build"
+    assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), NarrowFp8Config)
+    assert (blocks == 0 and recipe.args[0].store == "elements") if few else blocks > 0
+    tile = fp8_plan.tile(spec, M, N, 16 * k, 132)
+    assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8:build"
+
+
+def test_more_rows_take_tiles():
+    assert plan(SPEC, 129, 1024, 8192, 132) is None
+    assert fp8_plan.launch(SPEC, 129, 1024, 8192, 132)[0].builder == "tkq.gemm.fp8:build"
+
+
+@pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 0)))
+def test_tune_tries_every_way(M, most):
+    found = [c for c in candidates.of_fp8_gemm(SPEC, M, 1024, 8192, 132) if isinstance(c, NarrowFp8Config)]
+    assert {c.m for c in found} == ({most} if most else set())
+    assert {(c.rows, c.split) for c in found} == (set(itertools.product((64, 128), (1, 2, 4, 8))) if most else set())
+    assert all(candidates.fits("fp8_gemm", c, SPEC, M) for c in found)
+    assert not any(candidates.fits("fp8_gemm", c, SPEC, most + 1) for c in found)
+
+
+@pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1), dict(parts=2)))
+def test_a_config_that_does_not_fit_is_named(change):
+    good = fitted(NarrowFp8Config(), SPEC)
+    with pytest.raises(ValueError, match=f"fp8_gemm: {next(iter(change))} does not fit"):
+        replace(good, **change).check(SPEC)
+    with pytest.raises(ValueError, match="bytes of shared memory"):
+        replace(good, stages=40).check(SPEC)

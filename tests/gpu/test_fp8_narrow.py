@@ -1,0 +1,85 @@
+"""float8 products of few rows, whose K blocks of a cluster share: exact where sums are."""
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tkq
+from tests.fp8_cases import E5M2, KINDS, operands
+from tests.gpu.test_fp8_gemm import check_exact, spec_of
+from tkq.gemm import fp8_ops
+from tkq.gemm.fp8_narrow_config import NarrowFp8Config
+from tkq.gemm.fp8_narrow_plan import fitted, plan
+from tkq.reference_fp8 import fp8_gemm
+from tkq.testing import assert_2x
+
+SHAPES = tuple((m, rows, split) for m in (16, 32, 64, 128) for rows in (64, 128) for split in (1, 2, 4, 8))
+USUAL = ((16, 64, 4), (16, 128, 1), (32, 128, 2), (64, 64, 8), (128, 64, 2))
+
+
+def take(kind, size, config, promote=False, out="bf16", first=8):
+    spec = spec_of(kind, out, promote)
+    check_exact(kind, size, fitted(config, spec), promote, out=out, first=first)
+
+
+@pytest.mark.parametrize("m, rows, split", [
+    pytest.param(*shape, marks=[pytest.mark.slow] * (shape not in USUAL)) for shape in SHAPES])
+def test_every_shape(m, rows, split):
+    """Rows and columns that end within a tile, fewer steps of K than blocks, more, a step's rest."""
+    config = NarrowFp8Config(m, rows, split, pdl=split == 2)
+    for M, n, k in ((1, 16, 16), (m, 136, 272), (m - 3, 63, 1168), (max(1, m // 2), 528, 2064)):
+        for kind in KINDS:
+            take(kind, (M, n, k), config)
+    for kind in ("tensor", "row"):
+        take(kind, (m, 200, 1040), config, promote=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("out", ("fp16", "fp32"))
+def test_results(kind, out):
+    for size, first in (((13, 137, 272), 3), ((64, 200, 1040), 8)):
+        take(kind, size, NarrowFp8Config(64, 64, 2), out=out, first=first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("out", ("bf16", "e4m3"))
+def test_bias_and_activation(kind, out):
+    for M, n, k in ((5, 200, 784), (64, 136, 4096)):
+        args = operands(M, n, k, kind, device="cuda", b=E5M2 if kind == "row" else torch.float8_e4m3fn)
+        bias, scale = torch.randn(n, device="cuda"), torch.tensor([0.7], device="cuda") if out == "e4m3" else None
+        spec = replace(spec_of(kind, "bf16"), out=out, bias="fp32", activation="silu",
+                       b="e5m2" if kind == "row" else "e4m3")
+        dtype = torch.bfloat16 if out == "bf16" else torch.float8_e4m3fn
+        got = torch.full((M, n), float("nan"), device="cuda").to(dtype)
+        config = plan(spec, M, n, k, 132)
+        assert config.split == (1 if k < 1024 else 8)
+        fp8_ops.run(spec, *args, got, config, bias=bias, out_scale=scale)
+        truth = fp8_gemm(*args, bias, "silu", torch.float64, wide=torch.float64)
+        if out == "e4m3":
+            truth = (truth / scale.double()).clamp(-448, 448)
+        assert_2x(got.float(), truth, truth.to(dtype).float(), ulps=1, what=f"{kind} {(M, n, k)} {out}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_behind_rows(kind):
+    """Of K, of M and of N, where TMA's tiles reach: nothing of it counts."""
+    for M, n, k in ((9, 72, 1040), (50, 100, 2064)):
+        a, b, *scales = operands(M, n, k, kind, device="cuda", whole=True, powers=True)
+        wide = [torch.full((x.shape[0] + 130, k + 144), 0x7F, dtype=torch.uint8, device="cuda") for x in (a, b.t())]
+        for to, x in zip(wide, (a, b.t())):
+            to[:x.shape[0], :k] = x.view(torch.uint8)
+        a, b = (to.view(torch.float8_e4m3fn)[:x.shape[0], :k] for to, x in zip(wide, (a, b.t())))
+        assert torch.equal(tkq.fp8_gemm(a, b.t(), *scales), fp8_gemm(a, b.t(), *scales, wide=torch.float64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_every_time(kind):
+    spec = spec_of(kind, promote=kind != "row")
+    args = operands(64, 1024, 8192, kind, device="cuda")
+    config = fitted(NarrowFp8Config(64, 64, 8, pdl=True), spec)
+    first = None
+    for _ in range(200):
+        got = torch.full((64, 1024), float("nan"), device="cuda", dtype=torch.bfloat16)
+        fp8_ops.run(spec, *args, got, config)
+        first = got if first is None else first
+        assert torch.equal(got, first)

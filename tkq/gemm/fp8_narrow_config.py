@@ -1,0 +1,46 @@
+"""The shape of the float8 kernel for few rows of A: what its code depends on. Pure Python, no torch, no DSL."""
+from dataclasses import dataclass
+
+from .fp8_config import STEP
+from .fp8_spec import Fp8Spec
+from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
+
+
+@dataclass(frozen=True)
+class NarrowFp8Config(NarrowConfig):
+    """As ``NarrowConfig``; bench/tune_fp8.py times the alternatives. pdl: the launch lies under the end of the kernel
+    before."""
+
+    pdl: bool = False
+
+    @property
+    def name(self) -> str:
+        return super().name + "_pdl" * self.pdl
+
+    def scales(self, spec: Fp8Spec) -> int:
+        """Scales in a stage."""
+        return {"block": self.m + 32, "line": self.m + self.rows}.get(spec.scales, 0)
+
+    def stage_bytes(self, spec: Fp8Spec) -> int:
+        return (self.m + self.rows) * STEP + 4 * self.scales(spec)
+
+    def check(self, spec: Fp8Spec) -> "NarrowFp8Config":
+        """Self, if the kernel can take it for this spec.
+
+        Raises:
+            ValueError: naming what does not fit.
+        """
+        rules = {
+            "m": self.m in WIDTHS,
+            "rows": self.rows in (64, 128),
+            "parts": self.parts == 1,
+            "split": self.split in (1, 2, 4, 8),
+            "stages": self.stages > 1,
+        }
+        for name, kept in rules.items():
+            if not kept:
+                raise ValueError(f"fp8_gemm: {name} does not fit in {self} for {spec}")
+        if self.shared_bytes(spec) > 2 * SLOT_BYTES:
+            raise ValueError(f"fp8_gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
+                             f"allowed are {2 * SLOT_BYTES}")
+        return self

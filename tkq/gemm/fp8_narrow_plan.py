@@ -1,0 +1,85 @@
+"""Which float8 products of few rows of A, up to 128, take the kernel that streams B, and in which shape. Pure Python.
+"""
+from dataclasses import replace
+from typing import Optional
+
+from ..runtime.recipe import Recipe, Shipped
+from ..testing.expectation import REGISTER_FILE, Expectation
+from .fp8_config import STEP
+from .fp8_narrow_config import NarrowFp8Config
+from .fp8_spec import SCALES, Fp8Spec
+from .narrow_config import SLOT_BYTES, WIDTHS
+from .narrow_plan import FEWEST_STEPS, MOST_ROWS, fitted
+
+# Measured on an H100 (docs/attempts/products.md):
+STREAMS = 32  # rows of A from which on tiles are as fast, where K is not shared
+ROWS = 64  # of B's transpose to a block: with 128, nothing was faster by more than 1 %
+LONG = 2  # blocks for each processor; more of them take turns, which are shorter, and more even, where four share K
+
+
+def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Optional[NarrowFp8Config]:
+    """The configuration; None where tiles (``fp8_plan``) are as fast."""
+    if M > MOST_ROWS:
+        return None
+    tiles = -(-N // ROWS)
+    split = splits(tiles, -(-K // STEP), processors)
+    if M > STREAMS and (split == 1 or tiles > processors):
+        return None
+    config = NarrowFp8Config(next(width for width in WIDTHS if width >= M), ROWS, split, pdl=True)
+    return fitted(config, spec, places=1 if tiles * split <= processors else 2)
+
+
+def splits(tiles: int, steps: int, processors: int) -> int:
+    """How many blocks share K: two, if then each still has a processor for itself; more while half of the processors
+    suffice, as clusters of so many fit badly on what is left."""
+    if tiles > LONG * processors:
+        return 4 if steps // 4 >= FEWEST_STEPS else 1
+    for split, room in ((8, processors // 2), (4, processors // 2), (2, processors)):
+        if steps // split >= FEWEST_STEPS and tiles * split <= room:
+            return split
+    return 1
+
+
+def recipe(spec: Fp8Spec, config: NarrowFp8Config) -> Recipe:
+    """What to compile. The result goes out element by element, whatever its strides allow."""
+    spec = replace(spec, store="elements")
+    return Recipe("tkq.gemm.fp8_narrow:build", (spec, config.check(spec)))
+
+
+def expectation(spec: Fp8Spec, config: NarrowFp8Config) -> Expectation:
+    """What its machine code must show: registers and shared memory for so many blocks as the stages leave room for on
+    a processor."""
+    places = 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1
+    wanted = ("UTMALDG", "STG", *["LDGSTS"] * spec.per_step)
+    registers = min(255, REGISTER_FILE // places // config.threads // 8 * 8)
+    return Expectation(tensor=STEP // 32, waits_per_mma=0.5, instructions=wanted, registers=registers,
+                       smem=2 // places * SLOT_BYTES + 1024)
+
+
+SHAPES = (  # m, split, blocks on a processor
+    *((m, split, 1) for m in (16, 32) for split in (1, 2, 4, 8)),
+    *((m, split, 1) for m in (64, 128) for split in (2, 4, 8)),
+    *((m, split, 2) for m in (16, 32) for split in (1, 4)))
+WAYS = (("fp32", None, None), ("e4m3", "bf16", "gelu"), ("bf16", "bf16", "relu"), ("fp32", "bf16", "silu"),
+        ("e4m3", None, None), ("bf16", "fp32", "gelu"))  # out, bias, activation
+
+
+def shipped() -> list[Shipped]:
+    """Every shape that the plan has with every granularity, and two other ways out."""
+    specs = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
+    cases = [(spec, shape) for shape in SHAPES for spec in specs]
+    for i, shape in enumerate(SHAPES):
+        for j in (2 * i, 2 * i + 1):
+            out, bias, activation = WAYS[j % len(WAYS)]
+            cases.append((replace(specs[(i + j) % len(specs)], out=out, bias=bias, activation=activation), shape))
+    return [_shipped(spec, *shape) for spec, shape in cases]
+
+
+def _shipped(spec, m, split, places):
+    config = fitted(NarrowFp8Config(m, ROWS, split, pdl=True), replace(spec, store="elements"), places)
+    words = ["fp8_gemm", spec.scales + ("_promoted" if spec.promote else ""), spec.out]
+    words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [config.name] + ["two_blocks"] * (places == 2)
+    return Shipped("_".join(words), recipe(spec, config), expectation(spec, config), (spec, m, split, places) in QUICK)
+
+
+QUICK = ((Fp8Spec(scales="row"), 16, 4, 1), (Fp8Spec(scales="block", promote=True), 16, 1, 1))
