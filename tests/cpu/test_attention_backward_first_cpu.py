@@ -1,4 +1,4 @@
-"""dQ without zeroes before: who stores a tile, who adds, and that nobody waits for ever."""
+"""dQ without zeroes before: who stores a tile, who adds, who finishes it, and that nobody waits for ever."""
 import random
 from dataclasses import replace
 
@@ -15,10 +15,13 @@ from tkq.attention.backward_spec import BackwardSpec
 
 class Machine:
     """Thread blocks that each go through (tile, block of keys), four warps each that meet at each product, if ``meet``.
-    Each warp is a generator that yields what it waits for. alone: it claims its own rows, with a word of their own."""
+    Each warp is a generator that yields what it waits for. alone: it claims its own rows, with a word of their own.
 
-    def __init__(self, orders, meet, alone=False):
-        self.orders, self.meet, self.there = orders, meet, STORED if alone else THERE
+    tiles: of which dQ is made in the background, by a warp beside each block, when all blocks of keys are done with."""
+
+    def __init__(self, orders, meet, alone=False, tiles=0):
+        self.orders, self.meet, self.there, self.tiles = orders, meet, STORED if alone else THERE, tiles
+        self.wanted, self.signed_off, self.next, self.finished = 4 * sum(map(len, orders)), 0, 0, {}
         self.word = lambda tile, warp: (tile, warp if alone else 0)
         self.words = {self.word(tile, warp): 0 for order in orders for tile, _ in order for warp in range(4)}
         self.arrived, self.stored, self.added = {}, {}, {}
@@ -41,10 +44,19 @@ class Machine:
             yield lambda: True
             if first:
                 self.words[at] += STORED
+            self.signed_off += 1
+
+    def background(self):
+        while self.next < self.tiles:
+            tile = self.next
+            self.next += 1
+            yield lambda: self.signed_off == self.wanted
+            there = self.words.get(self.word(tile, 0), 0) > 0
+            self.finished[tile] = len(self.stored[tile]) + len(self.added.get(tile, [])) if there else 0
 
     def run(self, choose):
         warps = [self.warp(i, warp) for i in range(len(self.orders)) for warp in range(4)]
-        waits = {w: (lambda: True) for w in warps}
+        waits = {w: (lambda: True) for w in (*warps, *(self.background() for _ in self.orders))}
         while waits:
             can = [w for w in waits if waits[w]()]
             assert can, "all wait"
@@ -60,8 +72,9 @@ def test_a_tile_is_stored_once_and_nobody_waits_for_ever(processors, tiles, bloc
     """Whatever order the tiles of a task have, and the tasks."""
     tasks = [[(tile, block) for tile in rng.sample(range(tiles), tiles)] for block in range(blocks)]
     orders = [[visit for task in tasks[i::processors] for visit in task] for i in range(processors)]
-    machine = Machine(orders, meet)
+    machine = Machine(orders, meet, tiles=tiles + 1)
     machine.run(rng.choice)
+    assert machine.finished == {**dict.fromkeys(range(tiles), 4 * blocks), tiles: 0}  # the last one is nobody's
     for tile in range(tiles):
         assert len(machine.stored[tile]) == 4 and len(set(machine.stored[tile])) == 1
         visits = machine.stored[tile] + machine.added.get(tile, [])

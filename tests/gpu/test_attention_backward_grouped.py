@@ -10,18 +10,20 @@ from tkq.attention.backward_grouped_config import GroupedConfig
 from tkq.attention.backward_plan import _BEHIND
 
 BF16, FP16 = torch.bfloat16, torch.float16
-FIRST = {"split": 2, "registers": (24, 72, 208)}
-FORMS = ((128, True, BF16, {"split": 2}), (128, False, BF16, {}), (128, True, BF16, FIRST),
-         *(pytest.param(*form, marks=pytest.mark.slow) for form in (
-             (128, True, FP16, {"split": 1, "rounds": 2}), (128, True, BF16, {"section_mb": 1}),
-             (128, False, BF16, {"split": 2}), (64, True, BF16, {"split": 2}), (128, True, FP16, FIRST))))
+FORMS = (
+    (GroupedConfig, 128, True, BF16, {"split": 2}), (GroupedConfig, 128, False, BF16, {}),
+    (FirstConfig, 128, True, BF16, {"split": 2}), (FirstConfig, 128, False, BF16, {"split": 2}),
+    *(pytest.param(*form, marks=pytest.mark.slow) for form in (
+        (GroupedConfig, 128, True, FP16, {"split": 1, "rounds": 2}),
+        (GroupedConfig, 128, True, BF16, {"section_mb": 1}), (GroupedConfig, 128, False, BF16, {"split": 2}),
+        (GroupedConfig, 64, True, BF16, {"split": 2}), (FirstConfig, 128, True, FP16, {"split": 2}))))
 
 
-@pytest.mark.parametrize("dim, causal, dtype, change", FORMS)
-def test_heads_in_the_background(dim, causal, dtype, change, monkeypatch):
+@pytest.mark.parametrize("kind, dim, causal, dtype, change", FORMS)
+def test_heads_in_the_background(kind, dim, causal, dtype, change, monkeypatch):
     """Parts that go on from each other, groups that no part divides, more tasks than the device holds at once, more
     queries than keys and fewer; large scores, and a gradient of lse."""
-    config = (FirstConfig if "registers" in change else GroupedConfig).of(_BEHIND[dim], **change)
+    config = kind.of(_BEHIND[dim], **change)
     for rows, keys in ((1, 1), (113, 203), (300, 100), (1000, 65), (641, 1100), (1023, 1024), (300, 2100)):
         compare(*make(2, rows, keys, 8, 2, dim, dtype), causal, what=f"{rows} x {keys} {change}", config=config)
     for batch, heads, kv_heads in ((8, 32, 8), (3, 40, 8), (2, 24, 4), (4, 6, 2), (3, 5, 5)):

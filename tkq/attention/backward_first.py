@@ -5,86 +5,116 @@ statistics and dQ take together. Who is first is not known before: a tile's word
 and how many of that block's warps have stored their rows. A warp asks for it before it waits for dS, and where the tile
 is nobody's it claims it once it has dS: for its block, not for itself, as the block's four warps meet at each product.
 Between that and the last of their stores none of them waits for another block. So nobody waits for ever, in whatever
-order tasks come."""
-from typing import Any, Optional
-
-import cuda.bindings.driver as cuda
+order tasks come. The background, which has no zeroes to make, only finishes dQ: nothing waits for it."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64
+from cutlass import Constexpr, Int32
 
 import tkq.tile as tk
 from tkq.attention.backward import build as build_alike
-from tkq.attention.backward_add import BackwardAdding, store_or_add
+from tkq.attention.backward_add import store_or_add
+from tkq.attention.backward_background import FINISHED, WARP, columns
 from tkq.attention.backward_first_config import FirstConfig
-from tkq.attention.backward_grouped import GroupedBackward
-from tkq.attention.backward_post import BackwardPost, load_part
-from tkq.attention.backward_sequences import Equal, stores, tile_order
+from tkq.attention.backward_grouped import GroupedBackground, GroupedBackward
+from tkq.attention.backward_seamless_background import await_patiently
 from tkq.attention.backward_spec import BackwardSpec
 from tkq.attention.backward_split import await_count, load_acquire
-from tkq.attention.backward_state import Numbers
-from tkq.attention.launch import BackwardOperands, Gradients, Sequences
+from tkq.attention.backward_tasks import claim
 
 STORED = 1 << 24  # a tile's word: 0; once it is claimed, 1 + the block, and so much for each warp that has stored
 THERE = 4 * STORED
 
 
+class FinishesTiles(GroupedBackground):
+    """Makes dQ of what has been added up, and no zeroes."""
+
+    @cute.jit
+    def run(self, g):
+        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        n = claim(counters.next, FINISHED)
+        while n < tiles:
+            at = self.tile(g, n)
+            await_patiently(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
+            self.convert(g, self.tile(g, n))  # found again: kept, it would take registers
+            n = claim(counters.next, FINISHED)
+
+    @cute.jit
+    def convert(self, g, at):
+        """As ``BackwardBackground``'s; dQ of a tile that is nobody's, as it sees no key, is 0."""
+        c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
+        slabs, quads = 4 * rows * cols, c.dq_cols // 8
+        number = self.number(g, at)
+        acc = cute.make_tensor(g.acc[number, None].iterator, cute.make_layout((4, WARP, quads, slabs)))
+        there = load_acquire(words_of(g), Int32(number)) > 0
+        out = g.background.dq[at.batch, None, at.head, None]
+        first = at.start_q + at.number * c.tile
+        for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
+            slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
+            x = tk.rt_fl(32)
+            tk.zero(x)
+            if there:
+                self.load(x, acc[None, tk.lane_id(), None, slab], 4 * part)
+            tk.mul(x, x, g.scale)
+            row = first + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
+            col = slab // 4 % cols * c.dq_cols + 32 * part
+            tk.store_narrow(columns(out, col), x, row, at.start_q + at.rows_q)
+
+
 class FirstStores(GroupedBackward):
-    """``GroupedBackward`` with nobody in the background. ``Globals.background`` is the tiles' words: int32, zero in the
-    beginning."""
+    """See ``AttentionBackward``, of which these roles are others:
+
+      1 warpgroup (dQ)         ask for the tile's word | claim it, if it is nobody's, else wait until the tile is there
+                               | dQ = dS K | stored, and the word told; or added | next tile .. | when a query head's
+                               last tile has arrived, sign the head off | next head ..
+      background (warps 1-3)   the next tile to finish | wait until all have signed its head off | write its dQ | ..
+
+      in global memory         begins   is added to by
+      word, of a tile          0        the block that claims it (1 + its number); its dQ warps, once they have stored
+                                        (STORED, 4 times)
+      added, of a query head   0        every dQ warp of every block of keys (4 times the blocks)
+
+    The words are what ``Counters`` has as ``ready``. The kernel before clears all of these, in each launch.
+    """
 
     def __init__(self, spec: BackwardSpec, config: FirstConfig):
         super().__init__(spec, config)
-        self.background = None
-
-    # ---- host ----------------------------------------------------------------------------------
+        self.background = FinishesTiles(spec, config, self.turn)
 
     @cute.jit
-    def __call__(self, operands: BackwardOperands, gradients: Gradients, workspace: cute.Tensor,
-                 sequences: Optional[Sequences], numbers: Numbers, stream: cuda.CUstream):
-        """As ``BackwardBase``'s."""
-        GroupedBackward.__call__(self, operands, gradients, workspace, sequences, numbers, stream)
-        q, dq = operands.q, gradients.dq
-        places = Equal(q.shape[1], operands.k.shape[1], q.shape[0])
-        parts = self.parts_of(workspace, places.slots(False, self.config.tile) * q.shape[2] * q.shape[0], 0)
-        words = words_of(parts.counters)
-        BackwardPostOfFirst(self.spec, self.config)(parts.acc, words, dq, places, numbers.scale, stream)
-
-    def in_background(self, dq, counters, lead, processors):
-        return words_of(counters)
-
-    # ---- device --------------------------------------------------------------------------------
-
-    def first_role(self, g, s, registers):
-        return tk.Role(lambda _: self.producer(g, s), registers, warps=1)
-
-    queries = BackwardAdding.queries
-
-    @cute.jit
-    def add_task(self, g, s, t, again: Constexpr, dq, ring, kv):
+    def add_by_heads(self, g, s, t, again: Constexpr, dq, ring, kv):
+        rows, cols = self.config.dq_parts(self.spec.width)
         tk.wait(s.kv_full[0], kv.phase)
-
-        def add(_, h, m):
-            number = self.tile_number(g, t, self.query_head(g, t, h), m)
-            seen = cute.arch.make_warp_uniform(load_acquire(g.background, Int32(number)))
-            s.ds_pipe.wait(ring)
-            first = self.is_first(g, t, Int32(number), seen)
-            self.send_dq(g, s, dq, ring, number, first)
-            self.tell_if(g, Int32(number), first)
-            ring.advance()
-
-        self.each_tile(g, t, add)
+        for h in cutlass.range(g.heads_per_kv, unroll=1):
+            head = self.query_head(g, t, h)
+            for m in cutlass.range(t.first, t.end, unroll=1):
+                self.store_or_add_tile(g, s, t, dq, ring, self.tile_number(g, t, head, m))
+                if (h > 0) & (m == t.first):
+                    self.background.sign_off_head(g, t.sequence, head - 1, rows * cols)
+            if (h > 0) & (t.first == t.end):
+                self.background.sign_off_head(g, t.sequence, head - 1)
         self.done_with(s, 0)
         self.next_keys(kv)
+        last = again()
+        self.background.sign_off_head(g, last.sequence, self.query_head(g, last, g.heads_per_kv - 1))
+
+    @cute.jit
+    def store_or_add_tile(self, g, s, t, dq, ring, number):
+        seen = cute.arch.make_warp_uniform(load_acquire(words_of(g), Int32(number)))
+        s.ds_pipe.wait(ring)
+        first = self.is_first(g, t, Int32(number), seen)
+        self.send_dq(g, s, dq, ring, number, first)
+        self.tell_if(g, Int32(number), first)
+        ring.advance()
 
     @cute.jit
     def is_first(self, g, t, number, seen):
         """Is the tile this block's, so that its rows are to be stored? Else all of them are there when this returns."""
         found, mine = seen, t.block + 1
         if seen < THERE:
-            found = claimed(g.background, number, mine)
+            found = claimed(words_of(g), number, mine)
             if owner(found) != mine:
-                await_count(g.background, number, THERE)
+                await_count(words_of(g), number, THERE)
         cute.arch.fence_proxy("async.global")
         return (seen < THERE) & (owner(found) == mine)
 
@@ -95,7 +125,7 @@ class FirstStores(GroupedBackward):
             tk.store_wait(read=False)
             cute.arch.sync_warp()
             if tk.lane_id() == 0:
-                cute.arch.red(g.background.iterator + number, Int32(STORED), op="add", dtype="s32", sem="release",
+                cute.arch.red(words_of(g).iterator + number, Int32(STORED), op="add", dtype="s32", sem="release",
                               scope="gpu")
 
     def send_dq(self, g, s, dq, ring, number, first):
@@ -109,34 +139,9 @@ class FirstStores(GroupedBackward):
         self.each_part(g, s, dq, ring, number, send)
 
 
-class BackwardPostOfFirst(BackwardPost):
-    """``BackwardPost``; dQ of a tile that is nobody's, as it sees no key, is 0."""
-
-    @cute.jit
-    def __call__(self, acc: cute.Tensor, words: cute.Tensor, dq: cute.Tensor, places: Any, scale: Float32,
-                 stream: cuda.CUstream):
-        self.kernel(acc, words, stores(dq, self.out, False), places, dq.shape[-2], scale).launch(
-            grid=[cute.size(acc, mode=[0]), 1, 1], block=[tk.WARPGROUP * self.parts[0] * self.parts[1], 1, 1],
-            stream=stream, use_pdl=True)
-
-    @cute.kernel
-    def kernel(self, acc: cute.Tensor, words: cute.Tensor, dq: tk.gl, places: Any, heads: Int32, scale: Float32):
-        # the last heads first: they are in L2
-        n, part = cute.size(acc, mode=[0]) - Int32(cute.arch.block_idx()[0]) - 1, tk.warpgroup_id()
-        out = tk.SharedAllocator().tile(self.out, self.parts[0] * self.parts[1])[part]
-        at = places.at(False, self.config.tile, *tile_order(places, self.config.tile, n, heads))
-        cute.arch.griddepcontrol_wait()
-        x, (rows, cols) = tk.rt_fl(self.config.dq_cols), self.parts
-        tk.zero(x)
-        if words[n] > 0:
-            load_part(x, acc[Int64(n), None], part)
-        tk.mul(x, x, scale)
-        tk.store(out, x)
-        tk.publish()
-        tk.sync(1 + part, tk.WARPGROUP)
-        if tk.first_warp_of_group():
-            tk.store_async(dq, out, (at.batch_q, at.head, at.number * rows + part // cols, part % cols))
-            tk.store_wait()
+def words_of(g):
+    """The tiles', by their number among those of all heads."""
+    return g.background.counters.ready
 
 
 @cute.jit
@@ -151,11 +156,6 @@ def claimed(words, number, mine):
 
 def owner(word):
     return word & (STORED - 1)
-
-
-def words_of(counters):
-    """What is behind the number of the next task."""
-    return cute.make_tensor(counters.iterator + 1, cute.make_layout((cute.size(counters) - 1,)))
 
 
 def build(spec: BackwardSpec, config: FirstConfig):

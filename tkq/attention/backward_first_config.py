@@ -6,6 +6,4 @@ from tkq.attention.backward_grouped_config import GroupedConfig
 
 @dataclass(frozen=True)
 class FirstConfig(GroupedConfig):
-    """Of ``tkq.attention.backward_first``: its background is empty, but there are no zeroes before."""
-
-    registers: tuple = (24, 72, 208)
+    """Of ``tkq.attention.backward_first``: as ``GroupedConfig``, but its background only finishes dQ."""

@@ -75,7 +75,8 @@ def _section(spec, length):
 def _of_groups(spec, length, group):
     """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
     together: so there are tasks for two of them at a time, if there are four or more, and with short sequences, where
-    zeroes and dQ come too late in the background, there are none: a tile's first part of dQ is stored."""
+    zeroes come too late in the background, there are none: a tile's first part of dQ is stored, and the background only
+    finishes dQ."""
     if spec.varlen or length == "short":
         return _of_short_groups(spec, length, group)
     in_parts = spec.width == 128 and group > 2 and group % 2 == 0
@@ -114,7 +115,7 @@ _CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too fe
 _BY_HEADS = {width: GroupedConfig.of(config) for width, config in _BEHIND.items()}
 _IN_PARTS = replace(_BY_HEADS[128], split=2)
 _LONG_IN_PARTS = replace(_IN_PARTS, rounds=2)
-_FIRST = FirstConfig.of(_BEHIND[128], split=2, registers=(24, 72, 208))
+_FIRST = FirstConfig.of(_BEHIND[128], split=2)
 SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
 
 
