@@ -9,35 +9,39 @@ from .fp8_config import STEP
 from .fp8_narrow_config import NarrowFp8Config
 from .fp8_spec import SCALES, Fp8Spec
 from .narrow_config import SLOT_BYTES, WIDTHS
-from .narrow_plan import FEWEST_STEPS, MOST_ROWS, fitted
+from .narrow_plan import FEWEST_STEPS, HBM, MOST_ROWS, fitted
 
 # Measured on an H100 (docs/attempts/products.md):
-STREAMS = 32  # rows of A from which on tiles are as fast, where K is not shared
+STREAMS = 32  # rows of A; with more, tiles are as fast where K is not shared
 ROWS = 64  # of B's transpose to a block: with 128, nothing was faster by more than 1 %
-LONG = 2  # blocks for each processor; more of them take turns, which are shorter, and more even, where four share K
+PROCESSOR = 110  # bytes a nanosecond that one processor reads of A and B
+ENOUGH = 0.9  # of what HBM gives, from which on more blocks gain nothing
+TURNS = range(3, 7)  # of blocks on each processor: the last one weighs, so they are shorter, and two at a time
 
 
 def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Optional[NarrowFp8Config]:
     """The configuration; None where tiles (``fp8_plan``) are as fast."""
     if M > MOST_ROWS:
         return None
-    tiles = -(-N // ROWS)
-    split = splits(tiles, -(-K // STEP), processors)
-    if M > STREAMS and (split == 1 or tiles > processors):
+    m, tiles, steps = next(width for width in WIDTHS if width >= M), -(-N // ROWS), -(-K // STEP)
+    if M <= STREAMS and -(-tiles // processors) in TURNS and steps // 4 >= FEWEST_STEPS:
+        return fitted(NarrowFp8Config(m, ROWS, 4, pdl=True), spec, places=2)
+    split = splits(m, tiles, steps, processors)
+    if M > STREAMS and split == 1:
         return None
-    config = NarrowFp8Config(next(width for width in WIDTHS if width >= M), ROWS, split, pdl=True)
-    return fitted(config, spec, places=1 if tiles * split <= processors else 2)
+    return fitted(NarrowFp8Config(m, ROWS, split, pdl=True), spec, places=1)
 
 
-def splits(tiles: int, steps: int, processors: int) -> int:
-    """How many blocks share K: two, if then each still has a processor for itself; more while half of the processors
-    suffice, as clusters of so many fit badly on what is left."""
-    if tiles > LONG * processors:
-        return 4 if steps // 4 >= FEWEST_STEPS else 1
-    for split, room in ((8, processors // 2), (4, processors // 2), (2, processors)):
-        if steps // split >= FEWEST_STEPS and tiles * split <= room:
-            return split
-    return 1
+def splits(m: int, tiles: int, steps: int, processors: int) -> int:
+    """How many blocks share K: as few as read B about as fast as HBM gives it. Clusters of four and eight fit badly on
+    all processors: they may take half of them."""
+    of_b, found = PROCESSOR * ROWS / (ROWS + m), 1
+    for split in (2, 4, 8):
+        fits = tiles * split <= (processors if split == 2 else processors // 2)
+        if found * tiles * of_b >= ENOUGH * HBM or not fits or steps // split < FEWEST_STEPS:
+            break
+        found = split
+    return found
 
 
 def recipe(spec: Fp8Spec, config: NarrowFp8Config) -> Recipe:
@@ -59,7 +63,7 @@ def expectation(spec: Fp8Spec, config: NarrowFp8Config) -> Expectation:
 SHAPES = (  # m, split, blocks on a processor
     *((m, split, 1) for m in (16, 32) for split in (1, 2, 4, 8)),
     *((m, split, 1) for m in (64, 128) for split in (2, 4, 8)),
-    *((m, split, 2) for m in (16, 32) for split in (1, 4)))
+    (16, 4, 2), (32, 4, 2))
 WAYS = (("fp32", None, None), ("e4m3", "bf16", "gelu"), ("bf16", "bf16", "relu"), ("fp32", "bf16", "silu"),
         ("e4m3", None, None), ("bf16", "fp32", "gelu"))  # out, bias, activation
 
