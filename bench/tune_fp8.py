@@ -16,9 +16,9 @@ from bench.tuning import Turns, add_turns, blocks_of, has_gpu, precompile, size
 from tkq.gemm import narrow_plan
 from tkq.gemm.fp8_config import Fp8Config
 from tkq.gemm.fp8_narrow_config import NarrowFp8Config
-from tkq.gemm.fp8_plan import fitted, launch, tile
+from tkq.gemm.fp8_plan import best_tile, fitted, launch
 from tkq.gemm.fp8_spec import Fp8Spec
-from tkq.gemm.narrow_config import WIDTHS
+from tkq.gemm.narrow_config import SLOT_BYTES, WIDTHS
 from tkq.gemm.paced_config import PacedFp8Config
 
 TALL = Fp8Config(m=256, n=128, across=True, lag=0)
@@ -143,17 +143,21 @@ def variants(kind: str, few=None) -> dict[str, Fp8Config]:
     """few: the sizes of a product with few rows."""
     if not few:
         return PROMOTED if kind in ("block", "line") else FAST
-    best = {"tile": tile(spec(kind), *few, 132)}
+    best = {"tile": best_tile(spec(kind), *few, 132)}
     return best | (SMALL if few[0] <= 64 else {}) | sharing(kind, few)
 
 
 def sharing(kind: str, few) -> dict[str, NarrowFp8Config]:
     """Of blocks that share K: "so many x columns of a block", which has its processor alone or for two of them."""
+    if few[0] > WIDTHS[-1]:
+        raise SystemExit(f"--small: M is {few[0]}, allowed are numbers up to {WIDTHS[-1]}")
     config, found = NarrowFp8Config(next(m for m in WIDTHS if m >= few[0]), pdl=True), {}
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (1, 2)):
         with suppress(ValueError):
-            name = f"{split} x {rows}" + " two" * (places == 2)
-            found[name] = narrow_plan.fitted(replace(config, rows=rows, split=split), spec(kind), places)
+            name, one = f"{split} x {rows}" + " two" * (places == 2), replace(config, rows=rows, split=split)
+            found[name] = narrow_plan.fitted(one, spec(kind), places)
+            if found[name].shared_bytes(spec(kind)) > 2 // places * SLOT_BYTES:
+                del found[name]
     return found
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tkq.gemm import candidates, fp8_plan
 from tkq.gemm.fp8_narrow_config import NarrowFp8Config
-from tkq.gemm.fp8_narrow_plan import ROWS, SHAPES, plan, shipped, splits
-from tkq.gemm.fp8_spec import SCALES, Fp8Spec
+from tkq.gemm.fp8_narrow_plan import ROWS, SHAPES, plan, shipped, splits, traits
+from tkq.gemm.fp8_spec import OUT, SCALES, Fp8Spec
 from tkq.gemm.narrow_config import SLOT_BYTES, WIDTHS
 from tkq.gemm.narrow_plan import FEWEST_STEPS, fitted, parts_of_k
 
@@ -30,6 +30,17 @@ def test_a_plan_fits(spec, M, N, k, processors):
     assert config.split == 1 or blocks <= processors or config.shared_bytes(spec) <= SLOT_BYTES
     assert all(end > first for first, end in parts_of_k(8 * k, config.split))
     assert fp8_plan.plan(spec, M, N, 16 * k, processors) == config
+
+
+EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (None, "gelu_tanh"))
+COVERED = frozenset().union(*(traits(*kernel.recipe.args) for kernel in shipped()))
+
+
+@given(st.sampled_from(SPECS), st.sampled_from(OUT), st.sampled_from(EPILOGUES), rows, sizes, steps)
+def test_each_pair_of_what_it_chooses_is_shipped(spec, out, epilogue, M, N, k):
+    spec = replace(spec, out=out, bias=epilogue[0], activation=epilogue[1])
+    config = plan(spec, M, N, 16 * k, 132)
+    assert config is None or not traits(spec, config) - COVERED
 
 
 @given(st.sampled_from(SPECS), rows, sizes, steps)
@@ -67,7 +78,7 @@ def test_launch(spec, M, N, k):
     few = recipe.builder == "tkq.gemm.fp8_narrow:build"
     assert few == isinstance(fp8_plan.plan(spec, M, N, 16 * k, 132), NarrowFp8Config)
     assert (blocks == 0 and recipe.args[0].store == "elements") if few else blocks > 0
-    tile = fp8_plan.tile(spec, M, N, 16 * k, 132)
+    tile = fp8_plan.best_tile(spec, M, N, 16 * k, 132)
     assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8:build"
 
 

@@ -14,13 +14,13 @@ from tkq.gemm.fp8_plan import (
     FAST,
     PROMOTED,
     SMALL,
+    best_tile,
     cycles,
     fitted,
     launch,
     plan,
     shipped,
     table,
-    tile,
     tiles,
     traits,
 )
@@ -35,7 +35,7 @@ SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s
 @given(st.sampled_from(SPECS), st.integers(1, 20000), st.integers(1, 40000), st.integers(1, 2000),
        st.sampled_from((1, 2, 78, 132)))
 def test_a_plan_fits(spec, m, n, k, processors):
-    config = tile(spec, m, n, 16 * k, processors)
+    config = best_tile(spec, m, n, 16 * k, processors)
     assert config.check(spec) is config and config.shared_bytes(spec) <= SHARED_BYTES
     assert plan(spec, m, n, 16 * k, processors) == config or m <= 128  # tests/cpu/test_fp8_narrow_plan.py
     recipe, blocks = launch(spec, m, n, 16 * k, processors, config)
@@ -71,7 +71,7 @@ COVERED = frozenset().union(*(traits(*kernel.recipe.args) for kernel in shipped(
 def test_what_a_plan_chooses_is_shipped(spec, epilogue, m, n, k):
     """Or is made of parts that are, in pairs: its tile with its scales, its way out, its epilogue."""
     spec = replace(spec, bias=epilogue[0], activation=epilogue[1])
-    assert not traits(spec, tile(spec, m, n, 16 * k, 132)) - COVERED
+    assert not traits(spec, best_tile(spec, m, n, 16 * k, 132)) - COVERED
 
 
 def test_what_it_chooses():
@@ -84,7 +84,7 @@ def test_what_it_chooses():
     for activation, spread in ((None, 1), ("relu", 1), ("gelu", 4)):
         assert plan(replace(row, activation=activation), 4096, 4096, 4096, 132).spread == spread
     assert plan(row, 1, 8192, 8192, 132).m == 16 and plan(block, 64, 8192, 8192, 132).m == 64
-    assert tile(row, 1, 16, 16, 132).cluster == 1
+    assert best_tile(row, 1, 16, 16, 132).cluster == 1
 
 
 def test_which_products_keep_pace():

@@ -99,7 +99,7 @@ def test_rows_of_large_promoted_tiles_that_tma_cannot_store(config):
 def test_results(out):
     for size in ((129, 136, 272), (300, 1000, 144)):
         check_exact("row", size, out=out)
-    for size in ((129, 137, 272), (3, 1, 16)):
+    for size in ((129, 137, 272), (130, 1, 16), (3, 1, 16)):
         check_exact("row", size, out=out, first=3)
 
 
@@ -110,7 +110,7 @@ def test_errors(kind, accumulate):
     128 of K. Results of 16 bits are then judged beside float64 rounded once."""
     if kind in ("block", "line") and accumulate == "fast":
         pytest.skip("refused")
-    for m, n, k in ((129, 256, 1040), (64, 512, 4096)):
+    for m, n, k in ((129, 256, 1040), (129, 512, 4096), (64, 512, 4096)):  # the last: blocks share K
         args = operands(m, n, k, kind, device="cuda")
         got = tkq.fp8_gemm(*args, out_dtype=torch.float32, accumulate=accumulate)
         truth = exact(args)
@@ -142,8 +142,9 @@ def test_bias_of_long_sums(accumulate, rows, expected):
 
 @pytest.mark.parametrize("types", ((E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)))
 def test_types(types):
-    args = operands(300, 528, 272, "tensor", *types, device="cuda", whole=True, powers=True)
-    assert torch.equal(tkq.fp8_gemm(*args), exact(args, torch.bfloat16))
+    for m, k in ((300, 272), (20, 272), (40, 2064)):
+        args = operands(m, 528, k, "tensor", *types, device="cuda", whole=True, powers=True)
+        assert torch.equal(tkq.fp8_gemm(*args), exact(args, torch.bfloat16))
 
 
 @pytest.mark.parametrize("activation", (None, "relu", "silu", "gelu", "gelu_tanh"))
@@ -188,6 +189,8 @@ def test_dimensions_of_one():
     bytes_of_a, bytes_of_b = (x.view(torch.uint8).reshape(272).clone() for x in (a, b))
     x, y = bytes_of_a.as_strided((1, 272), (7, 1)).view(E4M3), bytes_of_b.as_strided((272, 1), (1, 1)).view(E4M3)
     assert torch.equal(tkq.fp8_gemm(x, y, sa, sb), exact(args, torch.bfloat16))
+    check_exact("row", (1, 1, 272), SMALL[0])
+    check_exact("row", (200, 1, 272))
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
@@ -213,10 +216,11 @@ def hard_scales(kind, sa, sb):
     yield sa, sb
 
 
+@pytest.mark.parametrize("m, k", ((200, 400), (20, 400), (40, 2064)))  # tiles; few rows; few whose blocks share K
 @pytest.mark.parametrize("kind", KINDS)
-def test_hard_scales(kind):
+def test_hard_scales(kind, m, k):
     """Zeros, infinities, NaN and huge ratios come out as they do from float64."""
-    m, n, k = 200, 264, 400
+    n = 264
     a, b, *scales = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
     for sa, sb in hard_scales(kind, *scales):
         truth, got = exact((a, b, sa, sb)), tkq.fp8_gemm(a, b, sa, sb, out_dtype=torch.float32)
@@ -225,9 +229,10 @@ def test_hard_scales(kind):
         assert not got[~finite].isfinite().any(), (kind, sa, sb)
 
 
-def test_views_and_orders_of_scales():
+@pytest.mark.parametrize("m, k", ((130, 272), (20, 272), (40, 2064)))
+def test_views_and_orders_of_scales(m, k):
     """Rows of a wider matrix, scales in any order of memory."""
-    m, n, k = 130, 264, 272
+    n = 264
     for kind in ("row", "block", "line"):
         a, b, sa, sb = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
         want = exact((a, b, sa, sb), torch.bfloat16)

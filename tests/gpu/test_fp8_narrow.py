@@ -5,11 +5,13 @@ import pytest
 import torch
 
 import tkq
-from tests.fp8_cases import E5M2, KINDS, operands
+from tests.fp8_cases import E4M3, E5M2, KINDS, operands
 from tests.gpu.test_fp8_gemm import check_exact, spec_of
+from tests.streams import check_back_and_forth
 from tkq.gemm import fp8_ops
 from tkq.gemm.fp8_narrow_config import NarrowFp8Config
 from tkq.gemm.fp8_narrow_plan import fitted, plan
+from tkq.gemm.fp8_spec import Fp8Spec
 from tkq.reference_fp8 import fp8_gemm
 from tkq.testing import assert_2x
 
@@ -70,6 +72,33 @@ def test_nan_behind_rows(kind):
             to[:x.shape[0], :k] = x.view(torch.uint8)
         a, b = (to.view(torch.float8_e4m3fn)[:x.shape[0], :k] for to, x in zip(wide, (a, b.t())))
         assert torch.equal(tkq.fp8_gemm(a, b.t(), *scales), fp8_gemm(a, b.t(), *scales, wide=torch.float64))
+
+
+@pytest.mark.parametrize("rows, split", ((16, 2), (128, 4), (64, 8)))
+@pytest.mark.parametrize("promote", (False, True))
+@pytest.mark.parametrize("captured", (False, True))
+def test_launched_under_the_end_of_the_one_before(captured, promote, rows, split):
+    size = 1024
+    spec = Fp8Spec(out="e4m3", scales="tensor", promote=promote)
+    config = fitted(NarrowFp8Config(rows, 64, split, pdl=True), spec)
+    first, *weights = (torch.randn(n, size, device="cuda").to(E4M3) for n in (rows, size, size))
+    one, scale = torch.ones((), device="cuda"), torch.tensor([0.9 * size**0.5], device="cuda")
+
+    def run(source, weight, target):
+        fp8_ops.run(spec, source, weight.t(), one, one, target, config, out_scale=scale)
+
+    check_back_and_forth(run, first, weights, 100, captured)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_in_used_operands(kind):
+    """It reaches its own row and its own column, and nothing else."""
+    a, b, *scales = operands(20, 264, 2064, kind, device="cuda", whole=True, powers=True)
+    a.view(torch.uint8)[3, 1000] = b.t().view(torch.uint8)[7, 2000] = 0x7F
+    got = tkq.fp8_gemm(a, b, *scales)
+    nan = torch.zeros_like(got, dtype=torch.bool)
+    nan[3] = nan[:, 7] = True
+    assert torch.equal(got.isnan(), nan)
 
 
 @pytest.mark.parametrize("kind", KINDS)

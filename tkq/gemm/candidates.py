@@ -7,7 +7,7 @@ from . import fp8_plan, grouped_spec, narrow_plan, plan
 from .config import Config
 from .fp8_config import Fp8Config
 from .fp8_narrow_config import NarrowFp8Config
-from .narrow_config import WIDTHS, NarrowConfig, takes
+from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
 from .paced_config import PacedConfig, PacedFp8Config
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig, "PacedConfig": PacedConfig},
@@ -45,7 +45,9 @@ def _narrow(spec, M, config):
     m = next(width for width in WIDTHS if width >= M)
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (2, 1)):
         with suppress(ValueError):
-            yield narrow_plan.fitted(replace(config, m=m, rows=rows, split=split), spec, places)
+            found = narrow_plan.fitted(replace(config, m=m, rows=rows, split=split), spec, places)
+            if found.shared_bytes(spec) <= 2 // places * SLOT_BYTES:
+                yield found
 
 
 def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:

@@ -5,15 +5,15 @@ from typing import Any, Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64, const_expr
+from cutlass import Constexpr, Int32, Int64, const_expr
 
 from .. import tile as tk
-from .fp8 import operands
+from .fp8 import Fp8Gemm, operands
 from .fp8_config import STEP
 from .fp8_epilogue import activate, fma_line, store_e4m3_elements
 from .fp8_narrow_config import NarrowFp8Config
 from .fp8_spec import GROUP, Fp8Spec
-from .fp8_state import at, transposed, vector
+from .fp8_state import transposed, vector
 from .narrow import NarrowGemm
 
 
@@ -70,11 +70,7 @@ class NarrowFp8Gemm(NarrowGemm):
         self.kernel(g).launch(grid=[cute.ceil_div(n, x.rows) * x.split, 1, 1], block=[x.threads, 1, 1],
                               cluster=[x.split, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
-    def scales(self, given, extent, steps):
-        """A tensor at ``given``: (address, stride of rows or columns, stride of steps)."""
-        address, stride, step = given
-        shape = {"tensor": (1,), "row": (extent,)}.get(self.spec.scales, (extent, steps))
-        return at(Float32, address, cute.make_layout(shape, stride=(stride, step)[:len(shape)]))
+    scales = Fp8Gemm.scales
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -92,15 +88,7 @@ class NarrowFp8Gemm(NarrowGemm):
         if const_expr(x.pdl):  # up to here nothing was read or written that another kernel has to do with
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
-        rank = tk.cluster_rank() if const_expr(x.split > 1) else Int32(0)
-        first, end = g.steps * rank // x.split, g.steps * (rank + 1) // x.split
-        row = cute.arch.block_idx()[0] // x.split
-        if tk.warp_id() == 4 * x.consumers:
-            self.produce(g, s, row, first, end)
-        else:
-            self.consume(g, s, row, end - first, rank)
-        if const_expr(x.split > 1):
-            tk.cluster_sync()  # nobody leaves while another may still write to it
+        self.work(g, s)
 
     @cute.jit
     def produce(self, g, s: Constexpr, row, first, end):
@@ -129,7 +117,7 @@ class NarrowFp8Gemm(NarrowGemm):
             n = 32 * j + lane
             tk.copy_async(to, x.m + n, g.scale_b, (cutlass.min(row * x.rows + n, N - 1), k))
 
-    def bias(self, g, n):
+    def row_vectors(self, g, n):
         """Early, long before they are used: the scales and the bias of the result's columns, values of each row of the
         accumulator."""
         N, found = cute.size(g.out, mode=[0]), []

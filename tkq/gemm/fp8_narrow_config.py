@@ -15,7 +15,7 @@ class NarrowFp8Config(NarrowConfig):
 
     @property
     def name(self) -> str:
-        return super().name + "_pdl" * self.pdl
+        return f"{super().name}_stages{self.stages}" + "_pdl" * self.pdl
 
     def scales(self, spec: Fp8Spec) -> int:
         """Scales in a stage."""

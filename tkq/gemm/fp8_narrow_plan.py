@@ -7,7 +7,7 @@ from ..runtime.recipe import Recipe, Shipped
 from ..testing.expectation import REGISTER_FILE, Expectation
 from .fp8_config import STEP
 from .fp8_narrow_config import NarrowFp8Config
-from .fp8_spec import SCALES, Fp8Spec
+from .fp8_spec import BYTES, SCALES, Fp8Spec
 from .narrow_config import SLOT_BYTES, WIDTHS
 from .narrow_plan import FEWEST_STEPS, HBM, MOST_ROWS, fitted
 
@@ -16,7 +16,8 @@ STREAMS = 32  # rows of A; with more, tiles are as fast where K is not shared
 ROWS = 64  # of B's transpose to a block: with 128, nothing was faster by more than 1 %
 PROCESSOR = 110  # bytes a nanosecond that one processor reads of A and B
 ENOUGH = 0.9  # of what HBM gives, from which on more blocks gain nothing
-TURNS = range(3, 7)  # of blocks on each processor: the last one weighs, so they are shorter, and two at a time
+TURNS = range(3, 7)  # of blocks on each processor: the last one weighs, so they are shorter (four share K), and one
+# begins under the other's end (two on a processor, so that all can be in clusters)
 
 
 def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Optional[NarrowFp8Config]:
@@ -68,13 +69,20 @@ WAYS = (("fp32", None, None), ("e4m3", "bf16", "gelu"), ("bf16", "bf16", "relu")
         ("e4m3", None, None), ("bf16", "fp32", "gelu"))  # out, bias, activation
 
 
+def traits(spec: Fp8Spec, config: NarrowFp8Config) -> frozenset:
+    """As ``fp8_plan.traits``."""
+    shape = spec.promote, config.m, config.split, config.shared_bytes(spec) <= SLOT_BYTES
+    out = spec.out if BYTES[spec.out] != 2 else "16 bits"
+    curved = "curved" if spec.activation not in (None, "relu") else "bias" if spec.bias or spec.activation else "plain"
+    return frozenset({(shape, "scales", spec.scales), (shape[1:], "out", out), (shape[1:], "epilogue", curved)})
+
+
 def shipped() -> list[Shipped]:
-    """Every shape that the plan has with every granularity, and two other ways out."""
+    """Every shape that the plan has with every granularity, and with every other way out: all ``traits``."""
     specs = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
     cases = [(spec, shape) for shape in SHAPES for spec in specs]
     for i, shape in enumerate(SHAPES):
-        for j in (2 * i, 2 * i + 1):
-            out, bias, activation = WAYS[j % len(WAYS)]
+        for j, (out, bias, activation) in enumerate(WAYS):
             cases.append((replace(specs[(i + j) % len(specs)], out=out, bias=bias, activation=activation), shape))
     return [_shipped(spec, *shape) for spec, shape in cases]
 
@@ -82,8 +90,8 @@ def shipped() -> list[Shipped]:
 def _shipped(spec, m, split, places):
     config = fitted(NarrowFp8Config(m, ROWS, split, pdl=True), replace(spec, store="elements"), places)
     words = ["fp8_gemm", spec.scales + ("_promoted" if spec.promote else ""), spec.out]
-    words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [config.name] + ["two_blocks"] * (places == 2)
-    return Shipped("_".join(words), recipe(spec, config), expectation(spec, config), (spec, m, split, places) in QUICK)
+    words += [f"bias_{spec.activation}"] * (spec.bias is not None) + [config.name]
+    return Shipped("_".join(words), recipe(spec, config), expectation(spec, config), (spec, m, split, places) == QUICK)
 
 
-QUICK = ((Fp8Spec(scales="row"), 16, 4, 1), (Fp8Spec(scales="block", promote=True), 16, 1, 1))
+QUICK = Fp8Spec(scales="block", promote=True), 16, 4, 1

@@ -80,10 +80,10 @@ def rounds(config: Fp8Config, M: int, N: int, processors: int) -> int:
 def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config | NarrowFp8Config:
     """The configuration for a problem: what should be fastest."""
     few = fp8_narrow_plan.plan(spec, M, N, K, processors)
-    return tile(spec, M, N, K, processors) if few is None else few
+    return best_tile(spec, M, N, K, processors) if few is None else few
 
 
-def tile(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
+def best_tile(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Fp8Config:
     """The tile that should be fastest, the first of the list if equal.
 
     A cluster only where each of its blocks has a part of C."""
@@ -129,8 +129,8 @@ def of_use(config: Fp8Config, M: int, N: int) -> bool:
 
 
 def fitted(config: Fp8Config | NarrowFp8Config, spec: Fp8Spec) -> Fp8Config | NarrowFp8Config:
-    """The configuration with as many stages as this spec's output and scales leave room for; one for few rows has them.
-    """
+    """The configuration with as many stages as this spec's output and scales leave room for; one for few rows is as it
+    should be, or none."""
     if isinstance(config, NarrowFp8Config):
         return config.check(spec)
     if spec.store == "tma" and not config.panel(spec.out):
@@ -144,8 +144,10 @@ def fitted(config: Fp8Config | NarrowFp8Config, spec: Fp8Spec) -> Fp8Config | Na
     return replace(config, spread=config.spread if can_spread(spec) else 0).check(spec)
 
 
-def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int, config: Optional[Fp8Config] = None):
-    """(what to compile and call, how many blocks) for a problem; config instead of the plan's."""
+def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int,
+           config: Optional[Fp8Config | NarrowFp8Config] = None):
+    """(what to compile and call, how many blocks) for a problem; config instead of the plan's. 0 blocks: as many as the
+    sizes make."""
     config = config.check(spec) if config else plan(spec, M, N, K, processors)
     if isinstance(config, NarrowFp8Config):
         return fp8_narrow_plan.recipe(spec, config), 0
@@ -226,5 +228,5 @@ def shipped() -> list[Shipped]:
     return list(found.values())
 
 
-QUICK = ((Fp8Spec(scales="row"), FAST[0]), (Fp8Spec(scales="row"), SMALL[0]),
+QUICK = ((Fp8Spec(scales="row"), FAST[0]),
          (Fp8Spec(out="e4m3", scales="row"), FAST[0]), (Fp8Spec(scales="block", promote=True), BLOCKS[0]))

@@ -138,7 +138,8 @@ class MaskedGemm(GroupedGemm):
 
     @cute.jit
     def keep(self, ring: Constexpr, number, keep):
-        """Nothing is read but by lanes, two at most, whose 4 bytes are in part the group's."""
+        """Nothing is read but by lanes, two at most, whose 4 bytes are in part the group's. Another consumer, ahead or
+        behind, leaves the same words."""
         words = ring.scratch(tk.st(ring.type.rows, WORDS, Int32, 128))[number].tensor
         warp, lane = tk.thread_in_warpgroup() // 32, tk.lane_id()
         if keep == 0:

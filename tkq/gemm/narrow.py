@@ -94,6 +94,12 @@ class NarrowGemm:
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers),
             exchange=al.vector(x.rows * self.cols, x.split - 1) if x.split > 1 else None, sent=al.semaphores())
         tk.init_block(lambda: self.init(s), x.split)
+        self.work(g, s)
+
+    @cute.jit
+    def work(self, g, s: Constexpr):
+        """All roles, in a block whose pipeline is there."""
+        x = self.config
         rank = tk.cluster_rank() if const_expr(x.split > 1) else Int32(0)
         first, end = g.steps * rank // x.split, g.steps * (rank + 1) // x.split
         row = cute.arch.block_idx()[0] // x.split
@@ -125,12 +131,12 @@ class NarrowGemm:
         x = self.config
         wg = tk.warpgroup_id()
         n = row * self.width + wg * 64  # this warpgroup's first column of the result
-        acc, bias = [tk.rt_fl(x.m) for _ in range(x.parts)], self.bias(g, n)
+        acc, vectors = [tk.rt_fl(x.m) for _ in range(x.parts)], self.row_vectors(g, n)
         for part in acc:
             tk.zero(part)
         self.multiply(s, acc, steps, wg)
         if const_expr(x.split == 1):
-            self.store(g, acc, bias, n, 0)
+            self.store(g, acc, vectors, n, 0)
         else:
             if tk.warp_id() == 0 and rank < x.reducers:
                 tk.expect_bytes(s.sent, x.exchange_bytes)
@@ -142,10 +148,10 @@ class NarrowGemm:
                     tk.wait(s.sent, 0)
                     self.receive(s, acc, reducer)
                     m = reducer * self.cols
-                    self.store(g, [tk.columns(y, m, self.cols) for y in acc], bias, n, m)
+                    self.store(g, [tk.columns(y, m, self.cols) for y in acc], vectors, n, m)
 
-    def bias(self, g, n):
-        """Early, long before it is used: a value a row of each accumulator."""
+    def row_vectors(self, g, n):
+        """Early, long before it is used: the bias, a value a row of each accumulator."""
         if not self.epilogue.bias:
             return [None] * self.config.parts
         found = [tk.rv() for _ in range(self.config.parts)]

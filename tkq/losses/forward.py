@@ -56,8 +56,7 @@ class CrossEntropy(ClassRows, OnlineRow):
         """One thread's."""
         place, kept = self._place(here, mX), Kept.of(mSaved, mAll, mX.shape[0])
         target = self.target(mT, mW, place.there, o)
-        if self.holds:  # else ptxas moves the target's load behind the row's arrival: 24.7 us for 24.1 at N = 1024
-            cute.arch.sync_warp()
+        self._in_order()
         row = self._row(mX, place)
         self._landed()
         owner, z = self.hit(mX, place, target, o)
@@ -83,6 +82,11 @@ class CrossEntropy(ClassRows, OnlineRow):
             self._forget()
             self.put_gradient(mD, mW, row, probability, target, slope, o)
             self.put_hit(mD, owner, exp(z - top) * reciprocal(total), z, place, target, slope, o)
+
+    def _in_order(self):
+        """Or ptxas moves the target's load behind a row's arrival in registers: 24.7 us for 24.1 at 32768 x 1024."""
+        if self.holds:
+            cute.arch.sync_warp()
 
     def _load_atom(self, m):
         """Rows that are only read go past L1: 22.3 us for 24.1 at 32768 x 1024 (docs/attempts/rows.md). Where results
