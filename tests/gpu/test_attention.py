@@ -205,7 +205,7 @@ def test_large_strides():
 @pytest.mark.parametrize("causal", ["no", None, 2])
 def test_bad_causal_is_named(causal):
     q, k, v = make(1, 64, 64, 2, 2, 64, torch.bfloat16)
-    with pytest.raises(TypeError, match="flash_attn: causal is"):
+    with pytest.raises(TypeError, match="flash_attn: causal: got"):
         tkq.flash_attn(q, k, v, causal=causal)
 
 

@@ -265,7 +265,8 @@ def test_in_a_cuda_graph(kind, N):
 def test_the_torch_op(kind):
     op = getattr(torch.ops.tkq, kind)
     x, w, b = make((9, 256), "bf16", "bf16", "fp32")
-    torch.library.opcheck(op, (x, w, b, EPS), test_utils=("test_schema", "test_faketensor"))
+    args = x, w, b, EPS, None, 0.0, None, None, False
+    torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
     compiled = torch.compile(lambda x, w, b: getattr(tkq, kind)(x + 1, w, bias=b, eps=EPS), fullgraph=True)
     assert torch.equal(compiled(x, w, b), getattr(tkq, kind)(x + 1, w, bias=b, eps=EPS))
 
