@@ -12,4 +12,5 @@ step fin 60 $T fin python3 fin_time.py
 step mask 40 $T mask python3 -m bench.grouped_gemm --sections gradient_row,gradient_line --out $S/mask
 step mask0 40 python3 -m bench.grouped_gemm --sections gradient_row,gradient_line --out $S/mask0
 for k in forward softmax; do step rp_$k 30 python3 -m bench.tune_row_passes --kind $k --shapes 32768x1024,32768x2048 --out $S/rp; done
+step llama 130 python3 -m bench.llama --sections compiled,eager --linear none --attention cudnn --rounds 4 --out $S/llama
 cat $S/steps.txt; cat $S/n8.log $S/fin.log | tail -150; pack
