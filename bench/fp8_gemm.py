@@ -26,8 +26,8 @@ from tkq.reference_fp8 import fp8_gemm as reference
 from tkq.testing.timing import relative_error
 
 LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (8192, 28672, 8192), (8192, 8192, 28672))
-FEW = ((1, 8192, 8192), (16, 8192, 8192), (64, 8192, 8192), (128, 8192, 8192))
-QUICK = (LARGE[0], LARGE[1], FEW[1])
+FEW = tuple((m, 8192, 8192) for m in (1, 4, 16, 32, 64, 128))
+QUICK = (LARGE[0], LARGE[1], FEW[2])
 AT_LEAST = {"tensor": (0.98, 1.01), "row": (0.98, 1.01), "block": (1.00, 1.04)}  # at each shape, in the mean
 FEW_GBS, FEW_ROWS, CALL_US = 2200, 64, 14.0
 SAMPLE_ROWS = 128
@@ -76,18 +76,20 @@ def few_jobs(shapes) -> Iterator[Job]:
 
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
+    every = {"row": (None, "relu", "silu", "gelu", "gelu_tanh"), "tensor": (None, "gelu"), "block": (None, "gelu")}
     for shape in shapes:
         bias = randn(0, shape[1])
-        for activation in (None, "relu", "silu", "gelu", "gelu_tanh"):
-            options = {"bias": bias, "activation": activation}
-            yield product_job("epilogue", "row", shape, roof=Bound(("plain",), 0.97), options=options)
+        for kind, activations in every.items():
+            for activation in activations:
+                options = {"bias": bias, "activation": activation}
+                yield product_job("epilogue", kind, shape, roof=Bound(("plain",), 0.97), options=options)
 
 
 def calls() -> dict[str, Call]:
     """Eager calls on small tensors."""
     x = torch.randn(128, 128, device="cuda", dtype=torch.bfloat16)
     found = {"x + x": Call(lambda: x + x)}
-    for kind in ("tensor", "row", "block"):
+    for kind in KINDS:
         given = fp8_peers.both_orders(kind, fp8_peers.operands(128, 128, 128, kind, 0))
         found[f"fp8_gemm {kind} tkq"] = Call(lambda x=given: tkq.fp8_gemm(*x[:4]), False, CALL_US)
         theirs = fp8_peers.torch_mm(kind)

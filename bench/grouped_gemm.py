@@ -123,7 +123,7 @@ def calls() -> dict[str, Call]:
     x = torch.randn(128, 128, device="cuda", dtype=torch.bfloat16)
     offsets = torch.tensor([8] * GROUPS, device="cuda").cumsum(0).int()
     found = {"x + x": Call(lambda: x + x)}
-    for kind in ("bf16", "row"):
+    for kind in SECTIONS:
         given = make_inputs(kind, 128, 128, 128, offsets, 0)
         found[f"grouped_gemm {kind} tkq"] = Call(lambda x=given: ours(*x), False, CALL_US)
     return found

@@ -210,7 +210,7 @@ def calls() -> dict[str, Call]:
     """Eager calls on tiny tensors."""
     x, w, f = _randn(0, 8, 256), _randn(1, 256), _randn(2, 256, dtype=torch.float32)
     wide, q, wh = x.view(2, 4, 256), _randn(3, 2, 4, 3, 8, 128)[:, :, 1], _randn(4, 8, 128)
-    xr, wr = x.clone().requires_grad_(), w.clone().requires_grad_()
+    xr, wr, qr = (t.clone().requires_grad_() for t in (x, w, q))
     found = {
         "x + x": Call(lambda: x + x),
         "x + x, recorded": Call(lambda: xr + xr, True),
@@ -220,8 +220,12 @@ def calls() -> dict[str, Call]:
         "rmsnorm tkq, residual and prenorm": Call(lambda: tkq.rmsnorm(x, w, residual=x, prenorm=True), at_most=CALL_US),
         "rmsnorm tkq, heads": Call(lambda: tkq.rmsnorm(q, wh), at_most=CALL_US),
         "rmsnorm_quant tkq": Call(lambda: tkq.rmsnorm_quant(x, w), at_most=CALL_US),
+        "layernorm_quant tkq": Call(lambda: tkq.layernorm_quant(x, w, w), at_most=CALL_US),
         "rmsnorm tkq, recorded": Call(lambda: tkq.rmsnorm(xr, wr), True, AUTOGRAD_CALL_US),
         "layernorm tkq, recorded": Call(lambda: tkq.layernorm(xr, wr, wr), True, AUTOGRAD_CALL_US),
+        "rmsnorm tkq, heads, recorded": Call(lambda: tkq.rmsnorm(qr, wh), True, AUTOGRAD_CALL_US),
+        "layernorm tkq, residual, recorded": Call(
+            lambda: tkq.layernorm(xr, wr, residual=xr, prenorm=True), True, AUTOGRAD_CALL_US),
         "rmsnorm tkq, residual and prenorm, recorded": Call(
             lambda: tkq.rmsnorm(xr, wr, residual=xr, prenorm=True), True, AUTOGRAD_CALL_US),
     }

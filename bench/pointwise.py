@@ -204,11 +204,13 @@ def calls() -> dict[str, Call]:
         "swiglu tkq": Call(lambda: tkq.swiglu(gate, up), at_most=CALL_US),
         "swiglu tkq, three dimensions": Call(lambda: tkq.swiglu(gate_3d, up_3d), at_most=CALL_US),
         "swiglu tkq, one tensor": Call(lambda: tkq.swiglu(both), at_most=CALL_US),
+        "geglu tkq": Call(lambda: tkq.geglu(gate, up), at_most=CALL_US),
         "rope tkq": Call(lambda: tkq.rope(x, cos, sin), at_most=CALL_US),
         "rope tkq, in place": Call(lambda: tkq.rope(x, cos, sin, inplace=True), at_most=CALL_US),
         "rope_qk tkq": Call(lambda: tkq.rope_qk(x, k, cos, sin), at_most=CALL_US),
         "swiglu tkq, recorded": Call(lambda: tkq.swiglu(gate_r, up_r), True, AUTOGRAD_CALL_US),
         "rope tkq, recorded": Call(lambda: tkq.rope(x_r, cos, sin), True, AUTOGRAD_CALL_US),
+        "rope_qk tkq, recorded": Call(lambda: tkq.rope_qk(x_r, k, cos, sin), True, AUTOGRAD_CALL_US),
     }
     for op, name, arguments in (("rope", "QuACK", (x, cos, sin)), ("swiglu", "Liger", (gate, up)),
                                 ("swiglu", "torch", (gate, up))):

@@ -73,6 +73,7 @@ def calls() -> dict[str, Call]:
     found = {
         "x + x": Call(lambda: x + x),
         "softmax tkq": Call(lambda: tkq.softmax(x), at_most=CALL_US),
+        "log_softmax tkq": Call(lambda: tkq.log_softmax(x), at_most=CALL_US),
         "softmax tkq, recorded": Call(lambda: tkq.softmax(r), True, AUTOGRAD_CALL_US),
     }
     for name, call in peers.find("softmax", ("torch", "QuACK"))[0].items():

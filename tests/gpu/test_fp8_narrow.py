@@ -5,14 +5,14 @@ import pytest
 import torch
 
 import tkq
-from tests.fp8_cases import E4M3, E5M2, KINDS, operands
+from tests.fp8_cases import E4M3, E5M2, KINDS, exact, operands
 from tests.gpu.test_fp8_gemm import check_exact, spec_of
 from tests.streams import check_back_and_forth
-from tkq.gemm import fp8_ops
+from tkq.gemm import fp8_ops, fp8_plan
 from tkq.gemm.fp8_narrow_config import NarrowFp8Config
 from tkq.gemm.fp8_narrow_plan import fitted, plan
 from tkq.gemm.fp8_spec import Fp8Spec
-from tkq.reference_fp8 import fp8_gemm
+from tkq.reference_fp8 import fp8_gemm, narrowed
 from tkq.testing import assert_2x
 
 SHAPES = tuple((m, rows, split) for m in (16, 32, 64, 128) for rows in (64, 128) for split in (1, 2, 4, 8))
@@ -99,6 +99,37 @@ def test_nan_in_used_operands(kind):
     nan = torch.zeros_like(got, dtype=torch.bool)
     nan[3] = nan[:, 7] = True
     assert torch.equal(got.isnan(), nan)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_k(kind):
+    """As long as models have it, in one block and in eight."""
+    for split in (1, 8):
+        take(kind, (13, 136, 28672), NarrowFp8Config(16, 64, split, pdl=True))
+
+
+@pytest.mark.parametrize("n", (136, 137))
+def test_float8_results_between_guards(n):
+    args, guard = operands(13, n, 2064, "row", device="cuda", whole=True, powers=True), 0x33
+    scale = torch.tensor([4.0], device="cuda")
+    buffer = torch.full((15, 16 + n + 16), guard, dtype=torch.uint8, device="cuda")
+    c = buffer[1:-1, 16:16 + n]
+    spec = Fp8Spec(out="e4m3", scales="row", store="elements")
+    fp8_ops.run(spec, *args, c.view(E4M3), fitted(NarrowFp8Config(16, 64, 4), spec), out_scale=scale)
+    assert torch.equal(c.view(E4M3).float(), narrowed(exact(args) / 4, E4M3).float())
+    c.fill_(guard)
+    assert (buffer == guard).all(), "written outside the result"
+
+
+@pytest.mark.slow
+def test_more_than_2_31_results():
+    m, n, k = 32, (1 << 26) + 16, 16
+    a, b, sa, sb = operands(m, n, k, "row", device="cuda", whole=True, powers=True)
+    assert isinstance(fp8_plan.plan(spec_of("row"), m, n, k, 132), NarrowFp8Config)
+    got = tkq.fp8_gemm(a, b, sa, sb)
+    for columns in (slice(0, 128), slice(n - 130, n)):
+        part = exact((a, b[:, columns], sa, sb[:, columns]), torch.bfloat16)
+        assert torch.equal(got[:, columns], part)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,7 +31,6 @@ KNOWN = {
     "RollingFp8Gemm": "as RowKernel: a stage's scales are copied (cp.async) by the producer, read by the consumers, "
                       "and stages come round; the small calls of Fp8Gemm use none twice",
     "MaskedGemm": "both consumers write equal words; its docstring says why",
-    "NarrowFp8Gemm": "with 16 rows of A two lanes copy the same scale to the same place",
 }
 COPIED = {
     "tkqattentionbackward": "as RowKernel: a tile's statistics are brought by a bulk copy, beside Q's, and read by the "

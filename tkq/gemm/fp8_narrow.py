@@ -106,16 +106,16 @@ class NarrowFp8Gemm(NarrowGemm):
         """A step's scales, by the lanes of a warp. Past the end: the last ones, for sums that nobody stores."""
         x, lane = self.config, tk.lane_id()
         M, N = cute.size(g.out, mode=[1]), cute.size(g.out, mode=[0])
-        for j in range(-(-x.m // 32)):
-            m = (32 * j + lane) % x.m
+        for first in range(0, x.scales_of_a, 32):
+            m = first + lane
             tk.copy_async(to, m, g.scale_a, (cutlass.min(m, M - 1), k))
         if self.spec.scales == "block":  # one for each warpgroup: whatever of its 64 columns, they lie in one block
             col = cutlass.min(row * x.rows + lane % x.consumers * 64, N - 1)
-            tk.copy_async(to, x.m + lane, g.scale_b, (col // GROUP, k))
+            tk.copy_async(to, x.scales_of_a + lane, g.scale_b, (col // GROUP, k))
             return
         for j in range(x.rows // 32):
             n = 32 * j + lane
-            tk.copy_async(to, x.m + n, g.scale_b, (cutlass.min(row * x.rows + n, N - 1), k))
+            tk.copy_async(to, x.scales_of_a + n, g.scale_b, (cutlass.min(row * x.rows + n, N - 1), k))
 
     def row_vectors(self, g, n):
         """Early, long before they are used: the scales and the bias of the result's columns, values of each row of the
@@ -154,7 +154,7 @@ class NarrowFp8Gemm(NarrowGemm):
         if self.spec.per_step:
             here, of_line = s.scales[None, r.stage], self.spec.scales == "line"
             for h in range(2):
-                row.tensor[h] = here[self.config.m + (64 * wg + tk.first_row() + 8 * h if of_line else wg)]
+                row.tensor[h] = here[self.config.scales_of_a + (64 * wg + tk.first_row() + 8 * h if of_line else wg)]
 
     def promote(self, s, r, acc, part, row):
         if self.spec.per_step:

@@ -17,9 +17,15 @@ class NarrowFp8Config(NarrowConfig):
     def name(self) -> str:
         return f"{super().name}_stages{self.stages}" + "_pdl" * self.pdl
 
+    @property
+    def scales_of_a(self) -> int:
+        """Places for them in a stage, where they change along K: one at least for each lane that brings them."""
+        return max(32, self.m)
+
     def scales(self, spec: Fp8Spec) -> int:
-        """Scales in a stage."""
-        return {"block": self.m + 32, "line": self.m + self.rows}.get(spec.scales, 0)
+        """Places for scales in a stage."""
+        of_b = {"block": 32, "line": self.rows}
+        return self.scales_of_a + of_b[spec.scales] if spec.scales in of_b else 0
 
     def stage_bytes(self, spec: Fp8Spec) -> int:
         return (self.m + self.rows) * STEP + 4 * self.scales(spec)
