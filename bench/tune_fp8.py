@@ -67,6 +67,13 @@ FAST = {  # "NAME on 132": as many blocks, instead of the even number that the p
     "tall alone pdl": replace(TALL, cluster=1, pdl=True),
     "tall half panels pdl": replace(TALL, panel_bytes=64, panels=4, pdl=True),
     "128x256 lag 0 pdl": Fp8Config(lag=0, pdl=True),
+    "128x128 across": Fp8Config(n=128, stages=6, across=True),
+    "128x128 alone": Fp8Config(n=128, stages=6, cluster=1),
+    "128x128 pdl": Fp8Config(n=128, stages=6, pdl=True),
+    "128x128 across pdl": Fp8Config(n=128, stages=6, across=True, pdl=True),
+    "128x64": Fp8Config(n=64, stages=7),
+    "128x64 across": Fp8Config(n=64, stages=7, across=True),
+    "128x64 alone": Fp8Config(n=64, stages=7, cluster=1),
 }
 PROMOTED = {
     "256x128 across": Fp8Config(m=256, n=128, stages=3, across=True),
