@@ -1,9 +1,10 @@
 """The shape of the float8 kernel for few rows of A: what its code depends on. Pure Python, no torch, no DSL."""
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .fp8_config import STEP
 from .fp8_spec import Fp8Spec
-from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
+from .narrow_config import WIDTHS, NarrowConfig
 
 
 @dataclass(frozen=True)
@@ -11,6 +12,7 @@ class NarrowFp8Config(NarrowConfig):
     """As ``NarrowConfig``; bench/tune_fp8.py times the alternatives. pdl: the launch lies under the end of the kernel
     before."""
 
+    op: ClassVar[str] = "fp8_gemm"
     pdl: bool = False
 
     @property
@@ -30,23 +32,11 @@ class NarrowFp8Config(NarrowConfig):
     def stage_bytes(self, spec: Fp8Spec) -> int:
         return (self.m + self.rows) * STEP + 4 * self.scales(spec)
 
-    def check(self, spec: Fp8Spec) -> "NarrowFp8Config":
-        """Self, if the kernel can take it for this spec.
-
-        Raises:
-            ValueError: naming what does not fit.
-        """
-        rules = {
+    def rules(self, spec: Fp8Spec) -> dict:
+        return {
             "m": self.m in WIDTHS,
             "rows": self.rows in (64, 128),
             "parts": self.parts == 1,
             "split": self.split in (1, 2, 4, 8),
             "stages": self.stages > 1,
         }
-        for name, kept in rules.items():
-            if not kept:
-                raise ValueError(f"fp8_gemm: {name} does not fit in {self} for {spec}")
-        if self.shared_bytes(spec) > 2 * SLOT_BYTES:
-            raise ValueError(f"fp8_gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
-                             f"allowed are {2 * SLOT_BYTES}")
-        return self

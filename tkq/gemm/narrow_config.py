@@ -3,6 +3,7 @@ change there makes no kernel anew. Pure Python, no torch, no DSL."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .spec import BYTES, GemmSpec
 
@@ -20,6 +21,7 @@ class NarrowConfig:
     gate and for up.
     """
 
+    op: ClassVar[str] = "gemm"
     m: int = 16
     rows: int = 64
     split: int = 2
@@ -56,13 +58,9 @@ class NarrowConfig:
         """Shared memory of a block: stages, what is exchanged, semaphores, and what alignment may cost."""
         return self.stages * self.stage_bytes(spec) + self.exchange_bytes + 1024
 
-    def check(self, spec: GemmSpec) -> NarrowConfig:
-        """Self, if the kernel can take it for this spec.
-
-        Raises:
-            ValueError: naming what does not fit.
-        """
-        rules = {
+    def rules(self, spec: GemmSpec) -> dict:
+        """What must hold, by the field that it is about."""
+        return {
             "m": self.m in WIDTHS,
             "rows": self.rows in (64, 128) and self.consumers > 0,
             "parts": self.parts == (2 if spec.epilogue.gate else 1),
@@ -70,11 +68,18 @@ class NarrowConfig:
             "stages": self.stages > 1,
             "spec": takes(spec),
         }
-        for name, kept in rules.items():
+
+    def check(self, spec) -> NarrowConfig:
+        """Self, if the kernel can take it for this spec.
+
+        Raises:
+            ValueError: naming what does not fit.
+        """
+        for name, kept in self.rules(spec).items():
             if not kept:
-                raise ValueError(f"gemm: {name} does not fit in {self} for {spec}")
+                raise ValueError(f"{self.op}: {name} does not fit in {self} for {spec}")
         if self.shared_bytes(spec) > 2 * SLOT_BYTES:
-            raise ValueError(f"gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
+            raise ValueError(f"{self.op}: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
                              f"allowed are {2 * SLOT_BYTES}")
         return self
 
