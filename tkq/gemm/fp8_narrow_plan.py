@@ -14,7 +14,7 @@ from .narrow_plan import FEWEST_STEPS, HBM, MOST_ROWS, fitted
 # Measured on an H100 (docs/attempts/products.md):
 STREAMS = 32  # rows of A; with more, tiles are as fast where K is not shared
 ROWS = 64  # of B's transpose to a block: with 128, nothing was faster by more than 1 %
-PROCESSOR = 110  # bytes a nanosecond that one processor reads of A and B
+PROCESSOR = {False: 110, True: 60}  # bytes a nanosecond that one processor reads of A and B; where sums are promoted
 ENOUGH = 0.9  # of what HBM gives, from which on more blocks gain nothing
 TURNS = range(3, 7)  # of blocks on each processor: the last one weighs, so they are shorter (four share K), and one
 # begins under the other's end (two on a processor, so that all can be in clusters)
@@ -27,19 +27,19 @@ def plan(spec: Fp8Spec, M: int, N: int, K: int, processors: int) -> Optional[Nar
     m, tiles, steps = next(width for width in WIDTHS if width >= M), -(-N // ROWS), -(-K // STEP)
     if M <= STREAMS and -(-tiles // processors) in TURNS and steps // 4 >= FEWEST_STEPS:
         return fitted(NarrowFp8Config(m, ROWS, 4, pdl=True), spec, places=2)
-    split = splits(m, tiles, steps, processors)
+    split = splits(PROCESSOR[spec.promote] * ROWS / (ROWS + m), tiles, steps, processors)
     if M > STREAMS and split == 1:
         return None
     return fitted(NarrowFp8Config(m, ROWS, split, pdl=True), spec, places=1)
 
 
-def splits(m: int, tiles: int, steps: int, processors: int) -> int:
+def splits(rate: float, tiles: int, steps: int, processors: int) -> int:
     """How many blocks share K: as few as read B about as fast as HBM gives it. Clusters of four and eight fit badly on
-    all processors: they may take half of them."""
-    of_b, found = PROCESSOR * ROWS / (ROWS + m), 1
+    all processors: they may take half of them. rate: bytes of B a nanosecond that a block reads."""
+    found = 1
     for split in (2, 4, 8):
         fits = tiles * split <= (processors if split == 2 else processors // 2)
-        if found * tiles * of_b >= ENOUGH * HBM or not fits or steps // split < FEWEST_STEPS:
+        if found * tiles * rate >= ENOUGH * HBM or not fits or steps // split < FEWEST_STEPS:
             break
         found = split
     return found

@@ -129,8 +129,8 @@ def of_use(config: Fp8Config, M: int, N: int) -> bool:
 
 
 def fitted(config: Fp8Config | NarrowFp8Config, spec: Fp8Spec) -> Fp8Config | NarrowFp8Config:
-    """The configuration with as many stages as this spec's output and scales leave room for; one for few rows is as it
-    should be, or none."""
+    """The configuration with as many stages as this spec's output and scales leave room for; one for few rows is
+    checked, and stays what it is."""
     if isinstance(config, NarrowFp8Config):
         return config.check(spec)
     if spec.store == "tma" and not config.panel(spec.out):
@@ -228,5 +228,5 @@ def shipped() -> list[Shipped]:
     return list(found.values())
 
 
-QUICK = ((Fp8Spec(scales="row"), FAST[0]),
-         (Fp8Spec(out="e4m3", scales="row"), FAST[0]), (Fp8Spec(scales="block", promote=True), BLOCKS[0]))
+QUICK = ((Fp8Spec(scales="row"), FAST[0]), (Fp8Spec(out="e4m3", scales="row"), FAST[0]),
+         (Fp8Spec(scales="block", promote=True), BLOCKS[0]))
