@@ -128,17 +128,25 @@ class BackwardBackground:
         """dQ of a tile: 16 rows x 32 columns at a time, as a warp had them when they were added."""
         c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
         slabs, quads = 4 * rows * cols, c.dq_cols // 8
-        acc = cute.make_tensor(g.acc[self.number(g, at), None].iterator, cute.make_layout((4, WARP, quads, slabs)))
+        number = self.number(g, at)
+        acc = cute.make_tensor(g.acc[number, None].iterator, cute.make_layout((4, WARP, quads, slabs)))
+        there = self.there(g, number)
         out = g.background.dq[at.batch, None, at.head, None]
         first = at.start_q + at.number * c.tile
         for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
             slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
             x = tk.rt_fl(32)
-            self.load(x, acc[None, tk.lane_id(), None, slab], 4 * part)
+            self.load_added(x, there, acc[None, tk.lane_id(), None, slab], 4 * part)
             tk.mul(x, x, g.scale)
             row = first + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
             col = slab // 4 % cols * c.dq_cols + 32 * part
             tk.store_narrow(columns(out, col), x, row, at.start_q + at.rows_q)
+
+    def there(self, g, number):
+        """Has anything been added up for the tile? None: always, as it began with zeroes."""
+
+    def load_added(self, x, there, theirs, first):
+        self.load(x, theirs, first)
 
     def load(self, x, theirs, first):
         """From L2, where it was added up."""

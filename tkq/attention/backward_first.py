@@ -8,12 +8,12 @@ Between that and the last of their stores none of them waits for another block. 
 order tasks come. The background, which has no zeroes to make, only finishes dQ: nothing waits for it."""
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32
+from cutlass import Int32
 
 import tkq.tile as tk
 from tkq.attention.backward import build as build_alike
 from tkq.attention.backward_add import store_or_add
-from tkq.attention.backward_background import FINISHED, WARP, columns
+from tkq.attention.backward_background import FINISHED
 from tkq.attention.backward_first_config import FirstConfig
 from tkq.attention.backward_grouped import GroupedBackground, GroupedBackward
 from tkq.attention.backward_seamless_background import await_patiently
@@ -39,26 +39,18 @@ class FinishesTiles(GroupedBackground):
             self.convert(g, self.tile(g, n))  # found again: kept, it would take registers
             n = claim(counters.next, FINISHED)
 
+    def await_head(self, g, t, head):
+        """Of zeroes: there are none."""
+
+    def there(self, g, number):
+        """Is the tile somebody's? Else it sees no key, and its dQ is 0."""
+        return load_acquire(words_of(g), Int32(number)) > 0
+
     @cute.jit
-    def convert(self, g, at):
-        """As ``BackwardBackground``'s; dQ of a tile that is nobody's, as it sees no key, is 0."""
-        c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
-        slabs, quads = 4 * rows * cols, c.dq_cols // 8
-        number = self.number(g, at)
-        acc = cute.make_tensor(g.acc[number, None].iterator, cute.make_layout((4, WARP, quads, slabs)))
-        there = load_acquire(words_of(g), Int32(number)) > 0
-        out = g.background.dq[at.batch, None, at.head, None]
-        first = at.start_q + at.number * c.tile
-        for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
-            slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
-            x = tk.rt_fl(32)
-            tk.zero(x)
-            if there:
-                self.load(x, acc[None, tk.lane_id(), None, slab], 4 * part)
-            tk.mul(x, x, g.scale)
-            row = first + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
-            col = slab // 4 % cols * c.dq_cols + 32 * part
-            tk.store_narrow(columns(out, col), x, row, at.start_q + at.rows_q)
+    def load_added(self, x, there, theirs, first):
+        tk.zero(x)
+        if there:
+            self.load(x, theirs, first)
 
 
 class FirstStores(GroupedBackward):
@@ -82,24 +74,8 @@ class FirstStores(GroupedBackward):
         self.background = FinishesTiles(spec, config, self.turn)
 
     @cute.jit
-    def add_by_heads(self, g, s, t, again: Constexpr, dq, ring, kv):
-        rows, cols = self.config.dq_parts(self.spec.width)
-        tk.wait(s.kv_full[0], kv.phase)
-        for h in cutlass.range(g.heads_per_kv, unroll=1):
-            head = self.query_head(g, t, h)
-            for m in cutlass.range(t.first, t.end, unroll=1):
-                self.store_or_add_tile(g, s, t, dq, ring, self.tile_number(g, t, head, m))
-                if (h > 0) & (m == t.first):
-                    self.background.sign_off_head(g, t.sequence, head - 1, rows * cols)
-            if (h > 0) & (t.first == t.end):
-                self.background.sign_off_head(g, t.sequence, head - 1)
-        self.done_with(s, 0)
-        self.next_keys(kv)
-        last = again()
-        self.background.sign_off_head(g, last.sequence, self.query_head(g, last, g.heads_per_kv - 1))
-
-    @cute.jit
-    def store_or_add_tile(self, g, s, t, dq, ring, number):
+    def add_tile(self, g, s, t, dq, ring, head, m):
+        number = self.tile_number(g, t, head, m)
         seen = cute.arch.make_warp_uniform(load_acquire(words_of(g), Int32(number)))
         s.ds_pipe.wait(ring)
         first = self.is_first(g, t, Int32(number), seen)

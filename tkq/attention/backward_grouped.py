@@ -136,9 +136,7 @@ class GroupedBackward(AttentionBackward):
             head = self.query_head(g, t, h)
             self.background.await_head(g, t, head)
             for m in cutlass.range(t.first, t.end, unroll=1):
-                s.ds_pipe.wait(ring)
-                self.add_dq(g, s, dq, ring, self.tile_number(g, t, head, m))
-                ring.advance()
+                self.add_tile(g, s, t, dq, ring, head, m)
                 if (h > 0) & (m == t.first):
                     self.background.sign_off_head(g, t.sequence, head - 1, rows * cols)
             if (h > 0) & (t.first == t.end):
@@ -147,6 +145,11 @@ class GroupedBackward(AttentionBackward):
         self.next_keys(kv)
         last = again()
         self.background.sign_off_head(g, last.sequence, self.query_head(g, last, g.heads_per_kv - 1))
+
+    def add_tile(self, g, s, t, dq, ring, head, m):
+        s.ds_pipe.wait(ring)
+        self.add_dq(g, s, dq, ring, self.tile_number(g, t, head, m))
+        ring.advance()
 
 
 def build(spec: BackwardSpec, config: GroupedConfig):
