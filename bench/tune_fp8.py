@@ -147,18 +147,17 @@ EMPTY = "1x8192x8192,16x8192x8192,64x8192x8192"
 
 
 def variants(kind: str, few=None) -> dict[str, Fp8Config]:
-    """few: the sizes of a product with few rows."""
+    """few: the sizes of a product of few tiles."""
     if not few:
         return PROMOTED if kind in ("block", "line") else FAST
-    best = {"tile": best_tile(spec(kind), *few, 132)}
+    tile = best_tile(spec(kind), *few, 132)
+    best = {"tile": tile, "tile without pdl": replace(tile, pdl=False)}
     return best | (SMALL if few[0] <= 64 else {}) | sharing(kind, few)
 
 
 def sharing(kind: str, few) -> dict[str, NarrowFp8Config]:
     """Of blocks that share K: "so many x columns of a block", which has its processor alone or for two of them."""
-    if few[0] > WIDTHS[-1]:
-        raise SystemExit(f"--small: M is {few[0]}, allowed are numbers up to {WIDTHS[-1]}")
-    config, found = NarrowFp8Config(next(m for m in WIDTHS if m >= few[0]), pdl=True), {}
+    config, found = NarrowFp8Config(next((m for m in WIDTHS if m >= few[0]), WIDTHS[-1]), pdl=True), {}
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (1, 2)):
         with suppress(ValueError):
             name, one = f"{split} x {rows}" + " two" * (places == 2), replace(config, rows=rows, split=split)
@@ -188,7 +187,7 @@ def arguments(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--kinds", default="tensor,row,block")
     p.add_argument("--sizes", help=f"MxNxK, or one number for all three; {SIZES} or, with --small, {EMPTY}")
-    p.add_argument("--small", action="store_true", help="the variants for M up to 128")
+    p.add_argument("--small", action="store_true", help="the variants for products of few tiles")
     p.add_argument("--zeros", action="store_true", help="operands of zeros, which cost the tensor cores little power: "
                    "what takes time then is not energy")
     p.add_argument("--variants", default="every", help='comma-separated names, or "every"; "NAME on 132": so '

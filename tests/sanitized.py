@@ -190,7 +190,8 @@ def fp8(device):
     for rows, k, granularity, of_b in (
             (300, 272, "row", "row"), (300, 272, "block", "tile"), (300, 272, "block", "block"),
             (33, 272, "row", "row"), (33, 272, "block", "tile"),
-            (9, 272, "row", "row"), (9, 2320, "block", "tile"), (65, 4112, "row", "row")):
+            (9, 272, "row", "row"), (9, 2320, "block", "tile"), (65, 4112, "row", "row"),
+            (300, 4112, "row", "row"), (300, 4112, "block", "tile")):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, rows, k), granularity),
                           *tkq.quantize_fp8(randn(1, 264, k), of_b))
         yield f"fp8_gemm {rows} {k} {granularity} {of_b}", (tkq.fp8_gemm(a, b.t(), sa, sb.t()),)

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from tkq.gemm import candidates, fp8_plan
 from tkq.gemm.fp8_narrow_config import NarrowFp8Config
-from tkq.gemm.fp8_narrow_plan import ROWS, SHAPES, plan, shipped, splits, traits
+from tkq.gemm.fp8_narrow_plan import (
+    ROWS,
+    SHAPES,
+    TILES_STEPS,
+    of_tiles,
+    plan,
+    shipped,
+    splits,
+    tiles,
+    traits,
+)
 from tkq.gemm.fp8_spec import OUT, SCALES, Fp8Spec
 from tkq.gemm.narrow_config import SLOT_BYTES
 from tkq.gemm.narrow_plan import FEWEST_STEPS, fitted, parts_of_k
@@ -16,6 +26,7 @@ from tkq.gemm.narrow_plan import FEWEST_STEPS, fitted, parts_of_k
 SPECS = [Fp8Spec(scales=s, promote=p) for s in SCALES for p in (False, True) if p or s in ("tensor", "row")]
 SPEC = Fp8Spec(scales="row")
 rows, sizes, steps = st.integers(1, 128), st.integers(1, 60000), st.integers(1, 2000)
+many_rows, columns = st.one_of(rows, st.integers(129, 9000)), st.one_of(sizes, st.integers(1, 2000))
 
 
 @given(st.sampled_from(SPECS), rows, sizes, steps, st.integers(1, 264))
@@ -36,18 +47,35 @@ EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (
 COVERED = frozenset().union(*(traits(*kernel.recipe.args) for kernel in shipped()))
 
 
-@given(st.sampled_from(SPECS), st.sampled_from(OUT), st.sampled_from(EPILOGUES), rows, sizes, steps)
+@given(st.sampled_from(SPECS), st.sampled_from(OUT), st.sampled_from(EPILOGUES), many_rows, columns, steps)
 def test_each_pair_of_what_it_chooses_is_shipped(spec, out, epilogue, M, N, k):
     spec = replace(spec, out=out, bias=epilogue[0], activation=epilogue[1])
     config = plan(spec, M, N, 16 * k, 132)
     assert config is None or not traits(spec, config) - COVERED
 
 
-@given(st.sampled_from(SPECS), rows, sizes, steps)
+@given(st.sampled_from(SPECS), st.integers(129, 9000), st.integers(1, 9000), steps, st.integers(1, 264))
+def test_a_plan_of_tiles_fits(spec, M, N, k, processors):
+    """Half of the processors have no tile of 64 columns, and most of them have a block now."""
+    config, steps = of_tiles(spec, M, N, 16 * k, processors), -(-16 * k // 128)
+    alone = tiles(M, N, ROWS)
+    if config is None:
+        assert steps < TILES_STEPS or 2 * alone > processors
+        return
+    assert config.check(spec) is config and config.tiled and config.split > 1 and steps >= TILES_STEPS
+    assert 2 * alone <= processors and tiles(M, N, config.rows) * config.split <= processors
+    assert config.split in (2, 8) or tiles(M, N, config.rows) * config.split <= processors // 2
+    assert config.rows == ROWS or spec.promote
+    assert all(end > first for first, end in parts_of_k(8 * k, config.split))
+    assert fp8_plan.plan(spec, M, N, 16 * k, processors) == config
+
+
+
+@given(st.sampled_from(SPECS), many_rows, columns, steps)
 def test_what_it_chooses_is_shipped(spec, M, N, k):
     config = plan(spec, M, N, 16 * k, 132)
     if config:
-        assert (config.m, config.split, 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1) in SHAPES
+        assert (config.m, config.rows, config.split, 2 if config.shared_bytes(spec) <= SLOT_BYTES else 1) in SHAPES
         assert (replace(spec, store="elements"), config) in {kernel.recipe.args for kernel in shipped()}
 
 
@@ -90,18 +118,29 @@ def test_launch(spec, M, N, k):
     assert fp8_plan.launch(spec, M, N, 16 * k, 132, tile)[0].builder == "tkq.gemm.fp8:build"
 
 
-def test_more_rows_take_tiles():
-    assert plan(SPEC, 129, 1024, 8192, 132) is None
-    assert fp8_plan.launch(SPEC, 129, 1024, 8192, 132)[0].builder == "tkq.gemm.fp8:build"
+# As FAST, of more rows: (columns of a block, blocks that share K)
+TILED = {(256, 512, 4096): (64, 4), (256, 512, 16384): (64, 4), (512, 512, 8192): (64, 2), (256, 1024, 8192): (64, 2),
+         (512, 1024, 4096): (64, 2), (384, 1024, 16384): (64, 2), (192, 1024, 4096): (64, 2), (512, 2048, 8192): None,
+         (4096, 512, 4096): None, (256, 512, 2048): None, (160, 4096, 4096): None}
+TILED_BLOCKS = {**TILED, (512, 512, 8192): (128, 4), (256, 1024, 8192): (128, 4), (192, 1024, 4096): (128, 4)}
 
 
-@pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 0)))
+@pytest.mark.parametrize("spec, measured", ((SPEC, TILED), (Fp8Spec(scales="block", promote=True), TILED_BLOCKS)))
+def test_what_was_measured_of_more_rows(spec, measured):
+    for problem, way in measured.items():
+        config = plan(spec, *problem, 132)
+        assert (config and (config.rows, config.split)) == way, (problem, config)
+        built = fp8_plan.launch(spec, *problem, 132)[0].builder
+        assert built == ("tkq.gemm.fp8_narrow:build" if way else "tkq.gemm.fp8:build")
+
+
+@pytest.mark.parametrize("M, most", ((1, 16), (40, 64), (128, 128), (129, 128), (2048, 128), (2049, 0)))
 def test_tune_tries_every_way(M, most):
     found = [c for c in candidates.of_fp8_gemm(SPEC, M, 1024, 8192, 132) if isinstance(c, NarrowFp8Config)]
     assert {c.m for c in found} == ({most} if most else set())
     assert {(c.rows, c.split) for c in found} == (set(itertools.product((64, 128), (1, 2, 4, 8))) if most else set())
     assert all(candidates.fits("fp8_gemm", c, SPEC, M) for c in found)
-    assert not any(candidates.fits("fp8_gemm", c, SPEC, most + 1) for c in found)
+    assert all(candidates.fits("fp8_gemm", c, SPEC, most + 1) == (most == 128) for c in found)
 
 
 @pytest.mark.parametrize("change", (dict(m=24), dict(rows=96), dict(split=3), dict(stages=1), dict(parts=2)))

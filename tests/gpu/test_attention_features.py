@@ -268,6 +268,7 @@ def test_every_pair_of_widths():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_under_memory_pressure_and_on_two_streams():
     """500 repeats of each call, bit for bit, ten at a time on two streams, while most of the memory is taken."""
     every = (64, 64), (128, 128), (192, 128), (256, 256)

@@ -10,7 +10,7 @@ from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward_ops import attention_backward
 from tkq.attention.backward_varlen_ops import attention_varlen_backward
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 BF16 = torch.bfloat16
 REPEATS, AT_ONCE, ROOM = 500, 10, 4 << 30
 MORE = (*MIXED, *MANY, (1100, 1300))

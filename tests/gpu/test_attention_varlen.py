@@ -272,6 +272,7 @@ def test_tasks_are_those_of_the_definition():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_more_than_2_31_elements():
     rows = (1 << 31) // 2048 + 5000
     q = torch.randn(rows, 16, 128, device="cuda", dtype=BF16)

@@ -380,6 +380,7 @@ def test_launches_of_a_call(reduction, launches, M):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_more_than_2_31_elements():
     V = 50257
     M = (1 << 31) // V + 7

@@ -1,4 +1,4 @@
-"""float8 products of few rows, whose K blocks of a cluster share: exact where sums are."""
+"""float8 products of few rows, or of few tiles, whose K blocks of a cluster share: exact where sums are."""
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from tkq.reference_fp8 import fp8_gemm, narrowed
 from tkq.testing import assert_2x
 
 SHAPES = tuple((m, rows, split) for m in (16, 32, 64, 128) for rows in (64, 128) for split in (1, 2, 4, 8))
-USUAL = ((16, 64, 4), (16, 128, 1), (32, 128, 2), (64, 64, 8), (128, 64, 2))
+USUAL = ((16, 64, 4), (16, 128, 1), (32, 128, 2), (64, 64, 8), (128, 64, 2), (128, 128, 4))
 
 
 def take(kind, size, config, promote=False, out="bf16", first=8):
@@ -29,7 +29,8 @@ def take(kind, size, config, promote=False, out="bf16", first=8):
 def test_every_shape(m, rows, split):
     """Rows and columns that end within a tile, fewer steps of K than blocks, more, a step's rest."""
     config = NarrowFp8Config(m, rows, split, pdl=split == 2)
-    for M, n, k in ((1, 16, 16), (m, 136, 272), (m - 3, 63, 1168), (max(1, m // 2), 528, 2064)):
+    more = ((m + 1, 136, 272), (3 * m - 5, 200, 1168)) if config.tiled else ()
+    for M, n, k in ((1, 16, 16), (m, 136, 272), (m - 3, 63, 1168), (max(1, m // 2), 528, 2064), *more):
         for kind in KINDS:
             take(kind, (M, n, k), config)
     for kind in ("tensor", "row"):
@@ -41,12 +42,22 @@ def test_every_shape(m, rows, split):
 def test_results(kind, out):
     for size, first in (((13, 137, 272), 3), ((64, 200, 1040), 8)):
         take(kind, size, NarrowFp8Config(64, 64, 2), out=out, first=first)
+    take(kind, (300, 137, 1040), NarrowFp8Config(128, 64, 2), out=out, first=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_rows_than_a_tile(kind):
+    """As they are planned."""
+    for size in ((129, 136, 4112), (700, 264, 4096), (1000, 16, 8208), (200, 1000, 4096)):
+        config = plan(spec_of(kind), *size, 132)
+        assert config.tiled and config.m < size[0]
+        take(kind, size, config)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("out", ("bf16", "e4m3"))
 def test_bias_and_activation(kind, out):
-    for M, n, k in ((5, 200, 784), (64, 136, 4096)):
+    for M, n, k, split in ((5, 200, 784, 1), (64, 136, 4096, 8), (300, 136, 4096, 4)):
         args = operands(M, n, k, kind, device="cuda", b=E5M2 if kind == "row" else torch.float8_e4m3fn)
         bias, scale = torch.randn(n, device="cuda"), torch.tensor([0.7], device="cuda") if out == "e4m3" else None
         spec = replace(spec_of(kind, "bf16"), out=out, bias="fp32", activation="silu",
@@ -54,7 +65,7 @@ def test_bias_and_activation(kind, out):
         dtype = torch.bfloat16 if out == "bf16" else torch.float8_e4m3fn
         got = torch.full((M, n), float("nan"), device="cuda").to(dtype)
         config = plan(spec, M, n, k, 132)
-        assert config.split == (1 if k < 1024 else 8)
+        assert config.split == split
         fp8_ops.run(spec, *args, got, config, bias=bias, out_scale=scale)
         truth = fp8_gemm(*args, bias, "silu", torch.float64, wide=torch.float64)
         if out == "e4m3":
@@ -65,7 +76,7 @@ def test_bias_and_activation(kind, out):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nan_behind_rows(kind):
     """Of K, of M and of N, where TMA's tiles reach: nothing of it counts."""
-    for M, n, k in ((9, 72, 1040), (50, 100, 2064)):
+    for M, n, k in ((9, 72, 1040), (50, 100, 2064), (300, 100, 4112)):
         a, b, *scales = operands(M, n, k, kind, device="cuda", whole=True, powers=True)
         wide = [torch.full((x.shape[0] + 130, k + 144), 0x7F, dtype=torch.uint8, device="cuda") for x in (a, b.t())]
         for to, x in zip(wide, (a, b.t())):
@@ -74,14 +85,14 @@ def test_nan_behind_rows(kind):
         assert torch.equal(tkq.fp8_gemm(a, b.t(), *scales), fp8_gemm(a, b.t(), *scales, wide=torch.float64))
 
 
-@pytest.mark.parametrize("rows, split", ((16, 2), (128, 4), (64, 8)))
+@pytest.mark.parametrize("M, rows, split", ((16, 16, 2), (128, 128, 4), (64, 64, 8), (300, 128, 2)))
 @pytest.mark.parametrize("promote", (False, True))
 @pytest.mark.parametrize("captured", (False, True))
-def test_launched_under_the_end_of_the_one_before(captured, promote, rows, split):
+def test_launched_under_the_end_of_the_one_before(captured, promote, M, rows, split):
     size = 1024
     spec = Fp8Spec(out="e4m3", scales="tensor", promote=promote)
     config = fitted(NarrowFp8Config(rows, 64, split, pdl=True), spec)
-    first, *weights = (torch.randn(n, size, device="cuda").to(E4M3) for n in (rows, size, size))
+    first, *weights = (torch.randn(n, size, device="cuda").to(E4M3) for n in (M, size, size))
     one, scale = torch.ones((), device="cuda"), torch.tensor([0.9 * size**0.5], device="cuda")
 
     def run(source, weight, target):
@@ -91,13 +102,14 @@ def test_launched_under_the_end_of_the_one_before(captured, promote, rows, split
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nan_in_used_operands(kind):
+@pytest.mark.parametrize("M, k, row", ((20, 2064, 3), (300, 4112, 203)))
+def test_nan_in_used_operands(kind, M, k, row):
     """It reaches its own row and its own column, and nothing else."""
-    a, b, *scales = operands(20, 264, 2064, kind, device="cuda", whole=True, powers=True)
-    a.view(torch.uint8)[3, 1000] = b.t().view(torch.uint8)[7, 2000] = 0x7F
+    a, b, *scales = operands(M, 264, k, kind, device="cuda", whole=True, powers=True)
+    a.view(torch.uint8)[row, 1000] = b.t().view(torch.uint8)[7, 2000] = 0x7F
     got = tkq.fp8_gemm(a, b, *scales)
     nan = torch.zeros_like(got, dtype=torch.bool)
-    nan[3] = nan[:, 7] = True
+    nan[row] = nan[:, 7] = True
     assert torch.equal(got.isnan(), nan)
 
 
@@ -122,6 +134,7 @@ def test_float8_results_between_guards(n):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_more_than_2_31_results():
     m, n, k = 32, (1 << 26) + 16, 16
     a, b, sa, sb = operands(m, n, k, "row", device="cuda", whole=True, powers=True)
@@ -133,13 +146,14 @@ def test_more_than_2_31_results():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_bits_every_time(kind):
+@pytest.mark.parametrize("M, n, shape", ((64, 1024, (64, 64, 8)), (300, 512, (128, 64, 2)), (300, 512, (128, 128, 4))))
+def test_the_same_bits_every_time(kind, M, n, shape):
     spec = spec_of(kind, promote=kind != "row")
-    args = operands(64, 1024, 8192, kind, device="cuda")
-    config = fitted(NarrowFp8Config(64, 64, 8, pdl=True), spec)
+    args = operands(M, n, 8192, kind, device="cuda")
+    config = fitted(NarrowFp8Config(*shape, pdl=True), spec)
     first = None
     for _ in range(200):
-        got = torch.full((64, 1024), float("nan"), device="cuda", dtype=torch.bfloat16)
+        got = torch.full((M, n), float("nan"), device="cuda", dtype=torch.bfloat16)
         fp8_ops.run(spec, *args, got, config)
         first = got if first is None else first
         assert torch.equal(got, first)

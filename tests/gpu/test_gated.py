@@ -310,6 +310,7 @@ def test_an_eager_call_is_one_launch():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("packing", ["apart", "split"])
 def test_more_than_2_31_elements(packing):
     M, N = (1 << 31) // 4096 + 5, 4096

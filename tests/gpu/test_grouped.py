@@ -355,6 +355,7 @@ def test_many_repeats_along_k_are_bitwise_equal(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_more_than_2_31_results_along_k():
     m, n, sizes = 16384 + 8, 32768, [3, 0, 40, 16, 21]
     x, y = whole(sum(sizes), m), whole(sum(sizes), n, seed=1)
@@ -364,6 +365,7 @@ def test_more_than_2_31_results_along_k():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_more_than_2_31_results():
     n, k, sizes = 65536, 64, [16384, 3, 0, 16400]
     a, b, offsets = whole(sum(sizes), k), whole(4, n, k, seed=1).transpose(1, 2), ends(sizes)

@@ -400,6 +400,7 @@ def test_against_autograd(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_than_2_31_elements(kind):
     M, N = (1 << 31) // 4096 + 37, 4096

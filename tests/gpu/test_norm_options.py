@@ -193,6 +193,7 @@ def test_in_a_cuda_graph(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_than_2_31_elements(kind):
     M, N = (1 << 31) // 4096 + 5, 4096

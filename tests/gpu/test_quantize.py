@@ -203,6 +203,7 @@ def test_rows_longer_than_one_block_holds():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_more_than_2_31_elements():
     x = torch.randn(65537, 32768 + 8, device="cuda", dtype=torch.bfloat16)
     for granularity in GRANULARITIES:

@@ -356,6 +356,7 @@ def test_the_variants_that_tuning_may_choose():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_more_than_2_31_elements():
     B, S, H, D = 130, 4096, 32, 128
     x = torch.empty(B, S, H, D, device=DEVICE, dtype=torch.bfloat16)

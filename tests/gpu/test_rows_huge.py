@@ -9,7 +9,7 @@ import tkq
 from tests.poison import poisoned
 from tkq.testing import assert_2x
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 BF16, EPS = torch.bfloat16, 1e-5
 KINDS = ["rmsnorm", "layernorm"]
 

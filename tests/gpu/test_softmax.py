@@ -287,6 +287,7 @@ def test_a_call_is_one_launch_each_way(log):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @LOGS
 def test_more_than_2_31_elements(log):
     M, N = (1 << 31) // 4096 + 5, 4096

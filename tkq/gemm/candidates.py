@@ -3,7 +3,7 @@ import itertools
 from contextlib import suppress
 from dataclasses import replace
 
-from . import fp8_plan, grouped_spec, narrow_plan, plan
+from . import fp8_narrow_plan, fp8_plan, grouped_spec, narrow_plan, plan
 from .config import Config
 from .fp8_config import Fp8Config
 from .fp8_narrow_config import NarrowFp8Config
@@ -42,7 +42,7 @@ def of_gemm(spec, M: int, N: int, K: int, processors: int, batches: int = 1) -> 
 def _narrow(spec, M, config):
     """Like a configuration, of every height of B and number of parts of K; with room for two blocks on a processor, and
     for one."""
-    m = next(width for width in WIDTHS if width >= M)
+    m = next((width for width in WIDTHS if width >= M), WIDTHS[-1])
     for rows, split, places in itertools.product((64, 128), (1, 2, 4, 8), (2, 1)):
         with suppress(ValueError):
             found = narrow_plan.fitted(replace(config, m=m, rows=rows, split=split), spec, places)
@@ -56,7 +56,8 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
     table = (*(fp8_plan.SMALL if M <= 64 else ()), *fp8_plan.table(spec))
     tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
-    found = [planned, *(_narrow(spec, M, NarrowFp8Config(pdl=True)) if M <= narrow_plan.MOST_ROWS else ())]
+    few = M <= narrow_plan.MOST_ROWS or fp8_narrow_plan.tiles(M, N, 128) <= processors
+    found = [planned, *(_narrow(spec, M, NarrowFp8Config(pdl=True)) if few else ())]
     found += [replace(tile, group=group) for tile in tiles for group in GROUPS]
     if not spec.promote:
         found += [x for x in fp8_plan.SHARING
@@ -80,7 +81,8 @@ def of_grouped_gemm(spec, M: int, N: int, groups: int, processors: int) -> list:
 def fits(op: str, config, spec, M: int) -> bool:
     """Can a kernel take a configuration as it is, for M rows? It may be anything of the op's classes."""
     try:
-        return _FITTED[op](config, spec) == config and not (isinstance(config, NarrowConfig) and config.m < M)
+        few = isinstance(config, NarrowConfig) and not config.tiled
+        return _FITTED[op](config, spec) == config and not (few and config.m < M)
     except (ValueError, ArithmeticError):
         return False
 

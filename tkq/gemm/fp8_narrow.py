@@ -1,5 +1,5 @@
 """c = activation((a * scale_a) @ (b * scale_b) + bias) for few rows of A: ``NarrowGemm`` in float8."""
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import cuda.bindings.driver as cuda
@@ -27,6 +27,7 @@ class Globals:
     bias: Optional[cute.Tensor]  # (N,)
     out_scale: Optional[cute.Tensor]  # (1,)
     steps: Int32  # of K
+    tile: Optional[Int32] = None  # of A's rows, a cluster's; None: there is one
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Shared:
 
 
 class NarrowFp8Gemm(NarrowGemm):
-    """A cluster makes ``rows`` columns of the result, of all of A's rows; each of its ``split`` blocks takes part of K.
+    """A cluster makes ``rows`` columns of the result, of ``m`` rows of A; each of its ``split`` blocks takes part of K.
+    The widest takes any number of A's rows, tile by tile.
 
     Roles, the exchange between blocks and what they wait for are ``NarrowGemm``'s. Where scales change along K the
     producer's lanes bring those of a step with its tiles (32 more arrivals at full[i], when they have landed), and the
@@ -67,7 +69,8 @@ class NarrowFp8Gemm(NarrowGemm):
             scale_b=self.scales(scale_b, cute.ceil_div(n, GROUP) if const_expr(spec.scales == "block") else n, steps),
             bias=vector(spec.bias, bias, n) if const_expr(spec.bias is not None) else None,
             out_scale=vector("fp32", out_scale, 1) if const_expr(spec.out == "e4m3") else None, steps=steps)
-        self.kernel(g).launch(grid=[cute.ceil_div(n, x.rows) * x.split, 1, 1], block=[x.threads, 1, 1],
+        tiles = cute.ceil_div(n, x.rows) * (cute.ceil_div(m, x.m) if const_expr(x.tiled) else 1)
+        self.kernel(g).launch(grid=[tiles * x.split, 1, 1], block=[x.threads, 1, 1],
                               cluster=[x.split, 1, 1], stream=stream, min_blocks_per_mp=1, use_pdl=x.pdl)
 
     scales = Fp8Gemm.scales
@@ -90,13 +93,23 @@ class NarrowFp8Gemm(NarrowGemm):
             cute.arch.griddepcontrol_wait()
         self.work(g, s)
 
+    def place(self, g, cluster):
+        """Clusters side by side take the same columns of B."""
+        if not self.config.tiled:
+            return g, cluster
+        down = cute.ceil_div(cute.size(g.out, mode=[1]), self.config.m)
+        return replace(g, tile=cluster % down), cluster // down
+
+    def tile_of(self, g):
+        return g.tile if self.config.tiled else 0
+
     @cute.jit
     def produce(self, g, s: Constexpr, row, first, end):
         r = s.pipe.ring()
         for k in cutlass.range(first, end, unroll=1):
             sem = s.pipe.acquire(r)
             tk.load_async(s.b[r.stage], g.b, (row, k), sem)
-            tk.load_async(s.a[r.stage], g.a, (0, k), sem)
+            tk.load_async(s.a[r.stage], g.a, (self.tile_of(g), k), sem)
             if const_expr(self.spec.per_step):
                 self.load_scales(g, s.scales[None, r.stage], row, k)
                 tk.copy_async_arrive(sem)
@@ -107,8 +120,8 @@ class NarrowFp8Gemm(NarrowGemm):
         x, lane = self.config, tk.lane_id()
         M, N = cute.size(g.out, mode=[1]), cute.size(g.out, mode=[0])
         for first in range(0, x.scales_of_a, 32):
-            m = first + lane
-            tk.copy_async(to, m, g.scale_a, (cutlass.min(m, M - 1), k))
+            m = self.tile_of(g) * x.m + first + lane
+            tk.copy_async(to, first + lane, g.scale_a, (cutlass.min(m, M - 1), k))
         if self.spec.scales == "block":  # one for each warpgroup: whatever of its 64 columns, they lie in one block
             col = cutlass.min(row * x.rows + lane % x.consumers * 64, N - 1)
             tk.copy_async(to, x.scales_of_a + lane, g.scale_b, (col // GROUP, k))
@@ -166,7 +179,7 @@ class NarrowFp8Gemm(NarrowGemm):
     def store(self, g, acc, vectors, n, m):
         """The epilogue of some columns of the accumulator, which are rows of the result from m on."""
         (sums,), (scales, bias), spec = acc, vectors, self.spec
-        x = tk.rt_fl(sums.cols)
+        x, m = tk.rt_fl(sums.cols), m + self.tile_of(g) * self.config.m
         self.scale(g, x, sums, scales, m)
         if spec.bias is not None:
             tk.add_row(x, x, bias)

@@ -20,6 +20,11 @@ class NarrowFp8Config(NarrowConfig):
         return f"{super().name}_stages{self.stages}" + "_pdl" * self.pdl
 
     @property
+    def tiled(self) -> bool:
+        """Only the widest: where no block has all of A's rows, each has as many of them as of B's columns."""
+        return self.m == WIDTHS[-1]
+
+    @property
     def scales_of_a(self) -> int:
         """Places for them in a stage, where they change along K: one at least for each lane that brings them."""
         return max(32, self.m)

@@ -24,8 +24,8 @@ CLUSTER = 0.98  # of a step's time where two blocks share tiles: 0.92 to 0.99, t
 FAST = (
     Fp8Config(lag=0, spread=1, pdl=True),
     Fp8Config(m=256, n=128, across=True, lag=0, spread=1, pdl=True),
-    Fp8Config(n=128, stages=6, cluster=1),
-    Fp8Config(n=64, stages=7, cluster=1),
+    Fp8Config(n=128, stages=6, cluster=1, pdl=True),
+    Fp8Config(n=64, stages=7, cluster=1, pdl=True),
 )
 # The smaller ones, of which two share A or B: what `tune` tries beside those.
 SHARING = tuple(replace(tile, cluster=2, across=across) for tile in FAST[2:] for across in (False, True))
@@ -33,9 +33,9 @@ BLOCKS = (Fp8Config(split=4, panel_bytes=64, pdl=True, rolling=4),)  # for scale
 PROMOTED = (
     Fp8Config(split=2, cluster=1, panel_bytes=64, pdl=True),
     Fp8Config(n=192, split=2, panel_bytes=64, pdl=True, rolling=8),
-    Fp8Config(m=256, n=128, stages=3, cluster=1),
-    Fp8Config(n=128, stages=5, cluster=1),
-    Fp8Config(n=64, stages=7, cluster=1),
+    Fp8Config(m=256, n=128, stages=3, cluster=1, pdl=True),
+    Fp8Config(n=128, stages=5, cluster=1, pdl=True),
+    Fp8Config(n=64, stages=7, cluster=1, pdl=True),
 )
 # Where blocks would drift apart (see ``needs_pace``): by scales and whether sums are promoted, at which pace; by a
 # tile's columns, how many of them to a band, so that a round reads about the least.

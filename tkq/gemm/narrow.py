@@ -96,13 +96,17 @@ class NarrowGemm:
         tk.init_block(lambda: self.init(s), x.split)
         self.work(g, s)
 
+    def place(self, g, cluster):
+        """What it works on: some of g, and its columns of the result."""
+        return g, cluster
+
     @cute.jit
     def work(self, g, s: Constexpr):
         """All roles, in a block whose pipeline is there."""
         x = self.config
         rank = tk.cluster_rank() if const_expr(x.split > 1) else Int32(0)
         first, end = g.steps * rank // x.split, g.steps * (rank + 1) // x.split
-        row = cute.arch.block_idx()[0] // x.split
+        g, row = self.place(g, cute.arch.block_idx()[0] // x.split)
         if tk.warp_id() == 4 * x.consumers:
             self.produce(g, s, row, first, end)
         else:

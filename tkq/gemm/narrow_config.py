@@ -34,6 +34,11 @@ class NarrowConfig:
         return self.rows // 64 // self.parts
 
     @property
+    def tiled(self) -> bool:
+        """Does it take more than m rows of A?"""
+        return False
+
+    @property
     def reducers(self) -> int:
         """Blocks of a cluster that add up: each has at least 8 rows of A."""
         return min(self.split, self.m // 8)

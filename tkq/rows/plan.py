@@ -269,12 +269,10 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
 # how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
 # 65536 columns.
 _TWO_LOADS = {
-    1: ((1024, 1, 32, 8, dict(stages=2, evict_first=True, streaming=True)),
-        (2048, 1, 32, 8, dict(stages=3, evict_first=True, streaming=True)), (4096, 1, 16, 8, dict(stages=4)),
+    1: ((2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4)),
         (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
         (131072, 16, 32, 8, {})),
-    2: ((1024, 1, 32, 8, dict(stages=2, evict_first=True, streaming=True)),
-        (2048, 1, 32, 8, dict(stages=3, evict_first=True, streaming=True)),
+    2: ((1024, 1, 32, 4, dict(stages=3, resident=2, streaming=True)), (2048, 1, 16, 4, dict(stages=4, resident=3)),
         (4096, 1, 32, 4, dict(stages=3, resident=2)), (8192, 2, 16, 8, dict(stages=3, resident=2)),
         (16384, 2, 32, 8, {}),
         (32768, 8, 16, 8, dict(stages=4, resident=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
