@@ -113,14 +113,17 @@ def test_a_slab_reads_every_row_of_the_workspace(shape, units):
 
 
 def test_the_planned_sizes():
-    """What was measured on an H100: a table for two loads of 16 bits, and a ladder of 8 warps of 32 elements."""
+    """What was measured on an H100: a table of two or three loads of 16 bits, a ladder of 8 warps of 32 elements."""
     for N, threads, cluster, warps, per_thread in (
             (512, 32, 1, 4, 16), (1024, 64, 1, 4, 16), (2048, 128, 1, 4, 16), (4096, 256, 1, 8, 16),
             (8192, 256, 2, 8, 16), (16384, 512, 1, 16, 32),
             (32768, 512, 2, 16, 32), (65536, 256, 16, 8, 16), (131072, 256, 16, 8, 32)):
         p = plan(RowShape(N, (16, 16), (16,), (16,), 1))
         assert (p.threads_per_row, p.cluster, p.warps, p.per_thread) == (threads, cluster, warps, per_thread)
-    for N, threads, cluster in ((1024, 32, 1), (4096, 128, 1), (8192, 256, 1), (16384, 256, 2), (65536, 256, 8)):
+    for N, threads, warps, per_thread in ((1024, 32, 8, 32), (2048, 128, 4, 16), (4096, 256, 8, 16)):
+        p = plan(RowShape(N, (16, 16, 16), (16,), (16,), 1))
+        assert (p.threads_per_row, p.cluster, p.warps, p.per_thread) == (threads, 1, warps, per_thread)
+    for N, threads, cluster in ((8192, 256, 1), (16384, 256, 2), (65536, 256, 8)):
         p = plan(RowShape(N, (16, 16, 16), (16,), (16,), 1))
         assert (p.threads_per_row, p.cluster, p.warps, p.per_thread) == (threads, cluster, 8, 32)
         assert p.vectors == "float" and not p.direct

@@ -35,6 +35,7 @@ KNOWN = {
 COPIED = {
     "tkqattentionbackward": "as RowKernel: a tile's statistics are brought by a bulk copy, beside Q's, and read by the "
                             "warpgroups with keys; stages come round where a block has more tiles than stages",
+    "NarrowFp8Gemm": "as RollingFp8Gemm, where a block has more steps of K than stages",
 }
 
 STORED = {

@@ -1,7 +1,7 @@
 """How a RowKernel cuts its rows: lanes, warps, blocks, stages. Pure Python: no torch, no DSL.
 
-Two loads of 16 bits take a table measured on an H100 (`_TWO_LOADS`); all else takes a ladder: 32 elements of a row a
-thread in 8 warps, and a cluster where a row is wider than that.
+Two or three loads of 16 bits take a table measured on an H100 (`_TABLE`); all else takes a ladder: 32 elements of a row
+a thread in 8 warps, and a cluster where a row is wider than that.
 """
 from dataclasses import dataclass, replace
 from typing import Optional
@@ -261,29 +261,34 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
            (16, 32, 16, 1))
 
 
-# For two loads of 16 bits, as a norm's backward has them: (most columns, blocks of a cluster, elements of a thread,
-# warps, flags). Of torch.add's bytes a second on an H100, at 1024, 4096, 8192, .. 131072 columns (bench/tune_rows.py),
-# with in brackets what the ladder gives: one column sum 0.956 (0.892), 0.983 (0.929), 0.980 (0.944), 0.964 (0.943),
-# 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two of them 0.946 (0.899), 0.967 (0.918), 0.967 (0.935), 0.960, 0.984,
-# 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at a time,
-# how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks beat 8 at
-# 65536 columns.
-_TWO_LOADS = {
-    1: ((2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4)),
-        (8192, 2, 16, 8, {}), (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}),
-        (131072, 16, 32, 8, {})),
-    2: ((1024, 1, 32, 4, dict(stages=3, resident=2, streaming=True)), (2048, 1, 16, 4, dict(stages=4, resident=3)),
-        (4096, 1, 32, 4, dict(stages=3, resident=2)), (8192, 2, 16, 8, dict(stages=3, resident=2)),
-        (16384, 2, 32, 8, {}),
+# By loads and column sums, as norms' backward have them: (most columns, blocks of a cluster, elements of a thread,
+# warps, flags). Of torch.add's bytes a second on an H100 with L2 cleared, 2^28 elements, in brackets what the ladder or
+# the table before gave: one column sum at 512, 1024, 2048 columns 0.961 (0.939), 0.965 (0.946), 0.991 (0.941); two at
+# 1024 and 2048 0.961 (0.942), 0.969 (0.937); three loads at 2048 and 4096 0.992 (0.963), 0.992 (0.961), of addcmul's
+# (docs/attempts/rows.md). Beyond, L2 not cleared (bench/tune_rows.py), at 4096, 8192, .. 131072: one 0.983 (0.929),
+# 0.980 (0.944), 0.964 (0.943), 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two 0.967 (0.918), 0.967 (0.935), 0.960,
+# 0.984, 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at
+# a time, how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks
+# beat 8 at 65536 columns.
+_TABLE = {
+    ((16, 16), 1): (
+        (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4)), (8192, 2, 16, 8, {}),
+        (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
+    ((16, 16), 2): (
+        (512, 1, 16, 4, dict(stages=4, resident=3)), (1024, 1, 32, 4, dict(stages=3, resident=2, streaming=True)),
+        (2048, 1, 16, 4, dict(stages=4, resident=3)), (4096, 1, 32, 4, dict(stages=3, resident=2)),
+        (8192, 2, 16, 8, dict(stages=3, resident=2)), (16384, 2, 32, 8, {}),
         (32768, 8, 16, 8, dict(stages=4, resident=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
+    ((16, 16, 16), 1): (
+        (1024, 1, 32, 8, {}), (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4))),
 }
 
 
 def _measured(shape: RowShape) -> Optional[RowPlan]:
     """From the table; None where that says nothing, or the row does not fit."""
-    if not (shape.bulk and shape.loads == (16, 16) and shape.columns in _TWO_LOADS):
+    if not shape.bulk:
         return None
-    for most, cluster, per_thread, warps, flags in _TWO_LOADS[shape.columns]:
+    for most, cluster, per_thread, warps, flags in _TABLE.get((shape.loads, shape.columns), ()):
         if most >= shape.N:
             found = _fitting(shape, cluster, per_thread, warps)
             least = max(len(shape.sums) + 1, flags.get("stages", 1))
