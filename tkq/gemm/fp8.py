@@ -324,15 +324,15 @@ class Fp8Gemm:
             self.load_row_scales(g, u, t, wg)
         factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scales == "tensor") else None
         shrink = cute.arch.rcp_approx(g.out_scale[0]) if const_expr(spec.out == "e4m3") else None
+        bias = self.bias_of(g, t, 0)
         for i in cutlass.range_constexpr(x.waves * each):
             w, p = i // each, i % each
             first = p * self.panel
+            here, bias = bias, self.bias_of(g, t, (i + 1) % each)  # the next one's is on its way meanwhile
             part = tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.panel)
             self.scale(g, u, part, factor, w, first, t)
             if const_expr(spec.bias is not None):
-                bias = tk.cv(self.panel)
-                tk.load_cols(bias, g.bias, t.col * x.n + first, g.n)
-                tk.add_col(part, part, bias)
+                tk.add_col(part, part, here)
             activate(part, spec.activation, self.out)
             if const_expr(spec.out == "e4m3"):
                 tk.mul(part, part, shrink)
@@ -344,6 +344,14 @@ class Fp8Gemm:
                 store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.panel)
             else:
                 tk.store_elements(g.c, part, at[0] * 64, at[1] * self.panel)
+
+    def bias_of(self, g, t, p):
+        """A panel's."""
+        if self.spec.bias is None:
+            return None
+        bias = tk.cv(self.panel)
+        tk.load_cols(bias, g.bias, t.col * self.config.n + p * self.panel, g.n)
+        return bias
 
     def scale(self, g, u, part, factor, w, first, t):
         if self.spec.scales == "tensor":
