@@ -68,10 +68,9 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
         accumulate: "fast": the tensor cores' own sum, of about 14 bits, over all of K. "fp32": their sums of 128 of K
             are added up in float32. Not given: "fast", and "fp32" where scales change along K, which allows no other.
             Sums are cut off, not rounded, and so come out too near to zero. Their mean signed error at K = 16384 on an
-            H100, as a share of the mean of |y|: "fast" -3.5e-4 for normal a and b, -0.25 where all products are
+            H100, as a share of the mean of |y|: "fast" -3.6e-4 for normal a and b, -0.25 where all products are
             positive; "fp32" -3.9e-5 and -5.0e-4; torch's were the same in that run. Other K: docs/speed.md
-            (bench.fp8_sums). Where blocks share K, as of few rows, "fast" sums are cut
-            off less.
+            (bench.fp8_sums). Where blocks share K, as of few rows, "fast" sums are cut off less.
 
     Returns:
         (M, N), contiguous.
