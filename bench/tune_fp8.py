@@ -2,7 +2,7 @@
 
 As bench/tune_gemm.py: every round lets each variant work once, in an order that changes; what counts is the median over
 the rounds of torch's time / the variant's time in the same round. "NAME + ACTIVATION" has a bias and that activation,
-and torch's time is the plain product's.
+"NAME + bias" a bias alone, and torch's time is the plain product's.
 """
 
 from __future__ import annotations
@@ -117,6 +117,9 @@ PROMOTED = {
     "256 rolling 4 alone pdl": replace(QUARTERS, cluster=1),
     "256 rolling 8 lead 0 pdl": replace(QUARTERS, rolling=8, lead=0),
     "256 rolling 4 lead 0 pdl": replace(QUARTERS, lead=0),
+    "256 rolling 4 wide panels pdl": replace(QUARTERS, panel_bytes=128),
+    "256 rolling 4 one wide panel pdl": replace(QUARTERS, panel_bytes=128, panels=1),
+    "256 rolling 4 lead 3 pdl": replace(QUARTERS, lead=3),
     "256 rolling 2 pdl": replace(QUARTERS, rolling=2),
     "256 rolling 4 lead 1 pdl": replace(QUARTERS, lead=1),
     "192 rolling 8 lead 1 pdl": replace(ROLLING, lead=1),
@@ -174,9 +177,14 @@ def parts(name: str) -> tuple[str, str]:
 
 
 def spec(kind: str, name: str = "") -> Fp8Spec:
-    activation = parts(name)[1] or None
-    return Fp8Spec(scales=kind, promote=kind in ("block", "line"), bias="bf16" if activation else None,
-                   activation=activation)
+    epilogue = parts(name)[1]
+    return Fp8Spec(scales=kind, promote=kind in ("block", "line"), bias="bf16" if epilogue else None,
+                   activation=activation(name))
+
+
+def activation(name: str) -> str | None:
+    epilogue = parts(name)[1]
+    return epilogue if epilogue not in ("", "bias") else None
 
 
 def config(kind: str, few, name: str) -> Fp8Config:
@@ -252,7 +260,7 @@ def measure(turns, kind, shape, args) -> None:
         def error(name, got):
             if not wanted:  # the first that works is right
                 wanted.append(got.float())
-            want = activate(wanted[0], parts(name)[1])
+            want = activate(wanted[0], activation(name))
             return (got.float() - want).abs().max().item() / max(want.abs().max().item(), 1e-30)
 
         turns.case({"kind": kind, "shape": shape}, calls, error, lambda ms: (
