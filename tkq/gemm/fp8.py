@@ -7,7 +7,6 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
-from . import epilogue_tile as ep
 from .config import raster
 from .fp8_config import STEP, Fp8Config
 from .fp8_epilogue import activate, fma_line, pairs_of, store_e4m3, store_e4m3_elements
@@ -191,8 +190,6 @@ class Fp8Gemm:
         self.fall_behind(g, s, order, number, wg)
         while number < order.tasks:
             t = self.tile(g, s, order, number)
-            if const_expr(self.spec.bias is not None):  # under the products: each panel waited for its own 330 clocks
-                ep.load_spread(u.bias, g.bias, t.col * self.config.n)
             if const_expr(self.spec.promote):
                 self.sum_promoted(g, s, u, t, wg)
             else:
@@ -211,10 +208,9 @@ class Fp8Gemm:
                     tk.wait(s.pipe.full[lead], 0)
 
     def state(self, s) -> State:
-        x, spec = self.config, self.spec
+        x = self.config
         return State([tk.rt_fl(x.part) for _ in range(x.waves * x.split)], s.pipe.ring(), s.pipe.ring(),
-                     [tk.rv() for _ in range(x.waves)], tk.cv(x.n) if self.early else None,
-                     ep.spread(-(-x.n // 64) * 64, tk.element_type(spec.bias)) if spec.bias else None)
+                     [tk.rv() for _ in range(x.waves)], tk.cv(x.n) if self.early else None)
 
     # ---- sums of all of K, scaled at the end ------------------------------------------------------
 
@@ -335,7 +331,7 @@ class Fp8Gemm:
             self.scale(g, u, part, factor, w, first, t)
             if const_expr(spec.bias is not None):
                 bias = tk.cv(self.panel)
-                ep.gather(bias, u.bias, first)
+                tk.load_cols(bias, g.bias, t.col * x.n + first, g.n)
                 tk.add_col(part, part, bias)
             activate(part, spec.activation, self.out)
             if const_expr(spec.out == "e4m3"):

@@ -17,6 +17,7 @@ class Held:
 
     panels: list  # of a finished tile, in 16 bits
     cols: Any  # scales of b's columns, a part in each lane; None where there are none
+    bias: Any  # likewise
 
 
 class SpreadFp8Gemm(Fp8Gemm):
@@ -56,7 +57,7 @@ class SpreadFp8Gemm(Fp8Gemm):
             self.load_row_scales(g, u, t, wg)
             ep.load_spread(h.cols, self.column_scales(g, t), t.col * self.config.n)
         if const_expr(self.spec.bias is not None):
-            ep.load_spread(u.bias, g.bias, t.col * self.config.n)
+            ep.load_spread(h.bias, g.bias, t.col * self.config.n)
         for _ in cutlass.range(first, self.steps(g, t), unroll=1):
             self.next_step(s, u, wg)
         tk.mma_wait(0)
@@ -66,7 +67,8 @@ class SpreadFp8Gemm(Fp8Gemm):
     def held(self) -> Held:
         x, spec = self.config, self.spec
         cols = ep.spread(x.n, Float32) if spec.scales == "row" else None
-        return Held([tk.rt(self.panel, self.out) for _ in range(x.waves * x.n // self.panel)], cols)
+        bias = ep.spread(x.n, tk.element_type(spec.bias)) if spec.bias else None
+        return Held([tk.rt(self.panel, self.out) for _ in range(x.waves * x.n // self.panel)], cols, bias)
 
     def next_step(self, s, u, wg):
         """See off a step of K and issue the next."""
@@ -121,8 +123,8 @@ class SpreadFp8Gemm(Fp8Gemm):
                 tk.mul_outer(part, part, u.rows[i // each], cols)
             elif factor is not None:
                 tk.mul(part, part, factor)
-            if u.bias is not None:
+            if h.bias is not None:
                 bias = tk.cv(self.panel)
-                ep.gather(bias, u.bias, i % each * self.panel)
+                ep.gather(bias, h.bias, i % each * self.panel)
                 tk.add_col(part, part, bias)
             tk.copy(panel, part)

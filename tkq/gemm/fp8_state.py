@@ -50,7 +50,6 @@ class State:
     done: tk.Ring  # the stage to release next
     rows: list  # scales of a's rows, for each wave
     cols: Any  # scales of b's columns, where they are fetched under the first product
-    bias: Any  # a part of the columns' in each lane; None where there is none
 
 
 # ---- what came in, as tensors --------------------------------------------------------------------

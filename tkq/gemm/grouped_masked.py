@@ -97,7 +97,7 @@ class MaskedGemm(GroupedGemm):
 
     def state(self, s) -> Masked:
         u = super().state(s)
-        return Masked(u.acc, u.full, u.done, u.rows, u.cols, u.bias, cute.make_rmem_tensor((2,), Int32))
+        return Masked(u.acc, u.full, u.done, u.rows, u.cols, cute.make_rmem_tensor((2,), Int32))
 
     def sum_all(self, g, s, u, t, wg):
         self.begin(u, t)
