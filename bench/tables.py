@@ -142,7 +142,8 @@ def _case_row(case: Case) -> tuple[str, ...]:
     ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
     found = rivals(case)
     if not found:
-        failed = [each.name for each in case.comparison.timings if not each.ok and each.name != case.ours and ops.is_rival(each.name)]
+        failed = [each.name for each in case.comparison.timings
+                  if not each.ok and each.name != case.ours and ops.is_rival(each.name)]
         return case.shape, ours, f"{', '.join(failed)} failed" if failed else "none timed", ""
     name = min(found, key=found.get)
     wanted = case.bound.against if case.bound else ()
