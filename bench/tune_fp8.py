@@ -132,6 +132,8 @@ PROMOTED = {
 }
 FAST |= {f"128x256 paced {pace}": PacedFp8Config.of(Fp8Config(lag=0, spread=1, pdl=True), pace)
          for pace in (4, 8, 16, 32)}
+PROMOTED |= {f"256 rolling 4 spread {n} pdl": replace(QUARTERS, spread=n) for n in (2, 4, 6, 8)}
+PROMOTED |= {f"192 rolling 8 spread {n} pdl": replace(ROLLING, spread=n) for n in (2, 4, 6)}
 PROMOTED |= {f"{name} paced {pace}": PacedFp8Config.of(config, pace) for pace in (4, 8, 16, 32) for name, config in (
     ("192", ROLLING), ("192 group 10", replace(ROLLING, group=10)), ("192 five", FIVE), ("256", QUARTERS))}
 SMALL = {

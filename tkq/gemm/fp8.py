@@ -43,6 +43,7 @@ class Fp8Gemm:
     """
 
     addressing = 40, 232  # registers of producer and consumer where addresses of scales take some
+    bias_ahead = True  # under the products; each panel of 32 columns waited for its own for 330 clocks
 
     def __init__(self, spec: Fp8Spec, config: Fp8Config):
         self.spec, self.config = spec, config.check(spec)
@@ -191,8 +192,8 @@ class Fp8Gemm:
         self.fall_behind(g, s, order, number, wg)
         while number < order.tasks:
             t = self.tile(g, s, order, number)
-            if const_expr(self.spec.bias is not None):  # under the products: each panel waited for its own 330 clocks
-                ep.load_spread(u.bias, g.bias, t.col * self.config.n)
+            if const_expr(self.bias_ahead):
+                self.load_bias(g, u, t)
             if const_expr(self.spec.promote):
                 self.sum_promoted(g, s, u, t, wg)
             else:
@@ -323,31 +324,53 @@ class Fp8Gemm:
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
         """The tile, panel by panel."""
         x, spec = self.config, self.spec
-        each = x.n // self.panel
+        if const_expr(not self.bias_ahead):
+            self.load_bias(g, u, t)
         if const_expr(spec.scales == "row" and not self.early):
             self.load_row_scales(g, u, t, wg)
         factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scales == "tensor") else None
         shrink = cute.arch.rcp_approx(g.out_scale[0]) if const_expr(spec.out == "e4m3") else None
-        for i in cutlass.range_constexpr(x.waves * each):
-            w, p = i // each, i % each
-            first = p * self.panel
-            part = tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.panel)
-            self.scale(g, u, part, factor, w, first, t)
-            if const_expr(spec.bias is not None):
-                bias = tk.cv(self.panel)
-                ep.gather(bias, u.bias, first)
-                tk.add_col(part, part, bias)
-            activate(part, spec.activation, self.out)
-            if const_expr(spec.out == "e4m3"):
-                tk.mul(part, part, shrink)
-            at = (t.row * (x.m // 64) + wg * x.waves + w, t.col * each + p)
-            if const_expr(spec.store == "tma"):
-                whole = const_expr(x.waves * each % x.panels == 0 or i > 0)
-                self.send(g, s, part, t, at, wg, (i % x.panels, x.panels - 1 if whole else 0))
-            elif const_expr(spec.out == "e4m3"):
-                store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.panel)
-            else:
-                tk.store_elements(g.c, part, at[0] * 64, at[1] * self.panel)
+        for i in cutlass.range_constexpr(x.waves * x.n // self.panel):
+            self.write_panel(g, s, u, t, i, wg, factor, shrink)
+
+    def write_panel(self, g, s, u, t, i, wg, factor, shrink):
+        """factor: of scales per tensor. shrink: one over that of e4m3."""
+        x, spec = self.config, self.spec
+        first, part, at = i * self.panel % x.n, self.panel_of(u, i), self.place(t, i, wg)
+        self.scale(g, u, part, factor, i * self.panel // x.n, first, t)
+        self.add_bias(u, part, first)
+        activate(part, spec.activation, self.out)
+        if spec.out == "e4m3":
+            tk.mul(part, part, shrink)
+        if spec.store == "tma":
+            self.send(g, s, part, t, at, wg, (i % x.panels, x.under_way(i, spec.out)))
+        elif spec.out == "e4m3":
+            store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.panel)
+        else:
+            tk.store_elements(g.c, part, at[0] * 64, at[1] * self.panel)
+
+    def load_bias(self, g, u, t):
+        if self.spec.bias is not None:
+            ep.load_spread(u.bias, g.bias, t.col * self.config.n)
+
+    def add_bias(self, u, part, first):
+        """To columns of the tile from ``first`` on."""
+        if self.spec.bias is not None:
+            bias = tk.cv(self.panel)
+            ep.gather(bias, u.bias, first)
+            tk.add_col(part, part, bias)
+
+    def panel_of(self, u, i):
+        """Panel i of a consumer's, as a view of its sums."""
+        x = self.config
+        w, first = i * self.panel // x.n, i * self.panel % x.n
+        return tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.panel)
+
+    def place(self, t, i, wg):
+        """Where it lies in C: (row, column) in panels."""
+        x = self.config
+        each = x.n // self.panel
+        return t.row * (x.m // 64) + wg * x.waves + i // each, t.col * each + i % each
 
     def scale(self, g, u, part, factor, w, first, t):
         if self.spec.scales == "tensor":
@@ -392,12 +415,18 @@ def operands(spec: Fp8Spec):
             fake.tensor(spec.out, (M, N), (fake.sym64(divisibility=unit), 1), align=unit * BYTES[spec.out]))
 
 
+def form(config: Fp8Config) -> type:
+    """The kernel that takes such a configuration."""
+    from .fp8_rolling import RollingFp8Gemm
+    from .fp8_rolling_spread import SpreadRollingFp8Gemm
+    from .fp8_spread import SpreadFp8Gemm
+
+    forms = (Fp8Gemm, RollingFp8Gemm), (SpreadFp8Gemm, SpreadRollingFp8Gemm)
+    return forms[config.spread > 0][config.rolling > 0]
+
+
 def build(spec: Fp8Spec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
     out_scale, 0 where there is none; how many blocks to launch."""
-    from .fp8_rolling import RollingFp8Gemm
-    from .fp8_spread import SpreadFp8Gemm
-
     scales = (Int64(1), Int64(1), Int64(1))
-    kernel = SpreadFp8Gemm if config.spread else RollingFp8Gemm if config.rolling else Fp8Gemm
-    return kernel(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))
+    return form(config)(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

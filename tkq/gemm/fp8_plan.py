@@ -105,7 +105,7 @@ def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, process
 
 def paced(config: Fp8Config, spec: Fp8Spec) -> PacedFp8Config:
     """The same tile, whose blocks keep pace."""
-    config = replace(config, group=PACED_BANDS.get(config.n, config.group))
+    config = replace(config, group=PACED_BANDS.get(config.n, config.group), spread=0 if config.rolling else config.spread)
     return PacedFp8Config.of(config, PACED.get((spec.scales, spec.promote), PacedFp8Config.pace))
 
 
@@ -141,7 +141,7 @@ def fitted(config: Fp8Config | NarrowFp8Config, spec: Fp8Spec) -> Fp8Config | Na
         config = replace(config, panel_bytes=min(config.panel_bytes, 64))
     while config.stages > 2 and config.shared_bytes(spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
-    return replace(config, spread=config.spread if can_spread(spec) else 0).check(spec)
+    return replace(config, spread=config.spread if can_spread(spec, config) else 0).check(spec)
 
 
 def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int,

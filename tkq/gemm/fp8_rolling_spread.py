@@ -1,0 +1,104 @@
+"""C = A @ B in float8, scaled by blocks: a tile's last panels are written under the next tile's first products."""
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Constexpr, Int32, const_expr
+
+from .. import tile as tk
+from . import epilogue_tile as ep
+from .fp8_rolling import RollingFp8Gemm
+from .fp8_state import Tile
+
+
+@dataclass(frozen=True)
+class Before:
+    """The tile before, the last panels of which are in the sums yet."""
+
+    tile: Tile
+    any: Boolean  # was there one?
+
+
+class SpreadRollingFp8Gemm(RollingFp8Gemm):
+    """As RollingFp8Gemm, but a tile's last ``spread`` panels stay where they are, in the sums, until the next tile's first
+    products come out to take their place. In quarters, eight panels, of which four stay:
+
+      time           ->
+      tensor cores  .. |             |x0      |y0      |z0      |w0      |x1 ..
+      consumer      .. |panels 0 .. 3|panel 4 |panel 5 |panel 6 |panel 7 |promote x1 ..
+                                        promote x0 promote y0 ..
+
+    Sums begin with the bias instead of zero, in the same step: it is there by then, and costs no instruction of its own.
+    """
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.stay = config.waves * config.n // self.panel - config.spread  # the first panel that does
+
+    @cute.jit
+    def consume(self, g, s: Constexpr, wg):
+        order, u = self.order(g, s), self.state(s)
+        first = order.first()
+        number, row, col = first, Int32(0), Int32(0)
+        self.fall_behind(g, s, order, number, wg)
+        while number < order.tasks:
+            t = self.tile(g, s, order, number)
+            self.load_bias(g, u, t)
+            self.sum_over(g, s, u, Before(Tile(row, col), number > first), t, wg)
+            self.write_panels(g, s, u, t, range(self.stay), wg)
+            row, col = t.row, t.col
+            number = order.following(number)
+        if number > first:
+            self.write_rest(g, s, u, Tile(row, col), wg)
+        tk.store_wait()
+
+    @cute.jit
+    def sum_over(self, g, s: Constexpr, u: Constexpr, before: Constexpr, t, wg):
+        """The tile's sums, over what is left of the one before."""
+        x, steps = self.config, self.steps(g, t)
+        part, rows = [tk.rt_fl(x.part) for _ in range(2)], [tk.rv() for _ in range(x.waves)]
+        if steps >= x.rolling:
+            self.roll(s, u, part, rows, wg, x.rolling, lambda i: self.under(g, s, u, before, i, wg))
+            self.go_on(s, u, part, rows, wg, steps - x.rolling)
+        else:
+            if before.any:
+                self.write_rest(g, s, u, before.tile, wg)
+            for p in cutlass.range_constexpr(x.waves * x.split):
+                self.begin(u, p)
+            self.go_on(s, u, part, rows, wg, steps)
+
+    @cute.jit
+    def under(self, g, s: Constexpr, u: Constexpr, before: Constexpr, i: Constexpr, wg):
+        """What is done under part i of the first steps. The branch is for the first tile, and for the assembler: without
+        it some of this comes between the part's wgmma, the last of which then is issued 200 instructions late."""
+        parts = self.config.waves * self.config.split
+        if const_expr(i < parts):
+            if before.any:
+                self.write_panels(g, s, u, before.tile, self.panels_under(i), wg)
+            self.begin(u, i)
+
+    def panels_under(self, i):
+        """Those that are written under part i: evenly, and each before its own part of the sums is begun."""
+        parts, spread = self.config.waves * self.config.split, self.config.spread
+        return [self.stay + j for j in range(spread) if j * parts // spread == i]
+
+    def begin(self, u, p):
+        """A part of the sums."""
+        x = self.config
+        tk.zero(u.acc[p])
+        if self.spec.bias is not None:
+            bias = tk.cv(x.part)
+            ep.gather(bias, u.bias, p % x.split * x.part)
+            for r in range(2):
+                u.acc[p].rows_view[r, None].store(bias.tensor.load())
+
+    def add_bias(self, u, part, first):
+        """It is in the sums."""
+
+    def write_panels(self, g, s, u, t, panels, wg):
+        for i in panels:
+            self.write_panel(g, s, u, t, i, wg, None, None)
+
+    @cute.jit
+    def write_rest(self, g, s: Constexpr, u: Constexpr, t, wg):
+        self.write_panels(g, s, u, t, range(self.stay, self.stay + self.config.spread), wg)
