@@ -62,6 +62,49 @@ def test_panels_cover_a_part(config):
         assert panel == 0 or (config.part % panel == 0 and 32 <= panel * BYTES[out] <= 128)
 
 
+@given(st.sampled_from((32, 64, 96, 128, 192, 256)), st.sampled_from((1, 2)), st.integers(1, 5), st.sampled_from(OUT))
+def test_a_buffer_is_written_when_its_store_has_read_it(n, waves, panels, out):
+    """Panels go out in their order, tile after tile; a thread waits until so many of its stores may be under way."""
+    config = Fp8Config(m=128 * waves, n=n, panels=panels)
+    order = [i for _ in range(4) for i in range(config.count(out))]
+    for at, i in enumerate(order):
+        mine = [j for j in range(at) if order[j] % panels == i % panels]
+        assert 0 <= config.under_way(i, out) < panels
+        assert not mine or at - 1 - mine[-1] >= config.under_way(i, out)
+        if len(order) > 3 * panels and config.count(out) % panels == 0:
+            assert config.under_way(i, out) == panels - 1  # no more is waited for than must be
+
+
+@pytest.mark.parametrize("config", (BLOCKS[0], PROMOTED[1]), ids=lambda x: x.name)
+def test_what_waits_is_written_before_its_sums_begin(config):
+    parts = config.waves * config.split
+    for out in ("bf16", "fp32"):
+        for n in range(config.count(out) + 1):
+            some = replace(config, spread=n)
+            under = [some.panels_under(i, out) for i in range(parts)]
+            assert list(itertools.chain(*under)) == list(range(config.count(out) - n, config.count(out)))  # each once, in their order
+            assert all(j * config.panel(out) // config.part >= i for i in range(parts) for j in under[i])
+            assert max(map(len, under)) - min(map(len, under)) <= 1
+            assert some.check(Fp8Spec(out=out, scales="block", promote=True)).spread == n
+        with pytest.raises(ValueError, match="fp8_gemm: spread does not fit"):
+            replace(config, spread=config.count(out) + 1).check(Fp8Spec(out=out, scales="block", promote=True))
+
+
+def test_what_waits():
+    """Of sums that are promoted, where a curved activation would keep the tensor cores waiting."""
+    block = Fp8Spec(scales="block", promote=True)
+    for activation, spread in ((None, 0), ("relu", 0), ("gelu", 4), ("silu", 4)):
+        assert plan(replace(block, activation=activation), 4096, 4096, 4096, 132).spread == spread
+    gelu = replace(block, activation="gelu")
+    assert plan(replace(gelu, out="fp32"), 4096, 4096, 4096, 132).spread == 8
+    assert plan(gelu, 8192, 8192, 8192, 132).spread == 3
+    for spec in (replace(gelu, out="e4m3"), replace(gelu, store="elements")):
+        assert plan(spec, 4096, 4096, 4096, 132).spread == 0
+    assert plan(gelu, 16384, 16384, 16384, 132).spread == 0  # pace
+    with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
+        PacedFp8Config.of(replace(BLOCKS[0], spread=4)).check(block)
+
+
 EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (None, "gelu_tanh"))
 COVERED = frozenset().union(*(traits(*kernel.recipe.args) for kernel in shipped()))
 

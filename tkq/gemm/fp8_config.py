@@ -20,8 +20,8 @@ class Fp8Config:
     lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
-    if it is 2 or 4 and there is an activation, a half or a quarter of one. Where tiles roll: so many panels wait, in the
-    sums, and are written under the next tile's first step.
+    if it is 2 or 4 and there is an activation, a half or a quarter of one. Where tiles roll: so many panels wait, in
+    the sums, and are written under the next tile's first step.
     Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: one part of
     a step is multiplied while the one before is promoted, so many steps long, for scales by blocks.
     """
@@ -72,12 +72,22 @@ class Fp8Config:
         fits = [width for width in widths if self.part % width == 0]
         return fits[0] if fits else 0
 
+    def count(self, out: str) -> int:
+        """Panels of a consumer's part of a tile."""
+        return self.waves * self.n // self.panel(out)
+
     def under_way(self, i: int, out: str) -> int:
         """How many stores may be reading their buffers still when panel i of a tile is written to its own, i % panels:
         those that came after its last one. Panels are stored in their order, tile after tile."""
-        count = self.waves * self.n // self.panel(out)
+        count = self.count(out)
         last = max((j for j in range(count) if j % self.panels == i % self.panels), default=i)
         return self.panels - 1 if i >= self.panels else min(self.panels - 1, count - 1 - last + i)
+
+    def panels_under(self, i: int, out: str) -> list[int]:
+        """Of the ``spread`` last panels, where tiles roll: those that are written under part i of the next tile's first
+        step. Evenly, and each before its own part of the sums is begun."""
+        parts, count = self.waves * self.split, self.count(out)
+        return [count - self.spread + j for j in range(self.spread) if j * parts // self.spread == i]
 
     def scales(self, spec: Fp8Spec) -> int:
         """Scales in a stage."""
@@ -106,7 +116,7 @@ class Fp8Config:
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
-            "spread": self.spread in (0, 1, 2, 4, 6, 8) and (not self.spread or can_spread(spec, self)),
+            "spread": not self.spread or can_spread(spec, self),
             "split": self.split == 1 or spec.promote,
             "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split in (2, 4)),
         }
@@ -120,10 +130,10 @@ class Fp8Config:
 
 
 def can_spread(spec: Fp8Spec, config: Fp8Config) -> bool:
-    """May panels wait: in registers of their own, in 16 bits, beside sums that are not promoted; or in the sums, until
-    their places are taken in the first steps that roll?"""
+    """May so many panels wait: in registers of their own, in 16 bits, beside sums that are not promoted; or in the
+    sums, until their places are taken in the first steps that roll?"""
     if spec.store != "tma" or spec.out == "e4m3":
         return False
     if spec.promote:
-        return bool(config.rolling and config.spread <= config.waves * config.n // config.panel(spec.out))
-    return BYTES[spec.out] == 2 and config.lag == 0 and config.n % 64 == 0
+        return bool(config.rolling and 0 <= config.spread <= config.count(spec.out))
+    return config.spread in (0, 1, 2, 4) and BYTES[spec.out] == 2 and config.lag == 0 and config.n % 64 == 0

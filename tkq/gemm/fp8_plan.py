@@ -105,7 +105,8 @@ def needs_pace(config: Fp8Config, spec: Fp8Spec, M: int, N: int, K: int, process
 
 def paced(config: Fp8Config, spec: Fp8Spec) -> PacedFp8Config:
     """The same tile, whose blocks keep pace."""
-    config = replace(config, group=PACED_BANDS.get(config.n, config.group), spread=0 if config.rolling else config.spread)
+    config = replace(config, group=PACED_BANDS.get(config.n, config.group),
+                     spread=0 if config.rolling else config.spread)
     return PacedFp8Config.of(config, PACED.get((spec.scales, spec.promote), PacedFp8Config.pace))
 
 
@@ -118,8 +119,13 @@ def round_bytes(config: Fp8Config, M: int, N: int, K: int, processors: int) -> i
 
 
 def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
-    """Of an activation that takes longer than a step, a quarter of a panel's under each."""
-    return replace(config, spread=4) if config.spread and spec.activation not in (None, "relu") else config
+    """Of an activation that takes longer than a step, a quarter of a panel's under each; where tiles roll, half of the
+    panels under the next tile's first step."""
+    if spec.activation in (None, "relu"):
+        return config
+    if config.rolling:
+        return replace(config, spread=0 if isinstance(config, PacedFp8Config) else config.count(spec.out) // 2)
+    return replace(config, spread=4) if config.spread else config
 
 
 def of_use(config: Fp8Config, M: int, N: int) -> bool:
@@ -163,10 +169,10 @@ def recipe_of(spec: Fp8Spec, config: Fp8Config) -> Recipe:
 def expectation(spec: Fp8Spec, config: Fp8Config) -> Expectation:
     """What the machine code must show: no product waited for one by one, TMA in and out."""
     parts = config.waves * config.split
-    steps = 1 if spec.promote else 2  # the first step of a tile is its own
+    steps = 1 + config.rolling if spec.promote else 2  # the first step of a tile is its own
     if config.spread:
-        steps += config.waves * config.n // config.panel(spec.out) * (config.spread if spec.activation else 1)
-    products = 4 * parts * (steps + config.rolling)
+        steps += steps if config.rolling else config.count(spec.out) * (config.spread if spec.activation else 1)
+    products = 4 * parts * steps
     wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else "UTMASTG"]
     wanted += ["UTMALDG.2D.MULTICAST"] * (config.cluster > 1) + ["LDGSTS"] * spec.per_step
     wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedFp8Config)
@@ -211,7 +217,9 @@ def shipped() -> list[Shipped]:
     cases += [(Fp8Spec(a=a, b=b, scales="tensor"), FAST[0]) for a, b in (("e5m2", "e4m3"), ("e4m3", "e5m2"))]
     cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[0]) for x in ACTIVATIONS]
     cases += [(Fp8Spec(scales="row", bias="bf16", activation=x), FAST[1]) for x in ("relu", "gelu")]
-    cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation="gelu"), BLOCKS[0])]
+    cases += [(Fp8Spec(scales="block", promote=True, bias="bf16", activation="gelu", store=store), tile)
+              for tile in (BLOCKS[0], PROMOTED[1]) for store in ("tma", "elements")]
+    cases += [(Fp8Spec(out="fp32", scales="block", promote=True), tile) for tile in (BLOCKS[0], PROMOTED[1])]
     cases += [(Fp8Spec(out="e4m3", scales="row", bias="bf16", activation="gelu"), FAST[0])]
     cases += [(spec, paced(tile, spec)) for spec, tile in every
               if tile.cluster > 1 and tile not in SMALL and spec.scales != "line"]

@@ -20,20 +20,20 @@ class Before:
 
 
 class SpreadRollingFp8Gemm(RollingFp8Gemm):
-    """As RollingFp8Gemm, but a tile's last ``spread`` panels stay where they are, in the sums, until the next tile's first
-    products come out to take their place. In quarters, eight panels, of which four stay:
+    """As RollingFp8Gemm, but a tile's last ``spread`` panels stay where they are, in the sums, until the next tile's
+    first products come out to take their place. In quarters, eight panels, of which four stay:
 
       time           ->
       tensor cores  .. |             |x0      |y0      |z0      |w0      |x1 ..
       consumer      .. |panels 0 .. 3|panel 4 |panel 5 |panel 6 |panel 7 |promote x1 ..
                                         promote x0 promote y0 ..
 
-    Sums begin with the bias instead of zero, in the same step: it is there by then, and costs no instruction of its own.
+    Sums begin with the bias instead of zero, in the same step: it is there by then, and costs no additions.
     """
 
     def __init__(self, spec, config):
         super().__init__(spec, config)
-        self.stay = config.waves * config.n // self.panel - config.spread  # the first panel that does
+        self.stay = config.count(spec.out) - config.spread  # the first panel that does
 
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
@@ -69,18 +69,13 @@ class SpreadRollingFp8Gemm(RollingFp8Gemm):
 
     @cute.jit
     def under(self, g, s: Constexpr, u: Constexpr, before: Constexpr, i: Constexpr, wg):
-        """What is done under part i of the first steps. The branch is for the first tile, and for the assembler: without
-        it some of this comes between the part's wgmma, the last of which then is issued 200 instructions late."""
-        parts = self.config.waves * self.config.split
-        if const_expr(i < parts):
+        """What is done under part i of the first steps. The branch is for the first tile, and for the assembler:
+        without it some of this comes between the part's wgmma, the last of which is issued 200 instructions late."""
+        x = self.config
+        if const_expr(i < x.waves * x.split):
             if before.any:
-                self.write_panels(g, s, u, before.tile, self.panels_under(i), wg)
+                self.write_panels(g, s, u, before.tile, x.panels_under(i, self.spec.out), wg)
             self.begin(u, i)
-
-    def panels_under(self, i):
-        """Those that are written under part i: evenly, and each before its own part of the sums is begun."""
-        parts, spread = self.config.waves * self.config.split, self.config.spread
-        return [self.stay + j for j in range(spread) if j * parts // spread == i]
 
     def begin(self, u, p):
         """A part of the sums."""

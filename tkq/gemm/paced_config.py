@@ -39,8 +39,8 @@ class PacedConfig(Config):
 
 @dataclass(frozen=True)
 class PacedFp8Config(Fp8Config):
-    """An ``Fp8Config``, and pace, as above. Not of scales by lines: their addresses leave the producer no registers. Not
-    of tiles that roll and whose last panels wait, either: pace leaves the consumers 8 registers fewer."""
+    """An ``Fp8Config``, and pace, as above. Not of scales by lines: their addresses leave the producer no registers.
+    Nor of tiles that roll and whose last panels wait: pace leaves the consumers 8 registers fewer."""
 
     pace: int = 16
 
