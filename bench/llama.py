@@ -116,18 +116,21 @@ class Steps:
 
     def case(self, section: str, rounds: int) -> Case:
         runs, notes, failed = self.runs(section), {}, []
+        say = lambda run, what: print(f"{section}: {run.name}: {what}; {time.perf_counter() - self.begin:.0f} s since "
+                                      "the beginning", flush=True)
         for run in list(runs):
+            say(run, "first steps")
             try:
                 for _ in range(2):
                     run.step(self.batches[0], self.optimizer)
                 most = llama_train.memory(run, self.batches[0], self.optimizer)
                 notes[run.name] = f"{most / 2**30:.2f} GiB at most"
-                print(f"{section}: {run.name}: {notes[run.name]}; {time.perf_counter() - self.begin:.0f} s since the "
-                      "beginning", flush=True)
+                say(run, notes[run.name])
             except Exception as problem:
                 runs.remove(run)
                 self.optimizer.zero_grad()
                 failed.append(timing.Timing(run.name, "failed", note=f"{type(problem).__name__}: {str(problem)[:300]}"))
+                say(run, failed[-1].note)
         hosts, before = {run.name: [] for run in runs}, torch.cuda.memory_stats()
         with readings() as read:
             found = llama_train.time_steps(runs, self.batches, self.optimizer, rounds, hosts=hosts)

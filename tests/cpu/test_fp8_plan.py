@@ -82,7 +82,7 @@ def test_what_waits_is_written_before_its_sums_begin(config):
         for n in range(config.count(out) + 1):
             some = replace(config, spread=n)
             under = [some.panels_under(i, out) for i in range(parts)]
-            assert list(itertools.chain(*under)) == list(range(config.count(out) - n, config.count(out)))  # each once, in their order
+            assert list(itertools.chain(*under)) == list(range(config.count(out) - n, config.count(out)))  # in order
             assert all(j * config.panel(out) // config.part >= i for i in range(parts) for j in under[i])
             assert max(map(len, under)) - min(map(len, under)) <= 1
             assert some.check(Fp8Spec(out=out, scales="block", promote=True)).spread == n
