@@ -52,7 +52,8 @@ class Fp8Gemm:
         self.a_tile, self.b_tile = tk.st(x.m, STEP, self.a_dtype), tk.st(x.n, STEP, self.b_dtype)
         self.mm, self.mma = tk.mm_ABt, tk.mma_ABt
         self.panel = x.panel(spec.out) if spec.store == "tma" else math.gcd(64, x.part)
-        self.c_tile = tk.st(64, self.panel, self.out) if spec.store == "tma" else None
+        self.stores = 4 if x.by_warp else 1  # of a panel
+        self.c_tile = tk.st(64 // self.stores, self.panel, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
         self.early = spec.scales == "row" and not spec.promote
 
@@ -115,7 +116,7 @@ class Fp8Gemm:
         return Shared(
             a=al.tile(a, self.a_tile.bytes // a.bytes * x.stages),
             b=al.tile(b, self.b_tile.bytes // b.bytes * x.stages),
-            c=al.tile(self.c_tile, x.panels * x.consumers) if spec.store == "tma" else None,
+            c=al.tile(self.c_tile, self.stores * x.panels * x.consumers) if spec.store == "tma" else None,
             scales=al.vector(x.scales(spec), x.stages) if spec.per_step else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster,
                          copies=32 if spec.per_step else 0))
@@ -388,16 +389,26 @@ class Fp8Gemm:
         """buffers: (which of the consumer's, how many stores may be under way when it is used again)."""
         buffer, under_way = buffers
         tk.store_wait(under_way)
-        tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
-        number = wg * self.config.panels + buffer
+        self.meet(wg)
+        number, panels = wg * self.config.panels + buffer, s.c.stacked(self.stores)
         if const_expr(self.spec.out == "e4m3"):
-            store_e4m3(pairs_of(s.c)[number], part)
+            store_e4m3(pairs_of(panels)[number], part)
         else:
-            tk.store(s.c[number], part)
+            tk.store(panels[number], part)
         tk.publish()
-        tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
-        if tk.first_warp_of_group():
+        self.meet(wg)
+        if const_expr(self.config.by_warp):
+            warp = tk.warp_id() % 4
+            self.store_panel(g, s.c[4 * number + warp], t, (4 * at[0] + warp, at[1]))
+        elif tk.first_warp_of_group():
             self.store_panel(g, s.c[number], t, at)
+
+    def meet(self, wg):
+        """Those who write a store's rows."""
+        if self.config.by_warp:
+            cute.arch.sync_warp()
+        else:
+            tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
 
     def store_panel(self, g, panel, t, at):
         """at: (row, column) in panels."""

@@ -17,7 +17,7 @@ class Fp8Config:
     stages: of a and b in shared memory. cluster: so many blocks lie one above the other and share B's tiles or, with
     ``across``, side by side and share A's. group: columns of tiles to a band of the tile order. panels: buffers of a
     consumer's output, each at most panel_bytes of 64 rows. pdl: the launch lies under the end of the kernel before.
-    lead: stages by which the first consumer starts before the second, so that one's epilogue
+    by_warp: each warp stores its own 16 rows of a panel, and waits for no other. lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
     if it is 2 or 4 and there is an activation, a half or a quarter of one. Where tiles roll: so many panels wait, in
@@ -41,6 +41,7 @@ class Fp8Config:
     spread: int = 0
     split: int = 1
     rolling: int = 0
+    by_warp: bool = False
 
     @property
     def name(self) -> str:
@@ -48,7 +49,7 @@ class Fp8Config:
         words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
         words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
         words += [f"split{self.split}"] * (self.split > 1)
-        words += [f"rolling{self.rolling}"] * (self.rolling > 0)
+        words += [f"rolling{self.rolling}"] * (self.rolling > 0) + ["by_warp"] * self.by_warp
         return "_".join(words)
 
     @property
