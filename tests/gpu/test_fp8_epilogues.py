@@ -15,7 +15,7 @@ ROLLING = (BLOCKS[0], PROMOTED[1])
 # (kind, tile): each kind's, with as many panels waiting for the next tile as there may, and with none
 TILES = [("row", tile) for tile in (*FAST, SMALL[0], replace(FAST[0], spread=0))]
 TILES += [("block", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
-TILES += [("block", replace(tile, spread=n)) for tile in ROLLING for n in (1, tile.n // 64, tile.n // 32)]
+TILES += [("block", replace(tile, spread=n)) for tile in ROLLING for n in (1, tile.n // 48, tile.n // 32)]
 TILES += [("line", PROMOTED[1]), ("row", PacedFp8Config.of(FAST[0])), ("block", PacedFp8Config.of(PROMOTED[1], 8)),
           ("block", PacedFp8Config.of(BLOCKS[0], 8))]
 # One tile and several, that end anywhere; sums of fewer steps than roll, of as many, and of more
