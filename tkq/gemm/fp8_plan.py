@@ -119,8 +119,8 @@ def round_bytes(config: Fp8Config, M: int, N: int, K: int, processors: int) -> i
 
 
 def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
-    """Of an activation that takes longer than a step, a quarter of a panel's under each; where tiles roll, two thirds of
-    the panels under the next tile's first step: with fewer, or all, 192 columns spill."""
+    """Of an activation that takes longer than a step, a quarter of a panel's under each; where tiles roll, two thirds
+    of the panels under the next tile's first step: with fewer, or all, 192 columns spill."""
     if spec.activation in (None, "relu"):
         return config
     if config.rolling:
