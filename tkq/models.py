@@ -163,7 +163,7 @@ def _attention(m, batch, rows, keys, training):
     new_k, half, ends = _new(batch, rows, m.kv_heads, m.head_dim), m.head_dim // 2, _new(3, dtype="int32")
     for cos in (_new(rows, half, dtype="float32"), _new(rows, half), _new(1, rows, half)):  # the last: transformers'
         yield "rope", lambda cos=cos: _run(lambda q, k: tkq.rope_qk(q, k, cos, cos), training, q, new_k)
-    for window in {None, m.window}:
+    for window in dict.fromkeys((None, m.window)):
         how = dict(causal=True, softcap=m.score_cap, window_size=(-1 if window is None else window - 1, 0))
         yield "flash_attn", lambda how=how: _run(lambda *qkv: tkq.flash_attn(*qkv, **how), training, q, k, k)
         if rows > 1:

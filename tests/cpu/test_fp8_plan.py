@@ -25,6 +25,7 @@ from tkq.gemm.fp8_plan import (
     traits,
 )
 from tkq.gemm.fp8_spec import BYTES, OUT, SCALES, Fp8Spec, granularity
+from tkq.gemm.grouped_spec import GroupedSpec
 from tkq.gemm.paced_config import PacedFp8Config
 
 SPECS = [Fp8Spec(out=out, scales=s, promote=p, store=store) for out in OUT for s in SCALES
@@ -93,16 +94,31 @@ def test_what_waits_is_written_before_its_sums_begin(config):
 def test_what_waits():
     """Of sums that are promoted, where a curved activation would keep the tensor cores waiting."""
     block = Fp8Spec(scales="block", promote=True)
-    for activation, spread in ((None, 0), ("relu", 0), ("gelu", 4), ("silu", 4)):
+    for activation, spread in ((None, 0), ("relu", 0), ("gelu", 5), ("silu", 5)):
         assert plan(replace(block, activation=activation), 4096, 4096, 4096, 132).spread == spread
     gelu = replace(block, activation="gelu")
-    assert plan(replace(gelu, out="fp32"), 4096, 4096, 4096, 132).spread == 8
-    assert plan(gelu, 8192, 8192, 8192, 132).spread == 3
+    assert plan(replace(gelu, out="fp32"), 4096, 4096, 4096, 132).spread == 10
+    assert plan(gelu, 8192, 8192, 8192, 132).spread == 4
     for spec in (replace(gelu, out="e4m3"), replace(gelu, store="elements")):
         assert plan(spec, 4096, 4096, 4096, 132).spread == 0
     assert plan(gelu, 16384, 16384, 16384, 132).spread == 0  # pace
     with pytest.raises(ValueError, match="fp8_gemm: pace does not fit"):
         PacedFp8Config.of(replace(BLOCKS[0], spread=4)).check(block)
+
+
+def test_what_cannot_wait():
+    """Nothing that another kernel would take for something else: sums of groups do not roll."""
+    grouped, lines = GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"), Fp8Spec(scales="line", promote=True)
+    rolls = replace(PROMOTED[1], panels=1, spread=3)
+    for spec, config in ((grouped, rolls), (grouped, replace(rolls, spread=0)), (lines, rolls),
+                         (Fp8Spec(scales="block", promote=True), Fp8Config(m=256, n=24, rolling=4, spread=1)),
+                         (grouped, Fp8Config(split=2, panel_bytes=64, spread=1, lag=0))):
+        with pytest.raises(ValueError, match="fp8_gemm: (spread|rolling|n) does not fit"):
+            config.check(spec)
+    assert not candidates.fits("grouped_gemm", rolls, grouped, 256)
+    gelu = Fp8Spec(scales="block", promote=True, activation="gelu")
+    tried = [x for x in candidates.of_fp8_gemm(gelu, 4096, 4096, 4096, 132) if x.rolling == 4]
+    assert {x.spread for x in tried} == {0, 5} and {x.group for x in tried if x.spread} >= {4, 16}
 
 
 EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (None, "gelu_tanh"))

@@ -1,6 +1,10 @@
 """The machine code of every kernel that tkq ships: no spills, tensor cores not serialised, wide accesses, budgets.
 
 By default the kernels that stand for the others; all of them with --all-kernels."""
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tkq import catalog
@@ -34,6 +38,14 @@ def test_every_expectation_asks_for_something():
         wanted = kernel.expectation
         assert wanted.tensor or wanted.instructions, kernel.name
         assert wanted.local_memory == 0, kernel.name
+
+
+def test_every_process_has_them_in_the_same_order():
+    """As pytest-xdist asks of its workers. A set's order depends on the process."""
+    names = "from tkq import catalog; print(*(kernel.name for kernel in catalog.shipped()))"
+    seen = [subprocess.run([sys.executable, "-c", names], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
+                           capture_output=True, text=True).stdout.split() for seed in "123"]
+    assert seen == [[kernel.name for kernel in catalog.shipped()]] * 3
 
 
 def test_select():

@@ -87,7 +87,7 @@ def _masks():
 def of_models():
     """As training asks for it."""
     for model, varlen, length in itertools.product(MODELS.values(), (False, True), LENGTHS):
-        for left in {None, model.left}:
+        for left in dict.fromkeys((None, model.left)):  # a set has another order in each process
             spec = AttentionSpec("bf16", model.dims[0], True, True, model.dims[1], left is not None,
                                  softcap=model.softcap, sinks=model.sinks, varlen=varlen, far=left == "far")
             yield spec, length, False

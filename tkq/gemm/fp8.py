@@ -43,7 +43,8 @@ class Fp8Gemm:
     """
 
     addressing = 40, 232  # registers of producer and consumer where addresses of scales take some
-    bias_ahead = True  # under the products; each panel of 32 columns waited for its own for 330 clocks
+    # Under the products: each panel of 32 columns waited for its own for 330 clocks. (Where tiles spread it always is.)
+    bias_ahead = True
 
     def __init__(self, spec: Fp8Spec, config: Fp8Config):
         self.spec, self.config = spec, config.check(spec)

@@ -81,7 +81,7 @@ class Fp8Config:
         """How many stores may be reading their buffers still when panel i of a tile is written to its own, i % panels:
         those that came after its last one. Panels are stored in their order, tile after tile."""
         count = self.count(out)
-        last = max((j for j in range(count) if j % self.panels == i % self.panels), default=i)
+        last = max(j for j in range(count) if j % self.panels == i % self.panels)
         return self.panels - 1 if i >= self.panels else min(self.panels - 1, count - 1 - last + i)
 
     def panels_under(self, i: int, out: str) -> list[int]:
@@ -117,9 +117,9 @@ class Fp8Config:
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
-            "spread": not self.spread or can_spread(spec, self),
+            "spread": not self.spread or (can_spread(spec, self) and spread_fits(spec, self)),
             "split": self.split == 1 or spec.promote,
-            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split in (2, 4)),
+            "rolling": not self.rolling or (spec.rolls and self.waves * self.split in (2, 4)),
         }
         for name, kept in rules.items():
             if not kept:
@@ -131,10 +131,15 @@ class Fp8Config:
 
 
 def can_spread(spec: Fp8Spec, config: Fp8Config) -> bool:
-    """May so many panels wait: in registers of their own, in 16 bits, beside sums that are not promoted; or in the
-    sums, until their places are taken in the first steps that roll?"""
+    """May panels wait: in registers of their own, in 16 bits, beside sums that are not promoted; or in the sums, until
+    their places are taken in the first steps that roll?"""
     if spec.store != "tma" or spec.out == "e4m3":
         return False
+    return spec.rolls and config.rolling > 0 if spec.promote else BYTES[spec.out] == 2
+
+
+def spread_fits(spec: Fp8Spec, config: Fp8Config) -> bool:
+    """So many of them?"""
     if spec.promote:
-        return bool(config.rolling and 0 <= config.spread <= config.count(spec.out))
-    return config.spread in (0, 1, 2, 4) and BYTES[spec.out] == 2 and config.lag == 0 and config.n % 64 == 0
+        return config.panel(spec.out) > 0 and 0 <= config.spread <= config.count(spec.out)
+    return config.spread in (0, 1, 2, 4) and config.lag == 0 and config.n % 64 == 0

@@ -119,12 +119,12 @@ def round_bytes(config: Fp8Config, M: int, N: int, K: int, processors: int) -> i
 
 
 def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
-    """Of an activation that takes longer than a step, a quarter of a panel's under each; where tiles roll, half of the
-    panels under the next tile's first step."""
+    """Of an activation that takes longer than a step, a quarter of a panel's under each; where tiles roll, two thirds
+    of the panels under the next tile's first step: with fewer, or all, 192 columns spill."""
     if spec.activation in (None, "relu"):
         return config
     if config.rolling:
-        return replace(config, spread=0 if isinstance(config, PacedFp8Config) else config.count(spec.out) // 2)
+        return replace(config, spread=0 if isinstance(config, PacedFp8Config) else config.count(spec.out) * 2 // 3)
     return replace(config, spread=4) if config.spread else config
 
 

@@ -65,7 +65,8 @@ class SpreadRollingFp8Gemm(RollingFp8Gemm):
                 self.write_rest(g, s, u, before.tile, wg)
             for p in cutlass.range_constexpr(x.waves * x.split):
                 self.begin(u, p)
-            self.go_on(s, u, part, rows, wg, steps)
+            for _ in cutlass.range(steps, unroll=1):
+                self.roll(s, u, part, rows, wg, 1)
 
     @cute.jit
     def under(self, g, s: Constexpr, u: Constexpr, before: Constexpr, i: Constexpr, wg):

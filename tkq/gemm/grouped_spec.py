@@ -37,6 +37,7 @@ class GroupedSpec:
     bias = None
     activation = None
     store = "tma"
+    rolls = False
 
     def __post_init__(self):
         narrow = self.a in FP8
