@@ -19,11 +19,13 @@ TILES += [("block", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
 TILES += [*WAITING, *(("block", replace(tile, spread=n)) for tile in ROLLING for n in (1, tile.n // 32))]
 TILES += [("line", PROMOTED[1]), ("row", PacedFp8Config.of(FAST[0])), ("block", PacedFp8Config.of(PROMOTED[1], 8)),
           ("block", PacedFp8Config.of(BLOCKS[0], 8))]
+TILES += [(kind, replace(tile, by_warp=True)) for kind, tile in (
+    ("row", FAST[0]), ("row", FAST[1]), ("row", replace(FAST[0], spread=0)), ("block", BLOCKS[0]), *WAITING)]
 CURVES = [(*each, "gelu") for each in TILES] + [
     (*each, curve) for each in (*WAITING, ("row", with_epilogue(FAST[0], Fp8Spec(activation="silu"))))
     for curve in ("silu", "gelu_tanh")]
 # One tile and several, that end anywhere; sums of fewer steps than roll, of as many (4 and 8), and of more
-SIZES = ((1, 16, 16), (129, 136, 272), (700, 1048, 1168), (513, 776, 512), (300, 528, 1024), (257, 528, 2048))
+SIZES = ((1, 16, 16), (145, 136, 272), (700, 1048, 1168), (513, 776, 512), (300, 528, 1024), (257, 528, 2048))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "e4m3": E4M3}
 POISON = -77.0
 
@@ -85,7 +87,7 @@ def test_results_that_wait(tile, out):
         check_curve(*run("block", tile, size, "bf16", "gelu", out), f"{tile.name} {size}")
 
 
-@pytest.mark.parametrize("tile", ROLLING, ids=name)
+@pytest.mark.parametrize("tile", (*ROLLING, replace(BLOCKS[0], by_warp=True)), ids=name)
 def test_results_that_do_not(tile):
     """In e4m3, and in rows that TMA cannot store."""
     for m, n, k in SIZES[2:5]:

@@ -17,13 +17,14 @@ class Fp8Config:
     stages: of a and b in shared memory. cluster: so many blocks lie one above the other and share B's tiles or, with
     ``across``, side by side and share A's. group: columns of tiles to a band of the tile order. panels: buffers of a
     consumer's output, each at most panel_bytes of 64 rows. pdl: the launch lies under the end of the kernel before.
-    by_warp: each warp stores its own 16 rows of a panel, and waits for no other. lead: stages by which the first consumer starts before the second, so that one's epilogue
+    lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
     if it is 2 or 4 and there is an activation, a half or a quarter of one. Where tiles roll: so many panels wait, in
     the sums, and are written under the next tile's first step.
     Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: one part of
     a step is multiplied while the one before is promoted, so many steps long, for scales by blocks.
+    by_warp: each warp stores its own 16 rows of a panel, and waits for no other.
     """
 
     m: int = 128
@@ -118,6 +119,7 @@ class Fp8Config:
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
             "spread": not self.spread or (can_spread(spec, self) and spread_fits(spec, self)),
+            "by_warp": not self.by_warp or spec.store == "tma",
             "split": self.split == 1 or spec.promote,
             "rolling": not self.rolling or (spec.rolls and self.waves * self.split in (2, 4)),
         }

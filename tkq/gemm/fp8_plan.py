@@ -147,7 +147,8 @@ def fitted(config: Fp8Config | NarrowFp8Config, spec: Fp8Spec) -> Fp8Config | Na
         config = replace(config, panel_bytes=min(config.panel_bytes, 64))
     while config.stages > 2 and config.shared_bytes(spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
-    return replace(config, spread=config.spread if can_spread(spec, config) else 0).check(spec)
+    return replace(config, spread=config.spread if can_spread(spec, config) else 0,
+                   by_warp=config.by_warp and spec.store == "tma").check(spec)
 
 
 def launch(spec: Fp8Spec, M: int, N: int, K: int, processors: int,
