@@ -132,7 +132,7 @@ PROMOTED = {
 }
 FAST |= {f"128x256 paced {pace}": PacedFp8Config.of(Fp8Config(lag=0, spread=1, pdl=True), pace)
          for pace in (4, 8, 16, 32)}
-PROMOTED |= {f"256 rolling 4 spread {n} pdl": replace(QUARTERS, spread=n) for n in (2, 4, 6, 8)}
+PROMOTED |= {f"256 rolling 4 spread {n} pdl": replace(QUARTERS, spread=n) for n in (2, 4, 5, 6, 8)}
 PROMOTED |= {f"192 rolling 8 spread {n} pdl": replace(ROLLING, spread=n) for n in (2, 4, 6)}
 PROMOTED |= {name.replace(" pdl", " by warp pdl"): replace(config, by_warp=True) for name, config in PROMOTED.items()
              if "rolling" in name and "pdl" in name}

@@ -38,8 +38,8 @@ class Fp8Gemm:
       full[i]    1 arrival, the producer's, and the bytes of both tiles; with scales of a step 32 more, each when a
                  lane's 4-byte copies have landed: scales of any order of memory and any M
       empty[i]   one arrival a consumer warp: 4 x consumers, from each block of the cluster
-    Each consumer's panels of C: its own named barrier twice a panel (written by all, sent by one warp) or, by_warp, none
-    (16 rows are a warp's own), TMA's own count of stores under way for using a buffer again.
+    Each consumer's panels of C: its own named barrier twice a panel (written by all, sent by one warp), none where each
+    warp stores its own 16 rows; TMA's own count of stores under way for using a buffer again.
     """
 
     addressing = 40, 232  # registers of producer and consumer where addresses of scales take some
