@@ -26,13 +26,15 @@ def torch_mm(kind: str) -> Callable:
 
 
 def torch_scales(kind: str, scale_a, scale_b):
-    """The same scales in the order of memory that torch takes them: the first that it does not refuse."""
+    """The same scales in the orders of memory, or b's by columns, of which torch takes the first that it does not
+    refuse."""
     if kind not in ("block", "line"):
         return [(scale_a, scale_b)]
     tall = scale_a.t().contiguous().t()
+    tall = tall.as_strided(tall.shape, (1, tall.shape[0]))  # of one row, too
     down, across = scale_b.t().contiguous().t(), scale_b.contiguous()
     padded = F.pad(scale_b, (0, 0, 0, -scale_b.shape[0] % 4)).t().contiguous().t()
-    return [(tall, down), (tall, across), (tall, padded)]
+    return [(tall, down), (tall, across), (tall, padded), (tall, across.t()), (tall, down.t())]
 
 
 _order: dict = {}  # kind -> which of torch_scales torch takes on this machine

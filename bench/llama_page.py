@@ -93,13 +93,15 @@ def decoding(report: Report) -> str:
 
 
 def profile(found: dict) -> str:
-    """Kernels of one step; of a kernel that begins before the one ahead ends, time counts double."""
+    """Kernels of one step."""
     names = [name for name in PROFILED if name in found]
     rows = [(kind, *(f"{found[name]['ms'][kind]:.1f}" for name in names)) for kind in (*KINDS, REST)]
     rows.append(("all (launches)", *(f"{found[name]['all']:.1f} ({found[name]['launches']})" for name in names)))
     rows.append(("from the first one's beginning to the last one's end",
                  *(f"{found[name]['span']:.1f}" for name in names)))
-    return ("Milliseconds of kernels in a profile of one step, eager where nothing else is said:\n\n"
+    return ("Milliseconds of kernels in a profile of one step, eager where nothing else is said. tkq's kernels begin\n"
+            "before the one ahead has ended, and time in which two run counts for both: the last line says how long\n"
+            "all took.\n\n"
             + table(("kernels", *names), rows))
 
 

@@ -8,12 +8,14 @@ and what the docs' own kernels reach.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import chapters, features, llama_page, plots, tables
+from bench import bounds, chapters, features, llama_page, plots, tables
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +86,18 @@ def page(folder: Path = RESULTS) -> str:
     said = f"Of an earlier run than the others: {old}." if old else "All are of one run."
     bursts = tables.at_full_clock(found)
     head = HEAD.format(said=said, bursts=f"\n- {bursts}" if bursts else "", known=known, ratio=tables.RATIO)
-    return "\n\n".join((head, *runs)) + "\n"
+    return "\n\n".join((head, _missed(found), *runs)) + "\n"
+
+
+def _missed(found: Mapping[str, Report]) -> str:
+    """What the benches ask for and results do not have."""
+    with contextlib.redirect_stdout(io.StringIO()):  # of means it says more than what is missed
+        missed, undecided = bounds.missed(found), bounds.undecided(found)
+    left = f" {undecided} more are beside a peer that was not timed." if undecided else ""
+    if not missed:
+        return f"## Bounds\n\nEach shape's bound, which `python -m tkq bench` judges by, holds.{left}"
+    return "\n".join((f"## Bounds\n\nOf the bounds that `python -m tkq bench` judges by, these are missed.{left}\n",
+                      *(f"- {each}" for each in missed)))
 
 
 def _of_file(path: Path, pictures: list[str], found: Mapping[str, Report], known: str) -> str:

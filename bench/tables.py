@@ -142,7 +142,9 @@ def _case_row(case: Case) -> tuple[str, ...]:
     ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
     found = rivals(case)
     if not found:
-        return case.shape, ours, "none timed", ""
+        failed = [each.name for each in case.comparison.timings
+                  if not each.ok and each.name != case.ours and ops.is_rival(each.name)]
+        return case.shape, ours, f"{', '.join(failed)} failed" if failed else "none timed", ""
     name = min(found, key=found.get)
     wanted = case.bound.against if case.bound else ()
     absent = [peer for peer in wanted if peer not in found and ops.is_rival(peer)]
@@ -265,6 +267,9 @@ def summary(reports: Mapping[str, Report]) -> str:
 
 
 FEW = 6  # rows that a sentence names
+SUSTAINED_OPS = {  # what the operations of seconds of work are called elsewhere
+    "gemm bf16": "`gemm`", "gemm tensor": "`fp8_gemm`, one scale,", "gemm row": "`fp8_gemm`, scales by rows,",
+    "gemm block": "`fp8_gemm`, scales by blocks,"}
 RUN = 3600  # seconds: what was begun within so long of the newest is of one run
 
 
@@ -288,14 +293,17 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
     if not found:
         return "All rows are of one run."
     if len(found) > min(FEW, len(rows) // 2):
-        return f"The rows are of several runs: {len(found)} of {len(rows)} of earlier ones than the newest, or in part."
+        days = sorted(date(*each)[:10] for cases in rows.values() for each in cases)
+        between = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
+        return f"The rows are of several runs, {between}."
     return f"Of an earlier run than the other rows: {_listed(found)}."
 
 
 def at_full_clock(reports: Mapping[str, Report]) -> str:
     """Sentences about which rows are bursts after a rest, and what seconds of work give; "" without such."""
     rows = {name: [bool(case.idle_seconds) for _, case in found] for name, found in grouped(reports).items()}
-    bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each)]
+    shown = {name for name, found in grouped(reports).items() if any(rivals(case) for _, case in found)}
+    bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each) and name in shown]
     if not bursts:
         return ""
     how = dict.fromkeys(_turns(case).partition(" ")[2] for found in grouped(reports).values() for _, case in found
@@ -314,7 +322,7 @@ def _sustained(reports: Mapping[str, Report]) -> str:
     if not kinds:
         return ""
     seconds = max(2 * case.round_seconds for cases in kinds.values() for case in cases if case.round_seconds)
-    said = "; ".join(f"`{op}` at {_sustained_kind(cases)}" for op, cases in kinds.items())
+    said = "; ".join(f"{SUSTAINED_OPS.get(op, f'`{op}`')} at {_sustained_kind(cases)}" for op, cases in kinds.items())
     return f"For {seconds:g} s each, at the power limit: {said}."
 
 

@@ -185,14 +185,14 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
     assert long.ratios() == {"QuACK": 0.5}  # of medians: turns are no rounds
     sustained = {**of(case), "gemm_sustained": dataclasses.replace(made, cases=[long])}
     text = tables.at_full_clock(sustained)
-    assert text.startswith(f"{said}. For 2 s each, at the power limit: `gemm bf16` at 8192^3: ")
+    assert text.startswith(f"{said}. For 2 s each, at the power limit: `gemm` at 8192^3: ")
     assert text.endswith("0.500 times as fast as QuACK.")
     faster = {"tkq": (1.0,), "QuACK": (3.0,), "torch": (1.5,)}
     more = dataclasses.replace(long, shape="4096^3 sustained", comparison=Comparison(
         tuple(Timing(n, "graph", t) for n, t in faster.items()), 1, 1, 1))
     sustained["gemm_sustained"] = dataclasses.replace(made, cases=[long, more])
     text = tables.at_full_clock(sustained)
-    assert "`gemm bf16` at 8192^3, 4096^3: " in text and " to " in text
+    assert "`gemm` at 8192^3, 4096^3: " in text and " to " in text
     assert text.endswith("0.500 to 1.500 times as fast as QuACK or torch.")
 
 
@@ -231,15 +231,16 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
         report(), environment=dataclasses.replace(report().environment, date=f"2026-11-21T{time}:00+00:00"),
         cases=[dataclasses.replace(case, section=section, **more)])
     norms = of("forward", "10:00", bound=Bound(("QuACK", "FA4", "copy"), 1.0))
-    found = {"norms": norms, "gemm": of("large", "10:50", op="gemm"), "softmax": of("forward", "10:20", op="softmax")}
+    found = {"norms": norms, "gemm": of("large", "10:50", op="gemm", shape="1x2x3"),
+             "softmax": of("forward", "10:20", op="softmax")}
     assert tables.earlier(found) == [] and tables.of_which_run(found) == "All rows are of one run."
     assert tables.not_timed(found) == "Not timed: `rmsnorm` beside FA4."
     assert tables.not_timed({"gemm": found["gemm"]}) == ""
-    found["gemm"] = of("few", "11:10", op="gemm")
+    found["gemm"] = of("few", "11:10", op="gemm", shape="1x2x3")
     assert tables.earlier(found) == ["norms"]
     assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
-    found["gemm"] = of("few", "12:10", op="gemm")
-    said = "The rows are of several runs: 2 of 3 of earlier ones than the newest, or in part."
+    found["gemm"] = of("few", "12:10", op="gemm", shape="1x2x3")
+    said = "The rows are of several runs, on 2026-11-21."
     assert tables.of_which_run(found) == said
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")

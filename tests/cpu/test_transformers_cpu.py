@@ -32,10 +32,15 @@ def quiet(capfd, caplog):
         yield
 
 
-def model(name, dtype=torch.float32, attn="sdpa", **more):
+def torchs(name):
+    """"sdpa", or "eager" of a model that this version of transformers has without it."""
+    return "sdpa" if getattr(transformers, f"{name}ForCausalLM")._supports_sdpa else "eager"
+
+
+def model(name, dtype=torch.float32, attn=None, **more):
     suffix = "TextConfig" if name == "Gemma3" else "Config"
     config = getattr(transformers, name + suffix)(**{**BASE, **MORE[name], **more})
-    config._attn_implementation = attn
+    config._attn_implementation = attn or torchs(name)
     torch.manual_seed(0)
     made = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype)
     for p in made.parameters():  # norms' weights too

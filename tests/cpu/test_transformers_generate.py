@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 transformers = pytest.importorskip("transformers", minversion="5.17", reason="transformers is not installed")
 
 import tkq.integrations.transformers as tkq_transformers  # noqa: E402
-from tests.cpu.test_transformers_cpu import LEFT, model, quiet, tokens  # noqa: E402, F401
+from tests.cpu.test_transformers_cpu import LEFT, model, quiet, tokens, torchs  # noqa: E402, F401
 
 HOW = dict(max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True)
 SOME = pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen3", "Gemma2"])
@@ -57,9 +57,9 @@ def test_in_16_bits(name, cache, keep, patched):
 @PADDED
 @PATCHED
 def test_in_float32(name, cache, keep, patched):
-    """What goes to transformers' sdpa: the same tokens."""
+    """What goes to transformers' sdpa: the same tokens as from it, or from "eager"."""
     m = model(name, attn="tkq", **(dict(attn_logit_softcapping=None) if name == "Gemma2" else {}))
-    right = other(m, "sdpa")
+    right = other(m, torchs(name))
     if patched:
         tkq_transformers.patch(m)
     (ids, logits), (wanted, want) = (generated(x, keep, cache_implementation=cache) for x in (m, right))

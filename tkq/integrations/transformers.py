@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError as problem:
-    raise ImportError("tkq.integrations.transformers needs transformers >= 5.17: pip install 'tkq[transformers]'"
+    raise ImportError("tkq.integrations.transformers needs transformers >= 5.17: pip install 'transformers>=5.17'"
                       ) from problem
 from torch import nn
 

@@ -42,8 +42,9 @@ class Layout(NamedTuple):
     tokens are brought into this order before and back after; None: they are in order.
     cached: instead of cu.
 
-    ndim: transformers asks an attention_mask for it: generate has the masks of static caches made ahead, and hands them
-    to the model, which calls `make_mask` with what it is handed. It says that there is nothing to convert."""
+    ndim, contiguous: transformers asks an attention_mask for them: generate has the masks of static caches made ahead,
+    and hands them to the model, which calls `make_mask` with what it is handed. They say that there is nothing to
+    convert, and (transformers 5.23) nothing to lay out anew."""
 
     ndim = 4
     keys: Optional[int] = None
@@ -51,6 +52,10 @@ class Layout(NamedTuple):
     order: Optional[Tensor] = None
     back: Optional[Tensor] = None
     cached: Optional[Cached] = None
+
+    def contiguous(self) -> "Layout":
+        """Itself."""
+        return self
 
 
 # ---- once for each call of a model: its mask ------------------------------------------------------------------------
