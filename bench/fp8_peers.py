@@ -34,7 +34,8 @@ def torch_scales(kind: str, scale_a, scale_b):
     tall = tall.as_strided(tall.shape, (1, tall.shape[0]))  # of one row, too
     down, across = scale_b.t().contiguous().t(), scale_b.contiguous()
     padded = F.pad(scale_b, (0, 0, 0, -scale_b.shape[0] % 4)).t().contiguous().t()
-    return [(tall, down), (tall, across), (tall, padded), (tall, across.t()), (tall, down.t())]
+    found = [(tall, down), (tall, across), (tall, padded)]
+    return found if kind == "block" else [*found, (tall, across.t()), (tall, down.t())]  # of blocks it may be square
 
 
 _order: dict = {}  # kind -> which of torch_scales torch takes on this machine

@@ -93,7 +93,7 @@ def _missed(found: Mapping[str, Report]) -> str:
     """What the benches ask for and results do not have."""
     with contextlib.redirect_stdout(io.StringIO()):  # of means it says more than what is missed
         missed, undecided = bounds.missed(found), bounds.undecided(found)
-    left = f" {undecided} more are beside a peer that was not timed." if undecided else ""
+    left = f" {undecided} are not decided, as a peer was not timed." if undecided else ""
     if not missed:
         return f"## Bounds\n\nEach shape's bound, which `python -m tkq bench` judges by, holds.{left}"
     return "\n".join((f"## Bounds\n\nOf the bounds that `python -m tkq bench` judges by, these are missed.{left}\n",

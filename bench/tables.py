@@ -301,9 +301,9 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
 
 def at_full_clock(reports: Mapping[str, Report]) -> str:
     """Sentences about which rows are bursts after a rest, and what seconds of work give; "" without such."""
-    rows = {name: [bool(case.idle_seconds) for _, case in found] for name, found in grouped(reports).items()}
-    shown = {name for name, found in grouped(reports).items() if any(rivals(case) for _, case in found)}
-    bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each) and name in shown]
+    rows = {name: [bool(case.idle_seconds) for _, case in found] for name, found in grouped(reports).items()
+            if any(rivals(case) for _, case in found)}  # as in the summary
+    bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each)]
     if not bursts:
         return ""
     how = dict.fromkeys(_turns(case).partition(" ")[2] for found in grouped(reports).values() for _, case in found

@@ -245,7 +245,12 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
     assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in readme_table.section(tmp_path)
-    assert "Of an earlier run than the others: norms; softmax." in readme_table.page(tmp_path)
+    page = readme_table.page(tmp_path)
+    assert "Of an earlier run than the others: norms; softmax." in page
+    assert "## Bounds\n\nEach shape's bound" in page and ", at least " not in page
+    of("forward", "10:00", bound=Bound(("QuACK",), 99.0)).save(tmp_path / "norms.json")
+    page = readme_table.page(tmp_path)
+    assert "## Bounds\n\nOf the bounds" in page and "M1 N2: " in page and ", at least 99" in page
 
 
 def test_the_page_has_a_table_for_each_file(tmp_path):

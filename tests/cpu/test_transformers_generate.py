@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17", reason="tr
 
 import tkq.integrations.transformers as tkq_transformers  # noqa: E402
 from tests.cpu.test_transformers_cpu import LEFT, model, quiet, tokens, torchs  # noqa: E402, F401
+from tkq.integrations.transformers_attention import padded  # noqa: E402
 
 HOW = dict(max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True)
 SOME = pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen3", "Gemma2"])
@@ -81,3 +82,9 @@ def test_compiled_steps(name, graphs):
     assert counters["stats"]["unique_graphs"] == graphs, counters["stats"]
     assert torch.equal(found, wanted)
     torch.testing.assert_close(logits, want, rtol=3e-2, atol=3e-2)
+
+
+def test_what_stands_for_a_mask():
+    """What transformers asks a mask that it hands on, in whatever version."""
+    layout = padded(LEFT.bool())
+    assert layout.contiguous() is layout and layout.ndim == 4
