@@ -132,6 +132,15 @@ PROMOTED = {
 }
 FAST |= {f"128x256 paced {pace}": PacedFp8Config.of(Fp8Config(lag=0, spread=1, pdl=True), pace)
          for pace in (4, 8, 16, 32)}
+PROMOTED |= {f"256 rolling 4 spread {n} pdl": replace(QUARTERS, spread=n) for n in (2, 4, 5, 6, 7, 8)}
+PROMOTED |= {f"192 rolling 8 spread {n} pdl": replace(ROLLING, spread=n) for n in (2, 4, 6)}
+PROMOTED |= {"256 rolling 4 3 stages spread 6 pdl": replace(QUARTERS, stages=3, spread=6),
+             "256 rolling 4 panels 3 spread 6 pdl": replace(QUARTERS, panels=3, spread=6),
+             **{f"256 rolling 4 lead {n} spread 6 pdl": replace(QUARTERS, lead=n, spread=6) for n in (0, 1, 3)}}
+PROMOTED |= {name.replace(" pdl", " by warp pdl"): replace(config, by_warp=True) for name, config in PROMOTED.items()
+             if "rolling" in name and "pdl" in name}
+FAST |= {name.replace(" pdl", " by warp pdl"): replace(config, by_warp=True) for name, config in FAST.items()
+         if "spread" in name and "pdl" in name}
 PROMOTED |= {f"{name} paced {pace}": PacedFp8Config.of(config, pace) for pace in (4, 8, 16, 32) for name, config in (
     ("192", ROLLING), ("192 group 10", replace(ROLLING, group=10)), ("192 five", FIVE), ("256", QUARTERS))}
 SMALL = {

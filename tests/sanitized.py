@@ -200,19 +200,23 @@ def fp8(device):
     from tkq.gemm.paced_config import PacedFp8Config
 
     block = Fp8Spec(scales="block", promote=True)
+    curved = Fp8Spec(scales="block", promote=True, bias="bf16", activation="gelu")
     # two blocks: each has tiles to write under the next; and steps of which a part is added up under the others
     for name, spec, config, of_b, k in (
             ("several tiles a block", Fp8Spec(scales="row"), fp8_plan.FAST[0], "row", 272),
             ("rolling halves", block, fp8_plan.PROMOTED[1], "tile", 2320),
             ("rolling quarters", block, fp8_plan.BLOCKS[0], "tile", 2320),
+            *((f"panels that wait, {tile.n} columns", curved, fp8_plan.with_epilogue(tile, curved), "tile", 2320)
+              for tile in (fp8_plan.BLOCKS[0], fp8_plan.PROMOTED[1])),
             ("keeping pace", block, PacedFp8Config.of(fp8_plan.PROMOTED[1]), "tile", 2320)):
         a, sa, b, sb = on(device, *tkq.quantize_fp8(randn(0, 600, k), spec.scales),
                           *tkq.quantize_fp8(randn(1, 520, k), of_b))
+        bias, = on(device, randn(2, 520)) if spec.bias else (None,)
         if device == "cpu":
-            c = tkq.fp8_gemm(a, b.t(), sa, sb.t())
+            c = tkq.fp8_gemm(a, b.t(), sa, sb.t(), bias=bias, activation=spec.activation)
         else:
             c = torch.empty(600, 520, device=device, dtype=BF16)
-            fp8_ops.run(spec, a, b.t(), sa, sb.t(), c, fp8_plan.fitted(config, spec), 2)
+            fp8_ops.run(spec, a, b.t(), sa, sb.t(), c, fp8_plan.fitted(config, spec), 2, bias=bias)
         yield f"fp8_gemm, {name}", (c,)
 
 

@@ -28,11 +28,11 @@ KNOWN = {
     "tkqnormsbackward": "RowKernel: bulk copies, and numbers in slots, that mbarriers order: see the last test",
     "KeptLayerNorm": "as RowKernel",
     "KeptRMSNorm": "as RowKernel",
-    "RollingFp8Gemm": "as RowKernel: a stage's scales are copied (cp.async) by the producer, read by the consumers, "
-                      "and stages come round; the small calls of Fp8Gemm use none twice",
     "MaskedGemm": "both consumers write equal words; its docstring says why",
 }
 COPIED = {
+    "RollingFp8Gemm": "as RowKernel: a stage's scales are copied (cp.async) by the producer, read by the consumers, "
+                      "and stages come round; the small calls of Fp8Gemm use none twice",
     "tkqattentionbackward": "as RowKernel: a tile's statistics are brought by a bulk copy, beside Q's, and read by the "
                             "warpgroups with keys; stages come round where a block has more tiles than stages",
     "NarrowFp8Gemm": "as RollingFp8Gemm, where a block has more steps of K than stages",

@@ -58,15 +58,18 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
     few = M <= narrow_plan.MOST_ROWS or fp8_narrow_plan.tiles(M, N, 128) <= processors
     found = [planned, *(_narrow(spec, M, NarrowFp8Config(pdl=True)) if few else ())]
+    tiles = [fp8_plan.with_epilogue(tile, spec) for tile in tiles]
     found += [replace(tile, group=group) for tile in tiles for group in GROUPS]
     if not spec.promote:
         found += [x for x in fp8_plan.SHARING
                   if fp8_plan.of_use(x, M, N) and fp8_plan.rounds(x, M, N, processors) == 1]
     best = tiles[0]
-    found += [replace(best, lag=1 - best.lag, spread=0), replace(best, pdl=not best.pdl), replace(best, spread=0)]
+    found += [replace(best, pdl=not best.pdl), replace(best, spread=0)]
+    if not spec.promote:
+        found.append(replace(best, lag=1 - best.lag, spread=0))
     found += [replace(best, lead=lead) for lead in (0, 1, 3) if best.consumers == 2]
     if best.cluster > 1 and fp8_plan.rounds(best, M, N, processors) > FEW_ROUNDS:
-        found += [PacedFp8Config.of(best, pace) for pace in (8, 16)]
+        found += [fp8_plan.with_epilogue(PacedFp8Config.of(best, pace), spec) for pace in (8, 16)]
     return _fitting(found, lambda x: fp8_plan.fitted(x, spec))
 
 

@@ -108,30 +108,31 @@ def gelu(x):
     return cute.arch.fmax(x, Float32(0.0)) - finite * tail
 
 
-# Phi(-t) is two to the power of -1 plus a polynomial of t > 0, and so is what gelu(x, "tanh") has in its place. Found
-# for the least relative error where results of 8 bits show it; from t = 5.5 on it falls on and on.
-_PHI = (-1.1499796227, -0.4637463568, -0.0478338112, 5.57260599e-3, -2.8585566e-4)
-_PHI_TANH = (-1.1441421418, -0.4947825913, -0.0113326541, -6.179443093e-3)
+# For results of 8 bits of significand, bf16 and e4m3: x Phi(x) is max(x, 0) - |x| Phi(-|x|), and Phi(-t) two to the
+# power of a polynomial of t > 0; so is what gelu(x, "tanh") has in its place. To t = 18.25 they fall, to below 2^-150.
+# Eight instructions, one of them special: under float8 products each costs, hidden or not, and twelve without a special
+# one cost more (docs/attempts/products.md). Found for the least relative error beside what rounding x to bf16 makes.
+_PHI = (-1.000489747, -1.142032079, -0.482058324, -0.034873661, 2.2e-3)
+_PHI_TANH = (-1.0, -1.1441421418, -0.4947825913, -0.0113326541, -6.179443093e-3)
 
 
 def _gelu_of(x, powers):
-    """max(x, 0) - |x| Phi(-|x|), with one special function where a sigmoid takes two, exp2 and a reciprocal. |x| is the
-    largest float at most, but for x < 0: inf * 0 for -inf alone, as from torch."""
-    size = cute.arch.fmax(-x, cute.arch.fmin(x, Float32(3.4e38)), nan=True)
+    """Of -inf it is 0, the limit; NaN stays."""
+    size = cute.arch.fmin(cute.math.abs(x), Float32(18.25))
     sum = Float32(powers[-1])
-    for factor in (*reversed(powers[:-1]), -1.0):
+    for factor in reversed(powers[:-1]):
         sum = sum * size + Float32(factor)
-    return cute.arch.fmax(x, Float32(0.0)) - size * cute.math.exp2(sum, fastmath=True)
+    return cute.arch.fmax(x, Float32(0.0), nan=True) - size * cute.math.exp2(sum, fastmath=True)
 
 
 def gelu_in_8_bits(x):
-    """x Phi(x) to 5e-5 of itself above 0, 3e-4 from -3 on, 8e-4 from -5.5 on, 1e-10 |x| below: for bf16, whose
-    rounding is off by up to 4e-3. Ten instructions, one of them special."""
+    """x Phi(x) to 4e-4 of itself above 0, 4e-3 from -3 on, 9e-3 from -5.5 on, 1e-9 |x| below: for bf16, whose rounding
+    is off by up to 4e-3."""
     return _gelu_of(x, _PHI)
 
 
 def gelu_tanh_in_8_bits(x):
-    """gelu_tanh to 5e-4 of itself above 0, 3e-3 from -3 on, 8e-3 from -5.5 on, 1e-10 |x| below. Nine instructions."""
+    """gelu_tanh to 5e-4 of itself above 0, 3e-3 from -3 on, 8e-3 from -5.5 on, 1e-10 |x| below."""
     return _gelu_of(x, _PHI_TANH)
 
 

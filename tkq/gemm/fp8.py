@@ -7,16 +7,16 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
+from . import epilogue_tile as ep
 from .config import raster
 from .fp8_config import STEP, Fp8Config
-from .fp8_epilogue import activate, fma_line, pairs_of, store_e4m3, store_e4m3_elements
+from .fp8_epilogue import fma_line
+from .fp8_out import Fp8Out
 from .fp8_spec import BYTES, GROUP, Fp8Spec
 from .fp8_state import Globals, Shared, State, Tile, at, transposed, vector
 
-OUTPUT_BARRIER = 8  # and one more for each further consumer
 
-
-class Fp8Gemm:
+class Fp8Gemm(Fp8Out):
     """One warp loads, ``consumers`` warpgroups multiply. Block b of a grid of n takes tiles b, b + n, ..
 
     Roles:
@@ -37,11 +37,14 @@ class Fp8Gemm:
       full[i]    1 arrival, the producer's, and the bytes of both tiles; with scales of a step 32 more, each when a
                  lane's 4-byte copies have landed: scales of any order of memory and any M
       empty[i]   one arrival a consumer warp: 4 x consumers, from each block of the cluster
-    Each consumer's panels of C: its own named barrier twice a panel (written by all, sent by one warp), TMA's own
-    count of stores under way for using a buffer again.
+    Each consumer's panels of C: its own named barrier twice a panel (written by all, sent by one warp), none where each
+    warp stores its own 16 rows; TMA's own count of stores under way for using a buffer again.
     """
 
     addressing = 40, 232  # registers of producer and consumer where addresses of scales take some
+    # A tile's, under its products: each panel of 32 columns waited for its own bias, 330 clocks. (Always where tiles
+    # spread.)
+    bias_ahead = True
 
     def __init__(self, spec: Fp8Spec, config: Fp8Config):
         self.spec, self.config = spec, config.check(spec)
@@ -50,7 +53,8 @@ class Fp8Gemm:
         self.a_tile, self.b_tile = tk.st(x.m, STEP, self.a_dtype), tk.st(x.n, STEP, self.b_dtype)
         self.mm, self.mma = tk.mm_ABt, tk.mma_ABt
         self.panel = x.panel(spec.out) if spec.store == "tma" else math.gcd(64, x.part)
-        self.c_tile = tk.st(64, self.panel, self.out) if spec.store == "tma" else None
+        self.stores = 4 if x.by_warp else 1  # of a panel
+        self.c_tile = tk.st(64 // self.stores, self.panel, self.out) if spec.store == "tma" else None
         # 64 registers of column scales, before they are needed; promoted sums leave no room for them
         self.early = spec.scales == "row" and not spec.promote
 
@@ -113,7 +117,7 @@ class Fp8Gemm:
         return Shared(
             a=al.tile(a, self.a_tile.bytes // a.bytes * x.stages),
             b=al.tile(b, self.b_tile.bytes // b.bytes * x.stages),
-            c=al.tile(self.c_tile, x.panels * x.consumers) if spec.store == "tma" else None,
+            c=al.tile(self.c_tile, self.stores * x.panels * x.consumers) if spec.store == "tma" else None,
             scales=al.vector(x.scales(spec), x.stages) if spec.per_step else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster,
                          copies=32 if spec.per_step else 0))
@@ -190,6 +194,8 @@ class Fp8Gemm:
         self.fall_behind(g, s, order, number, wg)
         while number < order.tasks:
             t = self.tile(g, s, order, number)
+            if const_expr(self.bias_ahead):
+                self.load_bias(g, u, t)
             if const_expr(self.spec.promote):
                 self.sum_promoted(g, s, u, t, wg)
             else:
@@ -208,9 +214,10 @@ class Fp8Gemm:
                     tk.wait(s.pipe.full[lead], 0)
 
     def state(self, s) -> State:
-        x = self.config
+        x, spec = self.config, self.spec
         return State([tk.rt_fl(x.part) for _ in range(x.waves * x.split)], s.pipe.ring(), s.pipe.ring(),
-                     [tk.rv() for _ in range(x.waves)], tk.cv(x.n) if self.early else None)
+                     [tk.rv() for _ in range(x.waves)], tk.cv(x.n) if self.early else None,
+                     ep.spread(-(-x.n // 64) * 64, tk.element_type(spec.bias)) if spec.bias else None)
 
     # ---- sums of all of K, scaled at the end ------------------------------------------------------
 
@@ -313,69 +320,6 @@ class Fp8Gemm:
         else:
             tk.add(acc, acc, part)
 
-    # ---- out --------------------------------------------------------------------------------------
-
-    @cute.jit
-    def write(self, g, s: Constexpr, u: Constexpr, t, wg):
-        """The tile, panel by panel."""
-        x, spec = self.config, self.spec
-        each = x.n // self.panel
-        if const_expr(spec.scales == "row" and not self.early):
-            self.load_row_scales(g, u, t, wg)
-        factor = g.scale_a[0] * g.scale_b[0] if const_expr(spec.scales == "tensor") else None
-        shrink = cute.arch.rcp_approx(g.out_scale[0]) if const_expr(spec.out == "e4m3") else None
-        for i in cutlass.range_constexpr(x.waves * each):
-            w, p = i // each, i % each
-            first = p * self.panel
-            part = tk.columns(u.acc[w * x.split + first // x.part], first % x.part, self.panel)
-            self.scale(g, u, part, factor, w, first, t)
-            if const_expr(spec.bias is not None):
-                bias = tk.cv(self.panel)
-                tk.load_cols(bias, g.bias, t.col * x.n + first, g.n)
-                tk.add_col(part, part, bias)
-            activate(part, spec.activation, self.out)
-            if const_expr(spec.out == "e4m3"):
-                tk.mul(part, part, shrink)
-            at = (t.row * (x.m // 64) + wg * x.waves + w, t.col * each + p)
-            if const_expr(spec.store == "tma"):
-                whole = const_expr(x.waves * each % x.panels == 0 or i > 0)
-                self.send(g, s, part, t, at, wg, (i % x.panels, x.panels - 1 if whole else 0))
-            elif const_expr(spec.out == "e4m3"):
-                store_e4m3_elements(g.c, part, at[0] * 64, at[1] * self.panel)
-            else:
-                tk.store_elements(g.c, part, at[0] * 64, at[1] * self.panel)
-
-    def scale(self, g, u, part, factor, w, first, t):
-        if self.spec.scales == "tensor":
-            tk.mul(part, part, factor)
-        elif self.spec.scales == "row":
-            if self.early:
-                cols = tk.columns(u.cols, first, self.panel)
-            else:
-                cols = tk.cv(self.panel)
-                tk.load_cols(cols, self.column_scales(g, t), t.col * self.config.n + first, g.n)
-            tk.mul_outer(part, part, u.rows[w], cols)
-
-    @cute.jit
-    def send(self, g, s: Constexpr, part: Constexpr, t, at, wg, buffers: Constexpr):
-        """buffers: (which of the consumer's, how many stores may be under way when it is used again)."""
-        buffer, under_way = buffers
-        tk.store_wait(under_way)
-        tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
-        number = wg * self.config.panels + buffer
-        if const_expr(self.spec.out == "e4m3"):
-            store_e4m3(pairs_of(s.c)[number], part)
-        else:
-            tk.store(s.c[number], part)
-        tk.publish()
-        tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
-        if tk.first_warp_of_group():
-            self.store_panel(g, s.c[number], t, at)
-
-    def store_panel(self, g, panel, t, at):
-        """at: (row, column) in panels."""
-        tk.store_async(g.c, panel, at)
-
 
 def operands(spec: Fp8Spec):
     """Fake a (M, K), b (K, N) and c (M, N): any sizes, K-contiguous, and what TMA asks of strides."""
@@ -388,12 +332,18 @@ def operands(spec: Fp8Spec):
             fake.tensor(spec.out, (M, N), (fake.sym64(divisibility=unit), 1), align=unit * BYTES[spec.out]))
 
 
+def form(config: Fp8Config) -> type:
+    """The kernel that takes such a configuration."""
+    from .fp8_rolling import RollingFp8Gemm
+    from .fp8_rolling_spread import SpreadRollingFp8Gemm
+    from .fp8_spread import SpreadFp8Gemm
+
+    forms = (Fp8Gemm, RollingFp8Gemm), (SpreadFp8Gemm, SpreadRollingFp8Gemm)
+    return forms[config.spread > 0][config.rolling > 0]
+
+
 def build(spec: Fp8Spec, config: Fp8Config):
     """(kernel, fake arguments): a, b, c; (address, stride, stride) of each operand's scales; the addresses of bias and
     out_scale, 0 where there is none; how many blocks to launch."""
-    from .fp8_rolling import RollingFp8Gemm
-    from .fp8_spread import SpreadFp8Gemm
-
     scales = (Int64(1), Int64(1), Int64(1))
-    kernel = SpreadFp8Gemm if config.spread else RollingFp8Gemm if config.rolling else Fp8Gemm
-    return kernel(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))
+    return form(config)(spec, config), (*operands(spec), scales, scales, Int64(1), Int64(1), Int32(1))

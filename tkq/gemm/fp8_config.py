@@ -20,9 +20,11 @@ class Fp8Config:
     lead: stages by which the first consumer starts before the second, so that one's epilogue
     runs under the other's products. lag: products left in flight when a stage is released; not where sums are promoted.
     spread: a tile's result waits in registers and is written under the next tile's first steps, a panel to a step or,
-    if it is 2 or 4 and there is an activation, a half or a quarter of one.
+    if it is 2 or 4 and there is an activation, a half or a quarter of one. Where tiles roll: so many panels wait, in
+    the sums, and are written under the next tile's first step.
     Where they are promoted: split: a wave's columns are multiplied and promoted in so many parts; rolling: one part of
     a step is multiplied while the one before is promoted, so many steps long, for scales by blocks.
+    by_warp: each warp stores its own 16 rows of a panel, and waits for no other.
     """
 
     m: int = 128
@@ -40,6 +42,7 @@ class Fp8Config:
     spread: int = 0
     split: int = 1
     rolling: int = 0
+    by_warp: bool = False
 
     @property
     def name(self) -> str:
@@ -47,7 +50,7 @@ class Fp8Config:
         words += [f"{'across' if self.across else 'cluster'}{self.cluster}"] * (self.cluster > 1)
         words += [f"spread{self.spread}"] * (self.spread > 0) + ["pdl"] * self.pdl
         words += [f"split{self.split}"] * (self.split > 1)
-        words += [f"rolling{self.rolling}"] * (self.rolling > 0)
+        words += [f"rolling{self.rolling}"] * (self.rolling > 0) + ["by_warp"] * self.by_warp
         return "_".join(words)
 
     @property
@@ -70,6 +73,23 @@ class Fp8Config:
         widths = [b // BYTES[out] for b in (128, 64, 32) if b <= self.panel_bytes]
         fits = [width for width in widths if self.part % width == 0]
         return fits[0] if fits else 0
+
+    def count(self, out: str) -> int:
+        """Panels of a consumer's part of a tile."""
+        return self.waves * self.n // self.panel(out)
+
+    def under_way(self, i: int, out: str) -> int:
+        """How many stores may be reading their buffers still when panel i of a tile is written to its own, i % panels:
+        those that came after its last one. Panels are stored in their order, tile after tile."""
+        count = self.count(out)
+        last = max(j for j in range(count) if j % self.panels == i % self.panels)
+        return self.panels - 1 if i >= self.panels else min(self.panels - 1, count - 1 - last + i)
+
+    def panels_under(self, i: int, out: str) -> list[int]:
+        """Of the ``spread`` last panels, where tiles roll: those that are written under part i of the next tile's first
+        step. Evenly, and each before its own part of the sums is begun."""
+        parts, count = self.waves * self.split, self.count(out)
+        return [count - self.spread + j for j in range(self.spread) if j * parts // self.spread == i]
 
     def scales(self, spec: Fp8Spec) -> int:
         """Scales in a stage."""
@@ -98,10 +118,10 @@ class Fp8Config:
             "panels": self.panels > 0 and (spec.store == "elements" or self.panel(spec.out) > 0),
             "lead": 0 <= self.lead < self.stages and (self.lead == 0 or self.consumers == 2),
             "lag": self.lag in (0, 1),
-            "spread": self.spread in (0, 1, 2, 4) and (not self.spread or (self.lag == 0 and can_spread(spec)
-                                                                           and self.n % 64 == 0)),
+            "spread": not self.spread or (can_spread(spec, self) and spread_fits(spec, self)),
+            "by_warp": not self.by_warp or spec.store == "tma",
             "split": self.split == 1 or spec.promote,
-            "rolling": not self.rolling or (spec.scales == "block" and self.waves * self.split in (2, 4)),
+            "rolling": not self.rolling or (spec.rolls and self.waves * self.split in (2, 4)),
         }
         for name, kept in rules.items():
             if not kept:
@@ -112,6 +132,16 @@ class Fp8Config:
         return self
 
 
-def can_spread(spec: Fp8Spec) -> bool:
-    """May results wait in registers: beside sums that are not promoted, in 16 bits?"""
-    return not spec.promote and spec.store == "tma" and BYTES[spec.out] == 2
+def can_spread(spec: Fp8Spec, config: Fp8Config) -> bool:
+    """May panels wait: in registers of their own, in 16 bits, beside sums that are not promoted; or in the sums, until
+    their places are taken in the first steps that roll?"""
+    if spec.store != "tma" or spec.out == "e4m3":
+        return False
+    return spec.rolls and config.rolling > 0 if spec.promote else BYTES[spec.out] == 2
+
+
+def spread_fits(spec: Fp8Spec, config: Fp8Config) -> bool:
+    """So many of them?"""
+    if spec.promote:
+        return config.panel(spec.out) > 0 and 0 <= config.spread <= config.count(spec.out)
+    return config.spread in (0, 1, 2, 4) and config.lag == 0 and config.n % 64 == 0

@@ -23,13 +23,20 @@ class RollingFp8Gemm(Fp8Gemm):
         for acc in u.acc:
             tk.zero(acc)
         part, rows = [tk.rt_fl(x.part) for _ in range(2)], [tk.rv() for _ in range(x.waves)]
-        for _ in cutlass.range(steps // x.rolling, unroll=1):
-            self.roll(s, u, part, rows, wg, x.rolling)
-        for _ in cutlass.range(steps % x.rolling, unroll=1):
+        self.go_on(s, u, part, rows, wg, steps)
+
+    @cute.jit
+    def go_on(self, s: Constexpr, u: Constexpr, part: Constexpr, rows: Constexpr, wg, steps):
+        """So many more steps."""
+        rolling = self.config.rolling
+        for _ in cutlass.range(steps // rolling, unroll=1):
+            self.roll(s, u, part, rows, wg, rolling)
+        for _ in cutlass.range(steps % rolling, unroll=1):
             self.roll(s, u, part, rows, wg, 1)
 
-    def roll(self, s, u, part, rows, wg, steps):
-        """So many steps of K. A step's scales are read while its first part is multiplied."""
+    def roll(self, s, u, part, rows, wg, steps, under=None):
+        """So many steps of K. A step's scales are read while its first part is multiplied; under(i): what else is done
+        while part i is."""
         x = self.config
         n = x.waves * x.split
         self.ready(s, u, wg)
@@ -44,6 +51,8 @@ class RollingFp8Gemm(Fp8Gemm):
                 self.start(s, u, part[(i + 1) % 2], (p + 1) % n, wg)
             if p == 0:
                 scales = [self.scales_of(s, u.full, rows[q // x.split], q, wg) for q in range(n)]
+            if under is not None:
+                under(i)
             tk.mma_wait(1 if more else 0)
             if p == n - 1:
                 self.release(s, u)

@@ -50,6 +50,11 @@ class Fp8Spec:
         """Do scales change along K?"""
         return self.scales in ("block", "line")
 
+    @property
+    def rolls(self) -> bool:
+        """Are there kernels that multiply a part of a step while they promote another?"""
+        return self.scales == "block"
+
 
 def granularity(m: int, n: int, k: int, scale_a: tuple, scale_b: tuple) -> Optional[str]:
     """Which of SCALES two shapes mean; None where they mean none of them. Where two fit, they mean the same."""

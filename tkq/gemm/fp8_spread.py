@@ -17,7 +17,6 @@ class Held:
 
     panels: list  # of a finished tile, in 16 bits
     cols: Any  # scales of b's columns, a part in each lane; None where there are none
-    bias: Any  # likewise
 
 
 class SpreadFp8Gemm(Fp8Gemm):
@@ -56,8 +55,7 @@ class SpreadFp8Gemm(Fp8Gemm):
         if const_expr(self.spec.scales == "row"):
             self.load_row_scales(g, u, t, wg)
             ep.load_spread(h.cols, self.column_scales(g, t), t.col * self.config.n)
-        if const_expr(self.spec.bias is not None):
-            ep.load_spread(h.bias, g.bias, t.col * self.config.n)
+        self.load_bias(g, u, t)
         for _ in cutlass.range(first, self.steps(g, t), unroll=1):
             self.next_step(s, u, wg)
         tk.mma_wait(0)
@@ -67,8 +65,7 @@ class SpreadFp8Gemm(Fp8Gemm):
     def held(self) -> Held:
         x, spec = self.config, self.spec
         cols = ep.spread(x.n, Float32) if spec.scales == "row" else None
-        bias = ep.spread(x.n, tk.element_type(spec.bias)) if spec.bias else None
-        return Held([tk.rt(self.panel, self.out) for _ in range(x.waves * x.n // self.panel)], cols, bias)
+        return Held([tk.rt(self.panel, self.out) for _ in range(x.waves * x.n // self.panel)], cols)
 
     def next_step(self, s, u, wg):
         """See off a step of K and issue the next."""
@@ -107,24 +104,21 @@ class SpreadFp8Gemm(Fp8Gemm):
 
     def put(self, g, s, result, t, i, wg):
         x = self.config
-        each, panels = x.n // self.panel, x.waves * x.n // self.panel
-        at = (t.row * (x.m // 64) + wg * x.waves + i // each, t.col * each + i % each)
-        whole = panels % x.panels == 0 or i > 0
-        self.send(g, s, result, t, at, wg, (i % x.panels, x.panels - 1 if whole else 0))
+        self.send(g, s, result, t, self.place(t, i, wg), wg, (i % x.panels, x.under_way(i, self.spec.out)))
 
     def finish(self, g, u, h):
         factor = g.scale_a[0] * g.scale_b[0] if self.spec.scales == "tensor" else None
         each = self.config.n // self.panel
         for i, panel in enumerate(h.panels):
-            part = tk.columns(u.acc[i // each], i % each * self.panel, self.panel)
+            part = self.panel_of(u, i)
             if h.cols is not None:
                 cols = tk.cv(self.panel)
                 ep.gather(cols, h.cols, i % each * self.panel)
                 tk.mul_outer(part, part, u.rows[i // each], cols)
             elif factor is not None:
                 tk.mul(part, part, factor)
-            if h.bias is not None:
+            if u.bias is not None:
                 bias = tk.cv(self.panel)
-                ep.gather(bias, h.bias, i % each * self.panel)
+                ep.gather(bias, u.bias, i % each * self.panel)
                 tk.add_col(part, part, bias)
             tk.copy(panel, part)

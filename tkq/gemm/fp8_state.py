@@ -36,7 +36,7 @@ class Tile:
 class Shared:
     a: tk.SharedTile  # a ring of stages, each of m / 64 tiles of 64 rows
     b: tk.SharedTile  # a ring of stages, each of ``split`` tiles
-    c: Any  # ``panels`` tiles for each consumer
+    c: Any  # ``panels`` tiles for each consumer; where warps store by themselves, each in four of 16 rows
     scales: Any  # (a's and b's of a step, stages)
     pipe: tk.Pipe
 
@@ -50,6 +50,7 @@ class State:
     done: tk.Ring  # the stage to release next
     rows: list  # scales of a's rows, for each wave
     cols: Any  # scales of b's columns, where they are fetched under the first product
+    bias: Any  # a part of the columns' in each lane; None where there is none
 
 
 # ---- what came in, as tensors --------------------------------------------------------------------

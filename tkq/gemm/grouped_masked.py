@@ -7,8 +7,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64
 
 from .. import tile as tk
-from .fp8 import OUTPUT_BARRIER
 from .fp8_config import STEP, Fp8Config
+from .fp8_out import OUTPUT_BARRIER
 from .fp8_spec import BYTES, GROUP
 from .fp8_state import State, at, transposed
 from .grouped import GroupedGemm
@@ -97,7 +97,7 @@ class MaskedGemm(GroupedGemm):
 
     def state(self, s) -> Masked:
         u = super().state(s)
-        return Masked(u.acc, u.full, u.done, u.rows, u.cols, cute.make_rmem_tensor((2,), Int32))
+        return Masked(u.acc, u.full, u.done, u.rows, u.cols, u.bias, cute.make_rmem_tensor((2,), Int32))
 
     def sum_all(self, g, s, u, t, wg):
         self.begin(u, t)

@@ -37,6 +37,7 @@ class GroupedSpec:
     bias = None
     activation = None
     store = "tma"
+    rolls = False
 
     def __post_init__(self):
         narrow = self.a in FP8
@@ -103,8 +104,8 @@ def fitted(config: Fp8Config, spec: GroupedSpec) -> Fp8Config:
     while config.stages > 2 and shared_bytes(config, spec) > SHARED_BYTES:
         config = replace(config, stages=config.stages - 1, lead=min(config.lead, config.stages - 2))
     masked = spec.along == "k" and spec.a in FP8
-    spread = config.spread if can_spread(spec) and not masked else 0
-    return replace(config, spread=spread, pdl=config.pdl and not masked).check(spec)
+    spread = config.spread if can_spread(spec, config) and not masked else 0
+    return replace(config, spread=spread, by_warp=False, pdl=config.pdl and not masked).check(spec)
 
 
 def recipe(spec: GroupedSpec, config: Fp8Config) -> Recipe:

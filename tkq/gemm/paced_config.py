@@ -39,7 +39,8 @@ class PacedConfig(Config):
 
 @dataclass(frozen=True)
 class PacedFp8Config(Fp8Config):
-    """An ``Fp8Config``, and pace, as above. Not of scales by lines: their addresses leave the producer no registers."""
+    """An ``Fp8Config``, and pace, as above. Not of scales by lines: their addresses leave the producer no registers.
+    Nor of tiles that roll and whose last panels wait: pace leaves the consumers 8 registers fewer."""
 
     pace: int = 16
 
@@ -58,7 +59,7 @@ class PacedFp8Config(Fp8Config):
             ValueError: naming the field that does not fit.
         """
         super().check(spec)
-        if self.pace < 1 or spec.scales == "line":
+        if self.pace < 1 or spec.scales == "line" or (self.spread and self.rolling):
             raise ValueError(f"fp8_gemm: pace does not fit in {self} for {spec}")
         return self
 

@@ -27,7 +27,9 @@ def describe_fp8(kernel) -> Pipeline:
     few_many = register_split(c.consumers, *(kernel.addressing if spec.per_step and c.consumers == 2 else ()))
     scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
     written = "its epilogue, and stored panel by panel"
-    if c.spread:
+    if c.spread and c.rolling:
+        written = f"its epilogue; its last {c.spread} panels wait in the sums, for the next tile's first step"
+    elif c.spread:
         written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
     return _of_one_pipe(
         kernel, few_many, copies=32 if spec.per_step else 0, notes=(ACROSS if c.across else SHARED,) * (c.cluster > 1),
