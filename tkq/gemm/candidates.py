@@ -64,7 +64,7 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
         found += [x for x in fp8_plan.SHARING
                   if fp8_plan.of_use(x, M, N) and fp8_plan.rounds(x, M, N, processors) == 1]
     best = tiles[0]
-    found += [replace(best, pdl=not best.pdl), replace(best, spread=0)]
+    found += [replace(best, pdl=not best.pdl), replace(best, spread=0, by_warp=False)]
     if not spec.promote:
         found.append(replace(best, lag=1 - best.lag, spread=0))
     found += [replace(best, lead=lead) for lead in (0, 1, 3) if best.consumers == 2]
