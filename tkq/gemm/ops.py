@@ -49,8 +49,9 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         bias: (N,), bfloat16, float16 or float32: a value for each column of b.
         activation: "relu", "silu", "gelu" (by erf), "gelu_tanh"; or gated, act(gate) * up, N / 2 columns: "swiglu"
             (silu), "geglu", "geglu_tanh", of the columns (gate | up), and "swiglu_interleaved" and so on of (gate 0,
-            up 0, gate 1, ..), which is fast where b is column-major. Or a function of a module of yours, of one float32
-            number of the CuTe DSL, or of (number, row, column): see examples/write_an_epilogue.py.
+            up 0, gate 1, ..), which is fast where b is column-major. On a GPU gelu of -inf is 0 in bfloat16; in other
+            types it is NaN, as PyTorch's. Or a function of a module of yours, of one float32 number of the CuTe DSL, or
+            of (number, row, column): see examples/write_an_epilogue.py.
         c: (M, N) or (B, M, N), of the result's dtype, rows contiguous: what is added, times beta. Not with a gated
             activation.
         alpha, beta: finite numbers. beta is not 0 where there is a c.
