@@ -133,7 +133,7 @@ PROMOTED = {
 FAST |= {f"128x256 paced {pace}": PacedFp8Config.of(Fp8Config(lag=0, spread=1, pdl=True), pace)
          for pace in (4, 8, 16, 32)}
 PROMOTED |= {f"256 rolling 4 spread {n} pdl": replace(QUARTERS, spread=n) for n in (2, 4, 5, 6, 7, 8)}
-PROMOTED |= {f"192 rolling 8 spread {n} pdl": replace(ROLLING, spread=n) for n in (2, 4, 6)}
+PROMOTED |= {f"192 rolling 8 spread {n} pdl": replace(ROLLING, spread=n) for n in (2, 4, 5, 6)}
 PROMOTED |= {"256 rolling 4 3 stages spread 6 pdl": replace(QUARTERS, stages=3, spread=6),
              "256 rolling 4 panels 3 spread 6 pdl": replace(QUARTERS, panels=3, spread=6),
              **{f"256 rolling 4 lead {n} spread 6 pdl": replace(QUARTERS, lead=n, spread=6) for n in (0, 1, 3)}}

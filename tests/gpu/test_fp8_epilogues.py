@@ -13,7 +13,8 @@ from tkq.testing import assert_2x
 
 GELU = Fp8Spec(scales="block", promote=True, activation="gelu")
 ROLLING = (BLOCKS[0], PROMOTED[1])
-WAITING = tuple(("block", with_epilogue(tile, GELU)) for tile in ROLLING)  # as planned
+WAITING = tuple(dict.fromkeys(("block", with_epilogue(tile, spec)) for tile in ROLLING  # as planned
+                              for spec in (GELU, replace(GELU, activation=None))))
 TILES = [("row", tile) for tile in (*FAST, SMALL[0], replace(FAST[0], spread=0))]
 TILES += [("block", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
 TILES += [*WAITING, *((kind, replace(tile, by_warp=False)) for kind, tile in WAITING)]
