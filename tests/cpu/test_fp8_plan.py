@@ -95,8 +95,9 @@ def test_what_waits():
     """Panels that their own warps store, of sums that are promoted and of curved activations."""
     block, row = Fp8Spec(scales="block", promote=True), Fp8Spec(scales="row")
     for activation in (None, "relu", "gelu"):
-        for size, out, spread in ((4096, "bf16", 6), (4096, "fp16", 6), (4096, "fp32", 8), (8192, "bf16", 4),
-                                  (8192, "fp32", 6)):
+        quarters = 5 if activation == "gelu" else 6
+        for size, out, spread in ((4096, "bf16", quarters), (4096, "fp16", quarters), (4096, "fp32", 8),
+                                  (8192, "bf16", 4), (8192, "fp32", 6)):
             found = plan(replace(block, activation=activation, out=out), size, size, size, 132)
             assert (found.spread, found.by_warp) == (spread, True)
         found = plan(replace(row, activation=activation), 4096, 4096, 4096, 132)
@@ -125,7 +126,7 @@ def test_what_cannot_wait():
     assert not candidates.fits("grouped_gemm", rolls, grouped, 256)
     gelu = Fp8Spec(scales="block", promote=True, activation="gelu")
     tried = [x for x in candidates.of_fp8_gemm(gelu, 4096, 4096, 4096, 132) if x.rolling == 4]
-    assert {x.spread for x in tried} == {0, 6} and {x.group for x in tried if x.spread} >= {4, 16}
+    assert {x.spread for x in tried} == {0, 5} and {x.group for x in tried if x.spread} >= {4, 16}
 
 
 EPILOGUES = ((None, None), ("bf16", None), ("fp32", "relu"), ("fp16", "silu"), (None, "gelu_tanh"))
