@@ -67,7 +67,8 @@ OPS: dict[str, tuple[Part, ...]] = {
         Part("gemm", ("batched",), what="batches"),
     ),
     "fp8_gemm": (
-        Part("fp8_gemm", ("tensor", "row", "block", "line")),
+        Part("fp8_gemm", ("tensor", "row", "block")),
+        Part("fp8_gemm", ("line",), what="scales by lines"),
         Part("fp8_gemm", ("epilogue",), what="bias and activation"),
         Part("fp8_gemm", ("few",), what="few rows"),
     ),
