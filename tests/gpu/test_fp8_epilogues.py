@@ -26,6 +26,7 @@ TILES += [(kind, replace(tile, by_warp=True)) for kind, tile in (
 CURVES = [(*each, "gelu") for each in TILES] + [
     (*each, curve) for each in (*WAITING, ("row", with_epilogue(FAST[0], Fp8Spec(activation="silu"))))
     for curve in ("silu", "gelu_tanh")]
+CURVES += [("block", with_epilogue(BLOCKS[0], replace(GELU, activation="silu")), "silu")]  # as planned: none waits
 # One tile and several, that end anywhere; sums of fewer steps than roll, of as many (4 and 8), and of more
 SIZES = ((1, 16, 16), (145, 136, 272), (700, 1048, 1168), (513, 776, 512), (300, 528, 1024), (257, 528, 2048))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "e4m3": E4M3}

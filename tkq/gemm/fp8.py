@@ -42,8 +42,8 @@ class Fp8Gemm(Fp8Out):
     """
 
     addressing = 40, 232  # registers of producer and consumer where addresses of scales take some
-    # A tile's, under its products: each panel of 32 columns waited for its own bias, 330 clocks. (Always where tiles
-    # spread.)
+    # A tile's is fetched before its products: each panel of 32 columns waited for its own, 330 clocks. (Where tiles
+    # spread, under the first products.)
     bias_ahead = True
 
     def __init__(self, spec: Fp8Spec, config: Fp8Config):

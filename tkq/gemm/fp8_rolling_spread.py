@@ -29,8 +29,8 @@ class SpreadRollingFp8Gemm(RollingFp8Gemm):
       consumer      .. |panels 0 .. 3|panel 4 |panel 5 |panel 6 |panel 7 |promote x1 ..
                                         promote x0 promote y0 ..
 
-    Sums begin with the bias instead of zero, in the same step: no additions. It is fetched under the first products,
-    not between tiles, where all wait for it: it costs 0.6 % of 4096^3 so, 1.5 % if fetched before.
+    Sums begin with the bias instead of zero, in the same step: no additions. It is fetched under the first products
+    and costs 0.6 % of 4096^3 so, 1.5 % if it is fetched before, between tiles.
     """
 
     def __init__(self, spec, config):

@@ -117,8 +117,5 @@ class SpreadFp8Gemm(Fp8Gemm):
                 tk.mul_outer(part, part, u.rows[i // each], cols)
             elif factor is not None:
                 tk.mul(part, part, factor)
-            if u.bias is not None:
-                bias = tk.cv(self.panel)
-                ep.gather(bias, u.bias, i % each * self.panel)
-                tk.add_col(part, part, bias)
+            self.add_bias(u, part, i % each * self.panel)
             tk.copy(panel, part)
