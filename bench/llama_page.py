@@ -33,7 +33,7 @@ def section(folder: Path = RESULTS) -> str:
     report = Report.from_json((folder / "llama.json").read_text())
     e = report.environment
     parts = [f"Measured {e.date[:10]} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians "
-             f"of turns\nin {_runs(report)}. A ratio is the median of the ratios of turns.", steps(report)]
+             f"of turns\nin {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
     if report.costs:
         parts.append(decoding(report))
     for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
@@ -56,7 +56,8 @@ def steps(report: Report) -> str:
     rows = [(words(name), *(cell for case in cases.values() for cell in _step(case, name)))
             for name in names if not name.endswith(", eager")]
     head = [x for kind in cases for x in (f"{kind}, ms", "tokens/s", "of torch", "GiB")]
-    beside = [f"{words(name.removesuffix(', eager'))} {_ratio(case, name):.3f}" for case in cases.values()
+    beside = [f"{words(name.removesuffix(', eager'))} {_ratio(case, name):.3f}"
+              + f" ({case.section})" * (case.section != "compiled") for case in cases.values()
               for name in names if name.endswith(", eager") and _timed(case, name)]
     text = table(("a step", *head), rows)
     return text + ("" if not beside else "\n\nEager, of torch compiled in the same turns: " + ", ".join(beside) + ".")

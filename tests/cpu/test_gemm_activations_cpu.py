@@ -8,11 +8,13 @@ from cutlass import BFloat16, Float8E4M3FN, Float16, Float32
 
 from bench import gemm_activations as others
 from tkq.gemm import epilogue_tile as ep
+from tkq.gemm import fp8_epilogue
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
 from tkq.pointwise import activations
 from tkq.testing import assert_2x
 
 TRUTH = {"gelu": F.gelu, "silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+IN_8_BITS = {"gelu": ep.gelu_in_8_bits, "gelu_tanh": ep.gelu_tanh_in_8_bits, "silu": fp8_epilogue.silu_in_8_bits}
 INF, NAN = float("inf"), float("nan")
 SPECIAL = {0.0: 0.0, 1e-30: 5e-31, 1e4: 1e4, 1e30: 1e30, 3e38: 3e38, INF: INF, NAN: NAN, -1e4: 0.0, -3e38: 0.0,
            -INF: NAN}
@@ -26,9 +28,10 @@ def on_cpu(monkeypatch):
     arch = types.SimpleNamespace(rcp_approx=torch.reciprocal, fmax=fmax, fmin=torch.fmin)
     math = types.SimpleNamespace(abs=torch.abs, exp2=lambda x, fastmath: torch.exp2(x),
                                  tanh=lambda x, fastmath: torch.tanh(x))
-    for module in (ep, others):
+    for module in (ep, fp8_epilogue, others):
         monkeypatch.setattr(module, "cute", types.SimpleNamespace(arch=arch, math=math))
-        monkeypatch.setattr(module, "Float32", lambda value: torch.tensor(value, dtype=torch.float32))
+        monkeypatch.setattr(module, "Float32", lambda value: torch.as_tensor(value, dtype=torch.float32))
+    monkeypatch.setattr(fp8_epilogue, "cutlass", types.SimpleNamespace(select_=torch.where))
     monkeypatch.setattr(others, "_saturated", lambda a, b, c: (a * b + c).clamp(0, 1))
 
 
@@ -39,7 +42,8 @@ def x_and_error(f, name):
 
 @pytest.mark.parametrize("f, name, bounds, far", (
     (ep.gelu_in_8_bits, "gelu", {0: 4e-4, -3: 4e-3, -5.5: 9e-3}, 1e-9),
-    (ep.gelu_tanh_in_8_bits, "gelu_tanh", {0: 5e-4, -3: 3e-3, -5.5: 8e-3}, 1e-10)))
+    (ep.gelu_tanh_in_8_bits, "gelu_tanh", {0: 5e-4, -3: 3e-3, -5.5: 8e-3}, 1e-10),
+    (fp8_epilogue.silu_in_8_bits, "silu", {0: 9e-4, -3: 2.2e-3, -40: 3.7e-3}, 0)))
 def test_those_for_8_bits(f, name, bounds, far):
     x, error = x_and_error(f, name)
     y = TRUTH[name](x).abs()
@@ -49,7 +53,7 @@ def test_those_for_8_bits(f, name, bounds, far):
 
 
 @pytest.mark.parametrize("scale", (0.02, 0.3, 1.0, 4.0, 50.0))
-@pytest.mark.parametrize("name", ("gelu", "gelu_tanh"))
+@pytest.mark.parametrize("name", IN_8_BITS)
 def test_results_in_bf16(name, scale):
     """Error and mean signed error by the library's rule."""
     x = scale * torch.randn(200, 1000, generator=torch.Generator().manual_seed(0))
@@ -57,7 +61,7 @@ def test_results_in_bf16(name, scale):
 
 
 @pytest.mark.parametrize("least, most", ((0, 0.01), (-1, 0), (-3, -2), (-4, -3)))
-@pytest.mark.parametrize("name", ("gelu", "gelu_tanh"))
+@pytest.mark.parametrize("name", IN_8_BITS)
 def test_results_in_bf16_of_a_range(name, least, most):
     """Where an approximation is off in one direction, by up to a fifth of a unit in the last place; beside two calls,
     which round the product as well."""
@@ -67,7 +71,7 @@ def test_results_in_bf16_of_a_range(name, least, most):
 
 def check_results(x, name, peer=None, bias_ulps=0.0):
     truth = TRUTH[name](x.double())
-    assert_2x(ep.activation(name, BFloat16)(x).bfloat16(), truth, peer(x) if peer else truth.bfloat16(), ulps=0.05,
+    assert_2x(IN_8_BITS[name](x).bfloat16(), truth, peer(x) if peer else truth.bfloat16(), ulps=0.05,
               bias_ulps=bias_ulps, what=name)
 
 
@@ -77,10 +81,11 @@ def test_the_exact_ones(name, relative):
     assert (error <= relative * x.abs() + 3e-7 * TRUTH[name](x).abs()).all()
 
 
-@pytest.mark.parametrize("f", (ep.gelu, ep.gelu_tanh, others.gelu_series))
-def test_special_values(f):
+@pytest.mark.parametrize("f, rtol", ((ep.gelu, 1e-6), (ep.gelu_tanh, 1e-6), (others.gelu_series, 1e-6),
+                                     (fp8_epilogue.silu_in_8_bits, 4e-3)))
+def test_special_values(f, rtol):
     """As torch's on a GPU."""
-    check_special(f, SPECIAL)
+    check_special(f, SPECIAL, rtol)
 
 
 @pytest.mark.parametrize("f", (ep.gelu_in_8_bits, ep.gelu_tanh_in_8_bits))
@@ -92,6 +97,15 @@ def test_special_values_in_8_bits(f):
 def check_special(f, values, rtol=1e-6):
     got, want = f(torch.tensor(list(values))), torch.tensor(list(values.values()))
     assert torch.allclose(got, want, equal_nan=True, rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("out, crowded, exact",
+                         ((BFloat16, True, False), (BFloat16, False, True), (Float16, True, True)))
+def test_which_silu_a_float8_result_gets(monkeypatch, out, crowded, exact):
+    used = []
+    monkeypatch.setattr(fp8_epilogue.tk, "apply", lambda dst, f, x: used.append(f))
+    fp8_epilogue.activate(None, "silu", out, crowded)
+    assert used == [activations.silu if exact else fp8_epilogue.silu_in_8_bits]
 
 
 def test_which_gelu_a_result_gets():

@@ -85,11 +85,24 @@ class Fp8Config:
         last = max(j for j in range(count) if j % self.panels == i % self.panels)
         return self.panels - 1 if i >= self.panels else min(self.panels - 1, count - 1 - last + i)
 
+    def panels_first(self, out: str) -> bool:
+        """Where tiles roll: are the first panels that waited written before a tile's second product is issued, whose
+        registers they have until then? Of quarters, 0.3 % faster; of halves neither; fp32 has not been timed."""
+        return self.waves * self.split == 4 and self.count(out) == 8
+
     def panels_under(self, i: int, out: str) -> list[int]:
         """Of the ``spread`` last panels, where tiles roll: those that are written under part i of the next tile's first
-        step. Evenly, and each before its own part of the sums is begun."""
+        step, each before its own part of the sums is begun. Evenly; or, ``panels_first``, a part before its own, but
+        the last under the last."""
         parts, count = self.waves * self.split, self.count(out)
-        return [count - self.spread + j for j in range(self.spread) if j * parts // self.spread == i]
+        first = count - self.spread
+
+        def under(j):
+            if not self.panels_first(out):
+                return (j - first) * parts // self.spread
+            return max(0, j * parts // count - 1) if j < count - 1 else parts - 1
+
+        return [j for j in range(first, count) if under(j) == i]
 
     def scales(self, spec: Fp8Spec) -> int:
         """Scales in a stage."""

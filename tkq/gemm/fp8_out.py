@@ -13,6 +13,8 @@ OUTPUT_BARRIER = 8  # and one more for each further consumer
 class Fp8Out:
     """The methods of ``Fp8Gemm`` by which a tile goes out, panel by panel."""
 
+    crowded = False  # is an activation computed where special functions cost more than plain instructions?
+
     @cute.jit
     def write(self, g, s: Constexpr, u: Constexpr, t, wg):
         """The tile, panel by panel."""
@@ -32,7 +34,7 @@ class Fp8Out:
         first, part, at = i * self.panel % x.n, self.panel_of(u, i), self.place(t, i, wg)
         self.scale(g, u, part, factor, i * self.panel // x.n, first, t)
         self.add_bias(u, part, first)
-        activate(part, spec.activation, self.out)
+        activate(part, spec.activation, self.out, self.crowded)
         if spec.out == "e4m3":
             tk.mul(part, part, shrink)
         if spec.store == "tma":

@@ -36,13 +36,16 @@ class RollingFp8Gemm(Fp8Gemm):
 
     def roll(self, s, u, part, rows, wg, steps, under=None):
         """So many steps of K. A step's scales are read while its first part is multiplied; under(i): what else is done
-        while part i is."""
+        before part i is promoted."""
         x = self.config
         n = x.waves * x.split
         self.ready(s, u, wg)
         self.start(s, u, part[0], 0, wg)
         for i in range(steps * n):  # promote i, while i + 1 is multiplied
             p, more = i % n, i + 1 < steps * n
+            first = under is not None and i == 0 and x.panels_first(self.spec.out)
+            if first:
+                under(i)
             if p == n - 1:
                 u.full.advance()
                 if more:
@@ -51,7 +54,7 @@ class RollingFp8Gemm(Fp8Gemm):
                 self.start(s, u, part[(i + 1) % 2], (p + 1) % n, wg)
             if p == 0:
                 scales = [self.scales_of(s, u.full, rows[q // x.split], q, wg) for q in range(n)]
-            if under is not None:
+            if under is not None and not first:
                 under(i)
             tk.mma_wait(1 if more else 0)
             if p == n - 1:

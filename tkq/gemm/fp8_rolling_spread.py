@@ -22,20 +22,22 @@ class Turn:
 
 class SpreadRollingFp8Gemm(RollingFp8Gemm):
     """As RollingFp8Gemm, but a tile's last ``spread`` panels stay where they are, in the sums, until the next tile's
-    first products come out to take their place. In quarters, of eight panels four, for example:
+    first products come out to take their place. In quarters, of eight panels seven, for example:
 
       time           ->
-      tensor cores  .. |             |x0      |y0      |z0      |w0      |x1 ..
-      consumer      .. |panels 0 .. 3|panel 4 |panel 5 |panel 6 |panel 7 |promote x1 ..
-                                        promote x0 promote y0 ..
+      tensor cores  .. |       |x0           |y0          |z0          |w0          |x1 ..
+      consumer      .. |panel 0|panels 1 .. 3|panels 4, 5 |panel 6     |panel 7     |promote x1 ..
+                                              promote x0   promote y0 ..
 
-    Sums begin with the bias instead of zero, in the same step: no additions. It is fetched under the first products
-    and costs 0.6 % of 4096^3 so, 1.5 % if it is fetched before, between tiles.
+    y0 is issued when panel 3 is out, in halves before the first (``Fp8Config.panels_first``): an activation is as quick
+    as it has registers. Sums begin with the bias instead of zero, in the same step: no additions. It is fetched under
+    the first products and costs 0.5 % of 4096^3 so, 1.5 % if it is fetched before, between tiles.
     """
 
     def __init__(self, spec, config):
         super().__init__(spec, config)
         self.stay = config.count(spec.out) - config.spread  # the first panel that does
+        self.crowded = config.panels_first(spec.out)
 
     @cute.jit
     def consume(self, g, s: Constexpr, wg):
