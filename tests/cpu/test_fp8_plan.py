@@ -76,7 +76,8 @@ def test_a_buffer_is_written_when_its_store_has_read_it(n, waves, panels, out):
             assert config.under_way(i, out) == panels - 1  # no more is waited for than must be
 
 
-@pytest.mark.parametrize("config", (BLOCKS[0], PROMOTED[1]), ids=lambda x: x.name)
+@pytest.mark.parametrize("config", (BLOCKS[0], PROMOTED[1], replace(BLOCKS[0], panel_bytes=128, panels=1), Fp8Config(
+    m=256, n=128, stages=3, split=2, rolling=4, panel_bytes=64)), ids=lambda x: f"{x.name}_{x.panel_bytes}")
 def test_what_waits_is_written_before_its_sums_begin(config):
     parts = config.waves * config.split
     for out in ("bf16", "fp32"):

@@ -1,5 +1,6 @@
 """The GEMM's activations as the device computes them, in fp32 here with exact exp2 and reciprocal, beside float64."""
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ from cutlass import BFloat16, Float8E4M3FN, Float16, Float32
 
 from bench import gemm_activations as others
 from tkq.gemm import epilogue_tile as ep
-from tkq.gemm import fp8_epilogue
+from tkq.gemm import fp8, fp8_epilogue
 from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
+from tkq.gemm.fp8_plan import BLOCKS, PROMOTED
+from tkq.gemm.fp8_spec import Fp8Spec
 from tkq.pointwise import activations
 from tkq.testing import assert_2x
 
@@ -36,14 +39,14 @@ def on_cpu(monkeypatch):
 
 
 def x_and_error(f, name):
-    x = torch.linspace(-40, 40, 400001)
+    x = torch.linspace(-100, 40, 700001)
     return x.double(), (f(x).double() - TRUTH[name](x.double())).abs()
 
 
 @pytest.mark.parametrize("f, name, bounds, far", (
     (ep.gelu_in_8_bits, "gelu", {0: 4e-4, -3: 4e-3, -5.5: 9e-3}, 1e-9),
     (ep.gelu_tanh_in_8_bits, "gelu_tanh", {0: 5e-4, -3: 3e-3, -5.5: 8e-3}, 1e-10),
-    (fp8_epilogue.silu_in_8_bits, "silu", {0: 9e-4, -3: 2.2e-3, -40: 3.7e-3}, 0)))
+    (fp8_epilogue.silu_in_8_bits, "silu", {0: 9e-4, -3: 2.2e-3, -87: 3.7e-3}, 1e-37)))
 def test_those_for_8_bits(f, name, bounds, far):
     x, error = x_and_error(f, name)
     y = TRUTH[name](x).abs()
@@ -61,12 +64,22 @@ def test_results_in_bf16(name, scale):
 
 
 @pytest.mark.parametrize("least, most", ((0, 0.01), (-1, 0), (-3, -2), (-4, -3)))
-@pytest.mark.parametrize("name", IN_8_BITS)
-def test_results_in_bf16_of_a_range(name, least, most):
-    """Where an approximation is off in one direction, by up to a fifth of a unit in the last place; beside two calls,
+@pytest.mark.parametrize("name, bias", (("gelu", 0.2), ("gelu_tanh", 0.2), ("silu", 1 / 3)))
+def test_results_in_bf16_of_a_range(name, bias, least, most):
+    """Where an approximation is off in one direction, by up to so much of a unit in the last place; beside two calls,
     which round the product as well."""
+    check_range(name, bias, least, most)
+
+
+@pytest.mark.parametrize("bias, least, most", (
+    (1 / 3, -1.8, -1.5), (1 / 3, -2, -1.9), (2 / 3, -5, -4), (2 / 3, -12, -8)))
+def test_silu_in_bf16_where_it_is_off_most(bias, least, most):
+    check_range("silu", bias, least, most)
+
+
+def check_range(name, bias, least, most):
     x = torch.empty(200, 1000).uniform_(least, most, generator=torch.Generator().manual_seed(0))
-    check_results(x, name, lambda x: TRUTH[name](x.bfloat16().double()).bfloat16(), bias_ulps=0.2)
+    check_results(x, name, lambda x: TRUTH[name](x.bfloat16().double()).bfloat16(), bias_ulps=bias)
 
 
 def check_results(x, name, peer=None, bias_ulps=0.0):
@@ -108,6 +121,14 @@ def test_which_silu_a_float8_result_gets(monkeypatch, out, crowded, exact):
     assert used == [activations.silu if exact else fp8_epilogue.silu_in_8_bits]
 
 
+def test_which_kernels_are_crowded():
+    """Of the kernels that are planned: quarters that wait."""
+    for out, config, crowded in (("bf16", replace(BLOCKS[0], spread=6), True), ("fp16", BLOCKS[0], False),
+                                 ("bf16", replace(PROMOTED[1], spread=4), False)):
+        spec = Fp8Spec(out=out, scales="block", promote=True, activation="silu")
+        assert fp8.form(config)(spec, config).crowded is crowded
+
+
 def test_which_gelu_a_result_gets():
     assert ep.activation("gelu", BFloat16) is ep.activation("gelu", Float8E4M3FN) is ep.gelu_in_8_bits
     assert ep.activation("gelu_tanh", BFloat16) is ep.gelu_tanh_in_8_bits
@@ -127,4 +148,4 @@ def test_which_gelu_a_result_gets():
 def test_the_others(f, absolute, relative):
     name = others.MEANS[f.__name__]
     x, error = x_and_error(f, name)
-    assert (error <= absolute + relative * TRUTH[name](x).abs()).all()
+    assert (error <= absolute + relative * TRUTH[name](x).abs())[x >= -87].all()

@@ -35,8 +35,8 @@ class RollingFp8Gemm(Fp8Gemm):
             self.roll(s, u, part, rows, wg, 1)
 
     def roll(self, s, u, part, rows, wg, steps, under=None):
-        """So many steps of K. A step's scales are read while its first part is multiplied; under(i): what else is done
-        before part i is promoted."""
+        """So many steps of K. A step's scales are read before its first part is promoted; under(i): what else is done
+        before part i is."""
         x = self.config
         n = x.waves * x.split
         self.ready(s, u, wg)
