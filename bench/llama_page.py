@@ -85,11 +85,12 @@ def decoding(report: Report) -> str:
     rows: dict[str, dict] = {}
     for cost in report.costs:
         who, _, what = cost.name.partition(": ")
-        rows.setdefault(what, {})[who] = f"{cost.median_us / 1e3:.2f}", cost.note.removesuffix(" tokens/s")
+        ms = f"{cost.median_us / 1e3:.2f} ({cost.least_us / 1e3:.2f} to {cost.most_us / 1e3:.2f})"
+        rows.setdefault(what, {})[who] = ms, cost.note.removesuffix(" tokens/s")
     days = sorted({cost.date[:10] for cost in report.costs if cost.date})
     when = f" (of {' to '.join(dict.fromkeys((days[0], days[-1])))})" if days else ""
     return f"Decoding{when}, with a CUDA graph for each token:\n\n" + table(
-        ("milliseconds, tokens/s", "torch", "patched"),
+        ("milliseconds (least to most), tokens/s", "torch", "patched"),
         ((what, *(f"{ms}, {rate}" for ms, rate in (found["torch"], found["tkq"]))) for what, found in rows.items()))
 
 
