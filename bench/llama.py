@@ -211,18 +211,22 @@ def kept_curves(old: dict, new: dict) -> dict:
     return {**new, "made": made, **{key: {name: old[key][name] for name in whole} for key in ("apart", "losses")}}
 
 
-def decoding(model) -> Iterator[Cost]:
-    """Microseconds of a token, of torch and of tkq, each by a CUDA graph."""
+def decoding(model, rounds: int = 6) -> Iterator[Cost]:
+    """Microseconds of a prefill and of a token, of tkq and of torch in turns, each token by a CUDA graph."""
     model = model.eval()
     ours = llama_train.patched(model, attention="tkq")[0]
     model.set_attn_implementation("sdpa")
     for batch, length in DECODE:
-        ids = torch.randint(1, model.config.vocab_size, (batch, length), device="cuda")
-        for name, each in (("tkq", ours), ("torch", model)):
-            decoder = llama_generate.Decoder(each, ids, length + DECODED)
-            times = [decoder.seconds(DECODED) for _ in range(5)]
+        ids = torch.randint(1, model.config.vocab_size, (batch, length), device=model.device)
+        decoders = {name: llama_generate.Decoder(each, ids, length + DECODED)
+                    for name, each in (("tkq", ours), ("torch", model))}
+        times = {name: [] for name in decoders}
+        for i in range(rounds):
+            for name in timing.turn_order(list(decoders), i):
+                times[name].append(decoders[name].seconds(DECODED))
+        for name, found in times.items():
             for what, column in (("prefill", 0), ("a token", 1)):
-                us = [1e6 * t[column] for t in times]
+                us = [1e6 * t[column] for t in found]
                 tokens = batch * (length if what == "prefill" else 1) / statistics.median(us) * 1e6
                 yield Cost(f"{name}: {what}, B{batch} prompt {length}", statistics.median(us), min(us), max(us),
                            len(us), note=f"{tokens:.0f} tokens/s")

@@ -1,5 +1,6 @@
 """docs/integrations.md's figures are those of the results."""
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,3 +108,29 @@ def test_the_page_says_which_curves_are_of_an_earlier_run():
     assert "rest: torch (2026-11-22)." in llama_page.learning(found)
     found["made"]["torch"] = found["made"]["tkq"]
     assert "earlier" not in llama_page.learning(found)
+
+
+def test_decoding_takes_turns(monkeypatch):
+    """Of a prefill and a token, tkq and torch one after the other, each as often first."""
+    turns = []
+
+    class Decoder:
+        def __init__(self, model, ids, room):
+            self.model = model
+            assert (ids.shape, room) in {((b, n), n + llama.DECODED) for b, n in llama.DECODE}
+
+        def seconds(self, count):
+            turns.append(self.model)
+            return (3e-3 if self.model == "ours" else 5e-3), 1e-3
+
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=9), device="cpu", set_attn_implementation=lambda _: None)
+    model.eval = lambda: model
+    monkeypatch.setattr(llama.llama_generate, "Decoder", Decoder)
+    monkeypatch.setattr(llama.llama_train, "patched", lambda model, attention: ("ours", None))
+    costs = list(llama.decoding(model, rounds=4))
+    names = ["ours" if turn == "ours" else "torch" for turn in turns]
+    assert names[:8] == names[8:] and sorted(names[:2]) == sorted(names[2:4]) == ["ours", "torch"]
+    assert {names[0], names[2]} == {"ours", "torch"}
+    assert [c.name for c in costs[:4]] == [f"{name}: {what}, B1 prompt 1024" for name in ("tkq", "torch")
+                                           for what in ("prefill", "a token")]
+    assert [round(c.median_us) for c in costs[:4]] == [3000, 1000, 5000, 1000] and {c.samples for c in costs} == {4}
