@@ -61,7 +61,8 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
         bias: (N,), bfloat16, float16 or float32, contiguous.
         activation: "relu", "silu", "gelu" (by erf) or "gelu_tanh". Of a 16-bit result of "fast" sums it may be computed
             while the next tile's products run, of the sum in the result's type: rounded before and after, as by two
-            calls. On a GPU gelu of -inf is 0 where the result is bfloat16 or float8; else it is NaN, as PyTorch's.
+            calls. On a GPU gelu, gelu_tanh and, by blocks, silu are less exact where the result is bfloat16 or float8:
+            docs/numerics.md says by how much; gelu of -inf is 0 there, else NaN, as PyTorch's.
         out_dtype: bfloat16, float16, float32 or float8_e4m3fn.
         out_scale: for float8 results, and only for them: float32, one element; the result is y / out_scale, and what is
             beyond 448 becomes 448.
