@@ -207,15 +207,20 @@ def test_a_device_copy_that_cannot_be_timed_is_none():
 
 
 def test_what_clears_the_cache_is_more_than_it_holds_and_goes_with_the_comparison(monkeypatch):
-    made = []
+    """Written when what was there has ended, and when nothing of it is to be kept any longer."""
+    made, done = [], []
+    monkeypatch.setattr(timing.driver, "ask", done.append)
     monkeypatch.setattr(torch, "empty", lambda n, dtype, device: made.append(torch.zeros(n, dtype=dtype)) or made[-1])
     monkeypatch.setattr(timing.Gpu, "l2_bytes", lambda self: 4096)
     for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: done.append(name))
+    monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: done.append("written") or self.copy_(
+        torch.tensor(value)))
     gpu = object.__new__(timing.Gpu)
     gpu._others = None
     for _ in range(3):
         gpu.clear_cache()
+    assert done == 3 * ["synchronize", "cuCtxResetPersistingL2Cache", "written"]
     assert len(made) == 1 and made[0].all() and made[0].nbytes == timing.CLEARED_MULTIPLE * 4096 > 4096
     gpu.release()
     assert gpu._others is None

@@ -150,7 +150,8 @@ def test_which_kernels(monkeypatch):
     for n, found in ((1, "kept"), (264 * 128, "kept"), (264 * 128 + 1, "claimed"), (1 << 20, "claimed")):
         amax = 128 + -(-n // 128) * 128
         assert asked("row", n, True) == (found, amax, True) and asked("tensor", n, True) == (found, 1, True)
-    assert asked("block", 256, True) == asked("tile", 256, True) == ("tiles", 0, False)
+    assert asked("block", 256, True) == asked("tile", 256, True) == asked("tile", 256, False) == ("tiles", 0, False)
+    assert asked("block", 256, False) == ("blocks", 0, False)
 
 
 def test_kept_tiles_are_on_the_gpu_at_once():

@@ -11,7 +11,7 @@ from .. import tile as tk
 from ..tile.bulk import _asm
 from .room import LINE, first_of, half_of
 from .spec import EDGE, VECTOR, TileSpec
-from .tiles import THREADS, Operands, Tiles, _same, operands
+from .tiles import THREADS, Operands, Tiles, _inverse, _same, operands
 from .twice import Twice
 
 SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
@@ -23,7 +23,7 @@ class OneScale(Tiles):
     def row_scales(self, g, al, t, tile, held, row0):
         one = self.scale_of(Int32(g.amax[0]).bitcast(Float32))
         self.put(g.scale, (0,), one, (t == 0) & (tile[0] + tile[1] == 0))
-        return [one] * VECTOR
+        return [_inverse(one)] * VECTOR
 
 
 class Claimed(Twice):

@@ -7,7 +7,7 @@ from torch import Tensor
 from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.room import room_size
-from tkq.quantize.shipped import by_claims, rows_recipe, tiles_recipe, way
+from tkq.quantize.shipped import TWICE, by_claims, rows_recipe, tiles_recipe, way
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
 from tkq.runtime import arch, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
@@ -165,7 +165,7 @@ def _runs(granularity, x, m, n, strides, aligned, out, transpose, index):
     wide = not (n % VECTOR or (m > 1 and strides[0] % VECTOR) or aligned)
     spec = TileSpec(granularity, *names, transpose, wide, m % VECTOR == 0 or not transpose)
     module = way(spec, -(-m // EDGE) * -(-n // EDGE), arch.processors(arch.device(index)))
-    largest = 0 if module == "tiles" else _largest_of(granularity, m, n, transpose)
+    largest = _largest_of(granularity, m, n, transpose) if granularity in TWICE else 0
     return function(tiles_recipe(spec, module)), largest, by_claims(granularity, transpose)
 
 

@@ -16,7 +16,7 @@ def rows_recipe(spec: NormSpec) -> Recipe:
 def way(spec: TileSpec, tiles: int, processors: int) -> str:
     """The module that quantises so many tiles."""
     if spec.granularity not in TWICE:
-        return "tiles"
+        return "blocks" if spec.granularity == "block" and not spec.transpose else "tiles"
     if not by_claims(spec.granularity, spec.transpose):
         return "twice"
     return "kept" if tiles <= kept_tiles(spec) * processors else "claimed"
@@ -73,4 +73,4 @@ def _expectation(spec: TileSpec, module: str) -> Expectation:
 
 
 def _written(spec: TileSpec) -> str:
-    return "STG.E.EF.64" if spec.wide else "STG.E.U8"
+    return "STG.E.64" if spec.wide else "STG.E.U8"

@@ -10,10 +10,11 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
-from ..norms.quant import nan_max, scale_of
+from ..norms.quant import scale_of
 from ..pointwise import access
 from ..tile.bulk import _asm
 from ..utils import WARP
+from . import maxima
 from .spec import EDGE, VECTOR, TileSpec
 
 SIDE = EDGE // VECTOR  # vectors to a row of a tile, and to a column
@@ -38,8 +39,9 @@ class Tiles:
     """A block takes a tile of 128 x 128; a thread 8 x 8 of it: loads 8 vectors, all before it uses any.
 
       thread t      rows 8 * (t // 16) ..  columns 8 * (t % 16) ..
-      amax          of its part; across the 16 lanes that share rows by shuffles ("block"), across the block by shared
-                    memory ("tile"); of columns across 2 lanes and the 8 warps ("block", transposed)
+      amax          of its part; across the 16 lanes that share rows by shuffles ("block"), after which each has that of
+                    one row; across the block by shared memory ("tile"); of columns across 2 lanes by shuffles and the
+                    8 warps by shared memory ("block", transposed)
       q             8 bytes a row: 16 lanes write a line of 128
       qt            8 bytes a column, through 16 KB of shared memory: slot (row vector) ^ (column vector) of its line,
                     so that neither way two lanes of a half-warp meet in a bank; 16 lanes then write a line of 128
@@ -58,8 +60,8 @@ class Tiles:
 
     @cute.kernel
     def kernel(self, g: Operands, across: Int32):
-        tile = self.tile_of(cute.arch.block_idx()[0], across)
-        self.take(g, tk.SharedAllocator(), cute.arch.thread_idx()[0], tile)
+        t = cute.arch.thread_idx()[0]
+        self.take(g, tk.SharedAllocator(), t, self.tile_of(cute.arch.block_idx()[0], t, across))
 
     def take(self, g, al, t, tile):
         """A step of a tile, by thread t."""
@@ -79,62 +81,67 @@ class Tiles:
         if spec.step == "amax":
             self.find(g, al, t, tile, held)
             return
-        scales = self.row_scales(g, al, t, tile, held, row0)
+        inverses = self.row_scales(g, al, t, tile, held, row0)
         for i in range(VECTOR):
-            inverse = cute.arch.rcp_approx(scales[i])
-            self.store(g.q, [v * inverse for v in access.wide(held[i])], row0 + i, col0)
+            self.store(g.q, [v * inverses[i] for v in access.wide(held[i])], row0 + i, col0)
         if spec.transpose:
-            scales = self.column_scales(g, al, t, tile, held, col0, scales)
+            inverses = self.column_scales(g, al, t, tile, held, col0, inverses)
             x = [access.wide(_anew(row)) for row in held]
-            self.transpose(g, al, t, tile, x, scales)
+            self.transpose(g, al, t, tile, x, inverses)
 
-    def tile_of(self, block, across):
-        """(row of tiles, column of tiles) of a block."""
+    def tile_of(self, block, t, across):
+        """(row of tiles, column of tiles) of a block's thread t."""
         return block // across, block % across
 
     # ---- scales ------------------------------------------------------------------------------------
 
     def find(self, g, al, t, tile, held):
         """What is to be known of all of x before a tile can be written."""
-        self.put_amax(g.amax, self.of_block(al, t, _largest_of(held)), t)
+        self.put_amax(g.amax, self.of_block(al, t, maxima.of_all(held)), t)
 
     def row_scales(self, g, al, t, tile, held, row0):
-        """The scale of each of this thread's rows, written where they belong."""
+        """One over the scale of each of this thread's rows. Scales are written where they belong."""
         if self.spec.granularity == "block":
-            scales = [self.scale_of(_lanes_max(_largest_of([row]), (1, 2, 4, 8))) for row in held]
-            self.put_scales(g.scale, scales, row0, tile[1], t % SIDE)
-            return scales
+            one = self.scale_of(maxima.of_shared_rows(held, t, SIDE))  # of row t % VECTOR of them
+            row = row0 + t % VECTOR
+            self.put(g.scale, (row, tile[1]), one, (t % SIDE < VECTOR) & (row < g.scale.shape[0]))
+            inverse, first = _inverse(one), t % WARP // SIDE * SIDE
+            return [cute.arch.shuffle_sync(inverse, first + i) for i in range(VECTOR)]
         if self.spec.granularity == "tile":
-            one = self.scale_of(self.of_block(al, t, _largest_of(held)))
+            one = self.scale_of(self.of_block(al, t, maxima.of_all(held)))
             self.put(g.scale, (tile[0], tile[1]), one, t == 0)
         else:
             one = self.scale_of(Int32(g.amax[0]).bitcast(Float32))
             self.put(g.scale, (0,), one, (t == 0) & (cute.arch.block_idx()[0] == 0))
-        return [one] * VECTOR
+        return [_inverse(one)] * VECTOR
 
-    def column_scales(self, g, al, t, tile, held, col0, scales):
-        """The scale of each of this thread's columns, written where they belong."""
+    def column_scales(self, g, al, t, tile, held, col0, inverses):
+        """One over the scale of each of this thread's columns. Scales are written where they belong."""
         if self.spec.granularity != "block":
-            return scales
-        met = al.vector(EDGE, WARPS)
-        self.put_lanes(met, [_lanes_max(v, (16,)) for v in _largest_of_columns(held)], t)
+            return inverses
+        met = self.columns_of_warps(al, t, held)
         cute.arch.sync_threads()
-        found = []
-        for j in range(VECTOR):
-            found.append(self.scale_of(_largest([met[t % SIDE * VECTOR + j, w] for w in range(WARPS)])))
-        self.put_scales(g.scale_t, found, col0, tile[0], t // SIDE)
-        return found
+        warps = [_loaded(met, t % SIDE * VECTOR, w) for w in range(WARPS)]
+        scales = [self.scale_of(v) for v in maxima.magnitudes(maxima.of_columns(warps))]
+        self.put_scales(g.scale_t, scales, col0, tile[0], t // SIDE)
+        return [_inverse(scale) for scale in scales]
+
+    def columns_of_warps(self, al, t, held):
+        """(EDGE, WARPS): the largest of each column, with some sign, in the rows of each warp."""
+        met = al.vector(EDGE, WARPS, held[0].element_type)
+        self.put_lanes(met, maxima.across_lanes(maxima.of_columns(held), SIDE), t)
+        return met
 
     def scale_of(self, amax):
         return scale_of(amax, self.spec.out)
 
     def of_block(self, al, t, value):
         """The largest of a value a thread, in all of them."""
-        value = _lanes_max(value, (1, 2, 4, 8, 16))
+        value = maxima.lanes_max(value, (1, 2, 4, 8, 16))
         met = al.vector(WARPS)
         self.put_warp(met, value, t)
         cute.arch.sync_threads()
-        return _largest([met[w, 0] for w in range(WARPS)])
+        return maxima.largest([met[w, 0] for w in range(WARPS)])
 
     @cute.jit
     def put_warp(self, met: cute.Tensor, value: Float32, t: Int32):
@@ -142,10 +149,9 @@ class Tiles:
             met[t // WARP, 0] = value
 
     @cute.jit
-    def put_lanes(self, met: cute.Tensor, values: Constexpr, t: Int32):
+    def put_lanes(self, met: cute.Tensor, held: cute.Tensor, t: Int32):
         if t % WARP < SIDE:
-            for j in cutlass.range_constexpr(VECTOR):
-                met[t % SIDE * VECTOR + j, t // WARP] = values[j]
+            cute.autovec_copy(held, access.run_at(met, (t % SIDE * VECTOR, t // WARP), VECTOR))
 
     @cute.jit
     def put(self, m: cute.Tensor, coord, value: Float32, mine):
@@ -172,7 +178,7 @@ class Tiles:
         no maximum, and no branch keeps a load from flying with others; elements by themselves are zeros there."""
         if self.spec.wide:
             row, col = cutlass.min(row, m.shape[0] - 1), cutlass.min(col, m.shape[1] - VECTOR)
-            return access.load(access.run_at(m, (row, col), VECTOR), once=True)
+            return access.load(access.run_at(m, (row, col), VECTOR))
         return self.load_elements(m, row, col)
 
     @cute.jit
@@ -195,7 +201,7 @@ class Tiles:
     def put_run(self, m: cute.Tensor, packed: cute.Tensor, row, col, wide: Constexpr[bool]):
         if const_expr(wide):
             if col < m.shape[1]:
-                access.store(packed, access.run_at(m, (row, col), VECTOR), once=True)
+                access.store(packed, access.run_at(m, (row, col), VECTOR))
         else:
             bytes, to = cute.recast_tensor(packed, cutlass.Uint8), cute.recast_tensor(m, cutlass.Uint8)
             for j in cutlass.range_constexpr(VECTOR):
@@ -203,13 +209,12 @@ class Tiles:
                     to[row, col + j] = bytes[j]
 
     @cute.jit
-    def transpose(self, g, al: Constexpr, t, tile, x: Constexpr, scales: Constexpr):
+    def transpose(self, g, al: Constexpr, t, tile, x: Constexpr, inverses: Constexpr):
         """qt's part of the tile. The layout of shared memory: (column, slot), 8 bytes each."""
         met = al.allocate_tensor(Int64, cute.make_layout((EDGE, SIDE), stride=(SIDE, 1)), byte_alignment=128)
         down, right = t // SIDE, t % SIDE
         for j in cutlass.range_constexpr(VECTOR):
-            inverse = cute.arch.rcp_approx(scales[j])
-            packed = access.packed([row[j] * inverse for row in x], self.dtype)
+            packed = access.packed([row[j] * inverses[j] for row in x], self.dtype)
             met[right * VECTOR + j, down ^ right] = cute.recast_tensor(packed, Int64)[0]
         cute.arch.sync_threads()
         for i in cutlass.range_constexpr(VECTOR):
@@ -221,36 +226,14 @@ class Tiles:
                              tile[0] * EDGE + t % SIDE * VECTOR, self.spec.wide_t)
 
 
-def _largest_of(rows):
-    """max |v| of register tensors; NaN where one is. Of 16 bits two at a time, and one conversion in the end."""
-    dtype = rows[0].element_type
-    if dtype.width != 16:
-        return _largest([v for row in rows for v in access.wide(row)])
-    pairs = [word[i] for word in (cute.recast_tensor(row, Uint32) for row in rows) for i in range(cute.size(word))]
-    both = cute.make_rmem_tensor(2, dtype)
-    cute.recast_tensor(both, Uint32)[0] = _larger_of(pairs, dtype)
-    return _largest(access.wide(both))
+def _inverse(scale):
+    return cute.arch.rcp_approx(scale)
 
 
-def _largest_of_columns(rows):
-    """The largest |v| of each column of register tensors; NaN where one is."""
-    dtype = rows[0].element_type
-    if dtype.width != 16:
-        held = [access.wide(row) for row in rows]
-        return [_largest([row[j] for row in held]) for j in range(VECTOR)]
-    words = [cute.recast_tensor(row, Uint32) for row in rows]
-    both = cute.make_rmem_tensor(VECTOR, dtype)
-    for i in range(cute.size(words[0])):
-        cute.recast_tensor(both, Uint32)[i] = _larger_of([word[i] for word in words], dtype)
-    return [_largest([v]) for v in access.wide(both)]
-
-
-def _larger_of(pairs, dtype):
-    """The largest magnitudes of pairs of 16-bit elements, with some sign; NaN where one is."""
-    found = pairs[0]
-    for pair in pairs[1:]:
-        found = _larger_pair(found, pair, "bf16x2" if dtype is cutlass.BFloat16 else "f16x2")
-    return found
+def _loaded(met, column, warp):
+    held = cute.make_rmem_tensor(VECTOR, met.element_type)
+    cute.autovec_copy(access.run_at(met, (column, warp), VECTOR), held)
+    return held
 
 
 def _anew(held):
@@ -267,29 +250,6 @@ def _same(word, *, loc=None, ip=None):
     return Uint32(llvm.inline_asm(
         T.i32(), [Uint32(word).ir_value(loc=loc, ip=ip)], "mov.b32 $0, $1;", "=r,r", has_side_effects=True,
         is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
-
-
-@dsl_user_op
-def _larger_pair(a, b, pair, *, loc=None, ip=None):
-    """The larger of each of two pairs of magnitudes, NaN where one is; with some sign."""
-    return Uint32(llvm.inline_asm(
-        T.i32(), [Uint32(x).ir_value(loc=loc, ip=ip) for x in (a, b)], f"max.NaN.xorsign.abs.{pair} $0, $1, $2;",
-        "=r,r,r", has_side_effects=False, is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip))
-
-
-def _largest(values):
-    """max |v|; NaN where one is."""
-    found = None
-    for v in values:
-        v = cute.arch.fmax(v, -v, nan=True)
-        found = v if found is None else nan_max(found, v)
-    return found
-
-
-def _lanes_max(value, offsets):
-    for offset in offsets:
-        value = nan_max(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
-    return value
 
 
 @dsl_user_op

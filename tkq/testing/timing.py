@@ -5,7 +5,8 @@ What makes a comparison fair, and what this module does about it:
 - **The L2 cache**: a set of inputs smaller than the cache would be read from it; calls rotate over several sets
   (and as many outputs) that together exceed it three times, as far as memory goes. And before each turn other memory,
   more than the cache holds, is written: a kernel whose loads and stores leave the cache first pushes nothing else out
-  of it, and what a candidate before it left there, a part of these inputs, would be read there for all its turn.
+  of it, and what a candidate before it left there, a part of these inputs, would be read there for all its turn. What
+  was left to be kept (`evict_last`) is released before that.
 - **The host**: calls are captured in a CUDA graph and replayed, so that no launch gap is timed. What cannot be captured
   is timed between two events behind a kernel that holds the GPU while the host queues all calls.
 - **Clock and power**: an H100 is power limited, and its clock moves by several per cent within a second. So candidates
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tkq.runtime import driver
 from tkq.testing import timing_launches
 
 L2_MULTIPLE = 3
@@ -248,7 +250,12 @@ class Gpu:
         return torch.cuda.mem_get_info()[0]
 
     def clear_cache(self) -> None:
-        """Queue what leaves nobody's inputs in the L2 cache: writes to other memory, in a tenth of a millisecond."""
+        """Leave nobody's inputs in the L2 cache: queue writes to other memory, a tenth of a millisecond of them. Lines
+        that somebody read to keep them (`evict_last`, as torch.compile does where it reads rows twice) would outlast
+        them, and whoever has the next turn would find them at each of its calls: they become lines like others first.
+        """
+        torch.cuda.synchronize()
+        driver.ask("cuCtxResetPersistingL2Cache")
         if self._others is None:
             self._others = torch.empty(CLEARED_MULTIPLE * self.l2_bytes() // 4, dtype=torch.int32, device="cuda")
         self._others.fill_(1)
