@@ -221,14 +221,15 @@ def fp8(device):
 
 
 def quantise(device):
-    """Whole vectors and not, with the transpose; by rows also without, which is another kernel."""
+    """Whole vectors and not, with the transpose; by rows and by blocks also without, which are other kernels."""
     import tkq
 
     for m, n in ((136, 272), (150, 333)):
         for granularity in ("tensor", "row", "block", "tile"):
             x, = on(device, randn(0, m, n))
             yield f"quantize_fp8 {m} x {n} {granularity}", tkq.quantize_fp8(x, granularity, transpose=True)
-        yield f"quantize_fp8 {m} x {n} row alone", tkq.quantize_fp8(x, "row")
+        for granularity in ("row", "block"):
+            yield f"quantize_fp8 {m} x {n} {granularity} alone", tkq.quantize_fp8(x, granularity)
     x, = on(device, randn(0, 3, 262400))  # rows longer than a kernel holds
     yield "quantize_fp8 3 x 262400 row", tkq.quantize_fp8(x, "row")
     for m, n in ((700, 1100), (2056, 2180)):  # both halves of a room; and more tiles than fit on the GPU at once

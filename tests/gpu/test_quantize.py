@@ -49,31 +49,44 @@ def test_random(granularity, transpose, x_dtype):
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_hard_data(granularity):
+@pytest.mark.parametrize("transpose", (False, True))
+def test_hard_data(granularity, transpose):
     shape = (257, 528)
     for scale in (1e4, 1e-4, 1e-30):
-        run(torch.randn(shape, device="cuda").bfloat16() * scale, granularity, transpose=True)
+        run(torch.randn(shape, device="cuda").bfloat16() * scale, granularity, transpose=transpose)
     x = torch.randn(shape, device="cuda").bfloat16()
     x[:, 3] = 3e4
-    run(x, granularity, transpose=True)
-    run(torch.zeros(shape, device="cuda").bfloat16(), granularity, transpose=True)
-    run(torch.full(shape, -3.0, device="cuda").bfloat16(), granularity, transpose=True)
-    for bad in (math.nan, math.inf, -math.inf):
-        x = torch.randn(shape, device="cuda").bfloat16()
-        x[130, 257] = bad
-        run(x, granularity, transpose=True)
+    run(x, granularity, transpose=transpose)
+    run(torch.zeros(shape, device="cuda").bfloat16(), granularity, transpose=transpose)
+    run(torch.full(shape, -3.0, device="cuda").bfloat16(), granularity, transpose=transpose)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_e5m2_and_fp16(granularity):
-    run(torch.randn(257, 528, device="cuda").half(), granularity, E5M2, transpose=True)
+@pytest.mark.parametrize("transpose", (False, True))
+@pytest.mark.parametrize("x_dtype", (torch.bfloat16, torch.float16, torch.float32))
+def test_nan_and_infinities(granularity, transpose, x_dtype):
+    """One element; and one in each of a thread's eight rows, in columns odd and even, and in the last row and column."""
+    for m, n in ((257, 528), (130, 333)):
+        for bad in (math.nan, math.inf, -math.inf):
+            for rows, columns in (([130 % m], [257]), ([*(9 * i for i in range(8)), m - 1, 100],
+                                                       [*(37 * i for i in range(8)), 6, n - 1])):
+                x = torch.randn(m, n, device="cuda").to(x_dtype)
+                x[rows, columns] = bad
+                run(x, granularity, transpose=transpose)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_views(granularity):
+@pytest.mark.parametrize("transpose", (False, True))
+def test_e5m2_and_fp16(granularity, transpose):
+    run(torch.randn(257, 528, device="cuda").half(), granularity, E5M2, transpose=transpose)
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("transpose", (False, True))
+def test_views(granularity, transpose):
     x = torch.randn(300, 1100, device="cuda").bfloat16()
     for view in (x[3:260, 8:536], x[::2, :528], x[:257, 5:533], x[:1, :528], x[:1, :300].t()):
-        run(view, granularity, transpose=True)
+        run(view, granularity, transpose=transpose)
 
 
 def test_what_comes_out_is_what_the_gemm_takes():

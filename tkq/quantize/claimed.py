@@ -4,26 +4,17 @@ from typing import Optional
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, const_expr
+from cutlass import Int32, Int64, Uint32, const_expr
 from cutlass.cutlass_dsl import dsl_user_op
 
 from .. import tile as tk
 from ..tile.bulk import _asm
 from .room import LINE, first_of, half_of
-from .spec import EDGE, VECTOR, TileSpec
-from .tiles import THREADS, Operands, Tiles, _inverse, _same, operands
+from .spec import EDGE, TileSpec
+from .tiles import THREADS, Operands, _same, operands
 from .twice import Twice
 
 SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
-
-
-class OneScale(Tiles):
-    """As Tiles, where any block may have tile 0."""
-
-    def row_scales(self, g, al, t, tile, held, row0):
-        one = self.scale_of(Int32(g.amax[0]).bitcast(Float32))
-        self.put(g.scale, (0,), one, (t == 0) & (tile[0] + tile[1] == 0))
-        return [_inverse(one)] * VECTOR
 
 
 class Claimed(Twice):
@@ -50,8 +41,6 @@ class Claimed(Twice):
 
     def __init__(self, spec: TileSpec):
         super().__init__(spec)
-        if spec.granularity == "tensor":
-            self.write = OneScale(spec)
         self.spec = spec
 
     @cute.jit

@@ -31,9 +31,12 @@ class Lines(Tiles):
         if self.spec.transpose:
             met = self.columns_of_warps(al, t, held)
             cute.arch.sync_threads()
-            column = t % EDGE
-            self.add(g.amax, self.first_column(g) + tile[1] * EDGE + column,
-                     maxima.largest([met[column, w].to(Float32) for w in range(WARPS)]), t < EDGE)
+            self.add_columns(g.amax, self.first_column(g) + tile[1] * EDGE, met, t)
+
+    @cute.jit
+    def add_columns(self, amax: cute.Tensor, first, met: cute.Tensor, t: Int32):
+        if t < EDGE:
+            self.add(amax, first + t, maxima.largest([met[t, w].to(Float32) for w in range(WARPS)]), True)
 
     @cute.jit
     def add(self, amax: cute.Tensor, at, value: Float32, mine):

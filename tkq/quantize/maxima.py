@@ -48,13 +48,13 @@ def of_shared_rows(rows, lane, lanes):
     words = [_larger_of(_words(row), dtype) for row in rows]
     if dtype.width == 16:  # two rows in a word
         half = len(words) // 2
-        words = [_larger_of([_bytes(a, b, _LOWER), _bytes(a, b, _UPPER)], dtype)
+        words = [_larger_of([_halves(a, b, _LOWER), _halves(a, b, _UPPER)], dtype)
                  for a, b in zip(words[:half], words[half:])]
     offset = len(words) // 2
     while offset:
         upper = Boolean(lane & offset != 0)
-        kept = [_select(upper, words[offset + i], words[i]) for i in range(offset)]
-        sent = [_select(upper, words[i], words[offset + i]) for i in range(offset)]
+        kept = [cutlass.select_(upper, words[offset + i], words[i]) for i in range(offset)]
+        sent = [cutlass.select_(upper, words[i], words[offset + i]) for i in range(offset)]
         words = [_from(k, s, offset, dtype) for k, s in zip(kept, sent)]
         offset //= 2
     word, offset = words[0], len(rows) * dtype.width // 32  # of 16 bits, neighbours so far away have the same words
@@ -62,7 +62,7 @@ def of_shared_rows(rows, lane, lanes):
         word, offset = _from(word, word, offset, dtype), 2 * offset
     found = _elements([word], dtype)
     if dtype.width == 16:
-        found = [_select(Boolean(lane & len(rows) // 2 != 0), found[1], found[0])]
+        found = [cutlass.select_(Boolean(lane & len(rows) // 2 != 0), found[1], found[0])]
     return largest(found)
 
 
@@ -80,7 +80,8 @@ def largest(values):
     return found
 
 
-def lanes_max(value, offsets):
+def of_lanes(value, offsets):
+    """The largest of what lanes so far away from each other hold, none of them negative."""
     for offset in offsets:
         value = nan_max(value, cute.arch.shuffle_sync_bfly(value, offset=offset))
     return value
@@ -110,12 +111,8 @@ def _larger_of(words, dtype):
     return found
 
 
-def _bytes(a, b, which):
+def _halves(a, b, which):
     return Uint32(cute.arch.prmt(a, b, which))
-
-
-def _select(first, a, b):
-    return cutlass.select_(first, a, b)
 
 
 @dsl_user_op

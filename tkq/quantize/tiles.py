@@ -90,7 +90,7 @@ class Tiles:
             self.transpose(g, al, t, tile, x, inverses)
 
     def tile_of(self, block, t, across):
-        """(row of tiles, column of tiles) of a block's thread t."""
+        """(row of tiles, column of tiles) of a block's thread t. What a tile is, `corner` says."""
         return block // across, block % across
 
     # ---- scales ------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Tiles:
             self.put(g.scale, (tile[0], tile[1]), one, t == 0)
         else:
             one = self.scale_of(Int32(g.amax[0]).bitcast(Float32))
-            self.put(g.scale, (0,), one, (t == 0) & (cute.arch.block_idx()[0] == 0))
+            self.put(g.scale, (0,), one, (t == 0) & (tile[0] + tile[1] == 0))
         return [_inverse(one)] * VECTOR
 
     def column_scales(self, g, al, t, tile, held, col0, inverses):
@@ -137,7 +137,7 @@ class Tiles:
 
     def of_block(self, al, t, value):
         """The largest of a value a thread, in all of them."""
-        value = maxima.lanes_max(value, (1, 2, 4, 8, 16))
+        value = maxima.of_lanes(value, (1, 2, 4, 8, 16))
         met = al.vector(WARPS)
         self.put_warp(met, value, t)
         cute.arch.sync_threads()
@@ -175,7 +175,8 @@ class Tiles:
 
     def load(self, m, row, col):
         """VECTOR neighbours of a row. Past the end a whole one is the last one, which is of the same tile and changes
-        no maximum, and no branch keeps a load from flying with others; elements by themselves are zeros there."""
+        no maximum (or of a piece that is all past the end, of which nothing is written), and no branch keeps a load
+        from flying with others; elements by themselves are zeros there."""
         if self.spec.wide:
             row, col = cutlass.min(row, m.shape[0] - 1), cutlass.min(col, m.shape[1] - VECTOR)
             return access.load(access.run_at(m, (row, col), VECTOR))
