@@ -65,7 +65,7 @@ def test_hard_data(granularity, transpose):
 @pytest.mark.parametrize("transpose", (False, True))
 @pytest.mark.parametrize("x_dtype", (torch.bfloat16, torch.float16, torch.float32))
 def test_nan_and_infinities(granularity, transpose, x_dtype):
-    """One element; and one in each of a thread's eight rows, in columns odd and even, and in the last row and column."""
+    """One element; and one in each of a thread's rows, in odd and even columns, and in the last row and column."""
     for m, n in ((257, 528), (130, 333)):
         for bad in (math.nan, math.inf, -math.inf):
             for rows, columns in (([130 % m], [257]), ([*(9 * i for i in range(8)), m - 1, 100],
