@@ -9,6 +9,7 @@ The file is unpacked before the run, where there is one, and made anew behind it
 for is printed. Where the GPU is the dearer machine, `python -m tests.kernel_cache refresh kernels.tar.xz` compiles what
 has changed since ahead of the next run, without a GPU. `tests/kernel_cache.py` says more.
 """
+import os
 import pathlib
 
 import pytest
@@ -32,6 +33,12 @@ def pytest_configure(config):
     if file:
         of_gpu = lambda item: _GPU_TESTS in item.path.parents
         config.pluginmanager.register(kernel_cache.Carried(pathlib.Path(file), hasattr(config, "workerinput"), of_gpu))
+
+
+def pytest_runtest_logreport(report):
+    """A failure is told where it happens, too: a run that is cut off, as on a lent machine, has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nfailed: {report.nodeid}\n{str(report.longrepr)[-600:]}", flush=True)
 
 
 def _why_no_gpu():
