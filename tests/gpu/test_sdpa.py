@@ -1,5 +1,8 @@
 """torch's scaled_dot_product_attention and varlen attention with tkq enabled, beside torch's own."""
 import itertools
+import pathlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from tkq.testing import assert_2x
 if not hasattr(torch.nn.attention, "restore_flash_attention_impl"):
     pytest.skip("this torch has no registry of flash attentions", allow_module_level=True)
 BF16, FLASH = torch.bfloat16, SDPBackend.FLASH_ATTENTION
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +102,28 @@ def test_it_comes_before_other_backends(runs):
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, FLASH], set_priority=True), sdpa.enabled(), torch.no_grad():
         attend(q, k, v, True)
     assert runs["forward"] == 1
+
+
+FIRST = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
+from tkq.integrations import sdpa, sdpa_kernels
+
+runs, run = [], sdpa_kernels.ops.run
+sdpa_kernels.ops.run = lambda *args: runs.append(1) or run(*args)
+with sdpa.enabled():
+    x = torch.randn(2, 4, 200, 64, device="cuda", dtype=torch.bfloat16)
+    attend(x, x, x)
+assert len(runs) == 1, runs
+attend(x, x, x)
+assert len(runs) == 1, runs
+"""
+
+
+def test_it_is_enabled_before_the_first_call_of_a_process():
+    """At which torch puts cuDNN's attention first on this GPU, over the order that is there."""
+    done = subprocess.run([sys.executable, "-c", FIRST], cwd=CHECKOUT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_left_to_torch(runs):

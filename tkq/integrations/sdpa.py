@@ -127,7 +127,8 @@ def enable() -> Handle:
     """Let torch's scaled_dot_product_attention and varlen attention use tkq where it takes the call.
 
     Returns a handle with ``remove()``. Enabling what is enabled changes nothing, and that handle's ``remove`` does not
-    either. What a block of `enabled` has for its length is not enabled in this sense.
+    either. What a block of `enabled` has for its length is not enabled in this sense. CUDA is initialised: processes
+    that are to use it have to be started, not forked, after that.
 
     Raises:
         RuntimeError: torch before 2.11, which has no registry of implementations.
@@ -194,11 +195,22 @@ def _flash_first() -> contextlib.ExitStack:
     """Until it is closed, flash is the first of the backends that are allowed, if it is one."""
     from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
+    _let_torch_choose_once()
     stack, now = contextlib.ExitStack(), _cur_sdpa_kernel_backends(with_priority=True)
     if SDPBackend.FLASH_ATTENTION in now[1:]:
         flash = [SDPBackend.FLASH_ATTENTION]
         stack.enter_context(sdpa_kernel(flash + [b for b in now if b not in flash], set_priority=True))
     return stack
+
+
+def _let_torch_choose_once() -> None:
+    """At its first choice of a backend in a process torch puts cuDNN's first where it prefers that (on Hopper, with a
+    new cuDNN), over whatever order is set by then. So that has to be behind us. Nothing is launched, no tensor has
+    bytes."""
+    if torch.cuda.is_available():
+        x = torch.empty(0, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
+        with contextlib.suppress(RuntimeError):  # every backend is ruled out at the time
+            torch._fused_sdp_choice(x, x, x)
 
 
 if hasattr(torch.nn.attention, "register_flash_attention_impl"):
