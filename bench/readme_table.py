@@ -27,7 +27,8 @@ OWN_KERNELS = ROOT / "docs" / "write_your_own" / "index.md"
 BEGIN, END = "<!-- {}: begin (python -m bench.readme_table --write) -->", "<!-- {}: end -->"
 TWICE = ("foundation",)  # its cases are other files' too: a table on the page, no picture, not in the summary
 
-SECTION = """Times as fast as the fastest peer, a dot for each shape, measured on one {device} with {versions}:
+SECTION = """Times as fast as the fastest peer, a dot for each shape, measured on one {device}
+at a time with {versions}:
 
 ![Every operation beside the fastest peer at each shape](docs/plots/overview.svg)
 

@@ -127,8 +127,8 @@ def enable() -> Handle:
     """Let torch's scaled_dot_product_attention and varlen attention use tkq where it takes the call.
 
     Returns a handle with ``remove()``. Enabling what is enabled changes nothing, and that handle's ``remove`` does not
-    either. What a block of `enabled` has for its length is not enabled in this sense. CUDA is initialised: processes
-    that are to use it have to be started, not forked, after that.
+    either. What a block of `enabled` has for its length is not enabled in this sense. CUDA is started: a process forked
+    after that cannot use the GPU, nor call `enable` or `enabled`.
 
     Raises:
         RuntimeError: torch before 2.11, which has no registry of implementations.
@@ -166,7 +166,7 @@ def disable() -> None:
 @contextlib.contextmanager
 def enabled():
     """`enable` for the length of a ``with`` block, which gets its handle; removed where the block raises, too. Where
-    blocks overlap, in several threads say, tkq stays until the last ends. Raises as `enable` does."""
+    blocks overlap, in several threads say, tkq stays until the last ends. Starts CUDA and raises as `enable` does."""
     with _one_at_a_time:
         of = _in_use()
         handle = Handle() if of is None else of.user(block=True)
