@@ -17,7 +17,7 @@ BF16, OP = torch.bfloat16, torch.ops.aten._scaled_dot_product_flash_attention
 
 @pytest.fixture(autouse=True)
 def quiet(capfd, caplog):
-    sdpa._let_torch_choose_once()  # or its first choice changes the order that tests compare, where a GPU is
+    sdpa._pass_torchs_first_choice()  # or it choice changes the order that tests compare, where a GPU is
     with no_word(capfd, caplog):
         yield
 
@@ -200,6 +200,41 @@ def test_flash_comes_first_meanwhile():
         assert state() == before
     with registry.sdpa_kernel(registry.SDPBackend.MATH), sdpa.enabled():  # what is ruled out stays so
         assert state()[1] == [registry.SDPBackend.MATH]
+
+
+def test_where_cuda_cannot_start(monkeypatch):
+    """In a forked process, or on a GPU that is full: tkq is enabled and goes again, for what can run."""
+    before, asked = state(), []
+
+    def refused(*size, device, **options):
+        asked.append(device)
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", refused)
+    handle = sdpa.enable()
+    assert registry.current_flash_attention_impl() == "tkq"
+    handle.remove()
+    assert state() == before
+    with sdpa.enabled():
+        assert registry.current_flash_attention_impl() == "tkq"
+    assert state() == before and asked == ["cuda", "cuda"]
+
+
+def test_nothing_stays_where_it_cannot_be_enabled(monkeypatch):
+    def refused(*args, **options):
+        raise RuntimeError("no such kernel")
+
+    with registry.sdpa_kernel([registry.SDPBackend.CUDNN_ATTENTION, registry.SDPBackend.FLASH_ATTENTION],
+                              set_priority=True):
+        before = state()
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="no such kernel"):
+            patched.setattr(sdpa, "Kernels", refused)
+            sdpa.enable()
+        assert state() == before
+        with sdpa.enabled():
+            assert registry.current_flash_attention_impl() == "tkq"
+        assert state() == before
 
 
 class Other:

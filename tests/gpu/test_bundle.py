@@ -12,7 +12,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(link.why_not() is not None or link.runtime_kind() != "static",
-                    reason="bundles need a C compiler and the DSL's static runtime library")
+                    reason=link.why_not() or "bundles need the DSL's static runtime library")
 def test_the_smoke_part_without_the_dsl(tmp_path):
     made = subprocess.run([sys.executable, "-m", "tests.smoke", "bundle", str(tmp_path), "-j", "8"], cwd=CHECKOUT,
                           text=True, capture_output=True)

@@ -106,6 +106,7 @@ def test_it_comes_before_other_backends(runs):
 
 FIRST = """
 import torch
+from torch.nn.attention import _cur_sdpa_kernel_backends as order
 from torch.nn.functional import scaled_dot_product_attention as attend
 from tkq.integrations import sdpa, sdpa_kernels
 
@@ -117,13 +118,40 @@ with sdpa.enabled():
 assert len(runs) == 1, runs
 attend(x, x, x)
 assert len(runs) == 1, runs
+print(order(with_priority=True)[0].name)
 """
+FORKED = """
+import os
+import torch
+from torch.nn.attention import current_flash_attention_impl
+from tkq.integrations import sdpa
+
+torch.zeros(1, device="cuda")
+child = os.fork()
+with sdpa.enabled():
+    assert current_flash_attention_impl() == "tkq"
+assert current_flash_attention_impl() is None
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def alone(code):
+    return subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, text=True, capture_output=True)
 
 
 def test_it_is_enabled_before_the_first_call_of_a_process():
     """At which torch puts cuDNN's attention first on this GPU, over the order that is there."""
-    done = subprocess.run([sys.executable, "-c", FIRST], cwd=CHECKOUT, text=True, capture_output=True)
+    done = alone(FIRST)
     assert done.returncode == 0, done.stderr
+    if done.stdout.strip() != "CUDNN_ATTENTION":
+        pytest.skip(f"this torch chooses {done.stdout.strip()} first: nothing is proved")
+
+
+def test_it_is_enabled_where_cuda_cannot_start():
+    """In a process forked after CUDA has started: for tensors on the CPU, so it goes without a word."""
+    done = alone(FORKED)
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_what_is_left_to_torch(runs):

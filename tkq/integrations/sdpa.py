@@ -128,7 +128,7 @@ def enable() -> Handle:
 
     Returns a handle with ``remove()``. Enabling what is enabled changes nothing, and that handle's ``remove`` does not
     either. What a block of `enabled` has for its length is not enabled in this sense. CUDA is started: a process forked
-    after that cannot use the GPU, nor call `enable` or `enabled`.
+    after that cannot use the GPU.
 
     Raises:
         RuntimeError: torch before 2.11, which has no registry of implementations.
@@ -146,13 +146,19 @@ def _in_use():
     before = registry.current_flash_attention_impl()
     if before == NAME:
         return _installed[-1] if _installed else None
+    with _flash_first() as order:  # undone where what follows raises
+        _activate(registry, before)
+        _installed.append(_Installed(before, order.pop_all()))
+    return _installed[-1]
+
+
+def _activate(registry, before):
+    """before: the name of the implementation that stays below, or None."""
     registry.register_flash_attention_impl(NAME, register_fn=functools.partial(_register, before))
     try:
         registry.activate_flash_attention_impl(NAME)
     finally:
         registry.register_flash_attention_impl(NAME, register_fn=_register)
-    _installed.append(_Installed(before, _flash_first()))
-    return _installed[-1]
 
 
 def disable() -> None:
@@ -195,7 +201,7 @@ def _flash_first() -> contextlib.ExitStack:
     """Until it is closed, flash is the first of the backends that are allowed, if it is one."""
     from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
-    _let_torch_choose_once()
+    _pass_torchs_first_choice()
     stack, now = contextlib.ExitStack(), _cur_sdpa_kernel_backends(with_priority=True)
     if SDPBackend.FLASH_ATTENTION in now[1:]:
         flash = [SDPBackend.FLASH_ATTENTION]
@@ -203,14 +209,15 @@ def _flash_first() -> contextlib.ExitStack:
     return stack
 
 
-def _let_torch_choose_once() -> None:
+def _pass_torchs_first_choice() -> None:
     """At its first choice of a backend in a process torch puts cuDNN's first where it prefers that (on Hopper, with a
     new cuDNN), over whatever order is set by then. So that has to be behind us. Nothing is launched, no tensor has
-    bytes."""
-    if torch.cuda.is_available():
-        x = torch.empty(0, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
-        with contextlib.suppress(RuntimeError):  # every backend is ruled out at the time
-            torch._fused_sdp_choice(x, x, x)
+    bytes. Where torch refuses, nothing is lost: its calls of attention would be refused, too."""
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+        warnings.simplefilter("ignore")  # torch's reasons for ruling a backend out
+        if torch.cuda.is_available():
+            x = torch.empty(0, 1, 8, 64, dtype=torch.bfloat16, device="cuda")  # refused in a forked process, say
+            torch._fused_sdp_choice(x, x, x)  # refused where every backend is ruled out
 
 
 if hasattr(torch.nn.attention, "register_flash_attention_impl"):
