@@ -118,9 +118,35 @@ def test_loads_in_flight(kind, packing, gradients, streams):
 def test_rope_takes_as_many_heads_as_there_are(heads):
     for spec in (RopeSpec("bf16", "fp32", 128, 0, False, 8), RopeSpec("bf16", "fp32", 128, 0, True, 8)):
         each = plan.plan_rope(spec, heads).heads_each
-        assert each <= heads and each * (2 if plan.columns(spec).two else 1) <= 8
-        assert each == 8 // (1 if spec.interleaved else 2) or 2 * each > heads
+        assert each <= heads and each * (2 if plan.columns(spec).two else 1) <= 4
+        assert each == 4 // (1 if spec.interleaved else 2) or 2 * each > heads
         assert all(c.heads_each <= heads for c in plan.rope_variants(spec, heads))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 32])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", WIDTH)
+def test_few_bytes_of_rope_are_on_their_way(dtype, interleaved, heads):
+    """48 KB on an SM where a row of the table is known and a thread has its 4 loads; as much as fits elsewhere."""
+    whole = 128 // WIDTH[dtype]
+    spec = RopeSpec(dtype, "fp32", 128, 0, interleaved, whole)
+    config = plan.plan_rope(spec, heads)
+    loads = config.heads_each * (2 if plan.columns(spec).two else 1)
+    assert (config.blocks > 0) == (loads == 4)
+    if config.blocks:
+        assert config.blocks * config.threads * loads * 16 == 48 << 10
+    for other in (RopeSpec(dtype, "fp32", 128, 0, interleaved, whole // 2),
+                  RopeSpec(dtype, "fp32", 128, 0, interleaved, whole, "ids", "int32"),
+                  RopeSpec(dtype, "fp32", 128, 0, interleaved, whole, "offset", None, True)):
+        assert plan.plan_rope(other, heads).blocks == 0
+
+
+@given(st.integers(1, 32))
+def test_shared_memory_keeps_further_blocks_off(blocks):
+    block = plan.held_back(plan.RopeConfig(blocks=blocks)) + plan.SMEM_OF_THE_DRIVER
+    assert blocks * block <= plan.SMEM_OF_AN_SM < (blocks + 1) * block or blocks == 1
+    assert block <= (227 << 10) + plan.SMEM_OF_THE_DRIVER
+    assert plan.held_back(plan.RopeConfig()) == 0
 
 
 @pytest.mark.parametrize("error, says, spec", [

@@ -137,7 +137,8 @@ if child:
 
 
 def alone(code):
-    return subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, text=True, capture_output=True)
+    return subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], cwd=CHECKOUT, text=True,
+                          capture_output=True)  # Python's own word on forks
 
 
 def test_it_is_enabled_before_the_first_call_of_a_process():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .spec import WIDTH, GatedSpec, RopeSpec
 
+SMEM_OF_AN_SM, SMEM_OF_THE_DRIVER = 228 << 10, 1 << 10  # bytes: of Hopper's, and of each block
 MAX_UNITS = (1 << 31) - (1 << 20)  # of one launch: units are counted in 32 bits, and the last block may pass the end
 
 
@@ -39,30 +40,46 @@ def gated_variants(spec: GatedSpec) -> list[GatedConfig]:
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """threads: of a block. heads_each: heads of one token that a thread takes with one load of cos and sin."""
+    """threads: of a block. heads_each: heads of one token that a thread takes with one load of cos and sin. blocks: how
+    many are on an SM at once, at most; 0: as many as fit."""
 
     threads: int = 128
     heads_each: int = 4
+    blocks: int = 0
 
 
 def plan_rope(spec: RopeSpec, heads: int) -> RopeConfig:
-    """heads: of x; the larger count where there are two tensors. 8 loads in flight a thread, where there are so many
-    heads."""
-    most = 4 if columns(spec).two else 8
+    """heads: of x; the larger count where there are two tensors.
+
+    Of accesses of 16 bytes, where a token's row of the table is known without a load, 4 in flight a thread and 6
+    blocks: 48 KB on an SM. With more of them all requests wait for each other when a grid begins and ends: with 128 KB
+    B 4, S 4096, H 32, D 128 took 93.8 us for 92.5 (a copy 90.5), and with 24 KB 95.3 (docs/attempts/rows.md). Otherwise
+    8 loads in flight, and all blocks that fit. Fewer loads where there are fewer heads, and then all blocks, too."""
+    few = spec.vector * WIDTH[spec.dtype] == 128 and rows_are_known(spec)
+    most = wanted = (4 if few else 8) // (2 if columns(spec).two else 1)
     while most > 1 and most > heads:
         most //= 2
-    return RopeConfig(heads_each=most)
+    return RopeConfig(heads_each=most, blocks=6 if few and most == wanted else 0)
 
 
 def rope_variants(spec: RopeSpec, heads: int) -> list[RopeConfig]:
     """The configs worth timing, the planned one first."""
-    every = [RopeConfig(threads, each) for threads in (128, 256) for each in (1, 2, 4, 8) if each <= heads]
+    every = [RopeConfig(threads, each, resident // threads) for threads in (128, 256) for each in (1, 2, 4, 8)
+             for resident in (0, 768) if each <= heads]
     return list(dict.fromkeys([plan_rope(spec, heads), *every]))
 
 
-def once(spec: RopeSpec) -> bool:
-    """Are loads and stores of heads marked as used once? It pays for heads of 128 columns in 16 bits (93.8 us, 95.0
-    without, at B 4, S 4096, H 32 on an H100), not of 64 (48.3, 48.1)."""
+def held_back(config: RopeConfig) -> int:
+    """Bytes of shared memory that a block has for nothing but that no more than ``config.blocks`` fit on an SM."""
+    if not config.blocks:
+        return 0
+    return (SMEM_OF_AN_SM // config.blocks - SMEM_OF_THE_DRIVER) // 128 * 128
+
+
+def past_l1(spec: RopeSpec) -> bool:
+    """Do loads of heads pass L1 over? It pays for heads of 128 columns in 16 bits (93.8 us, 95.3 without, at B 4,
+    S 4096, H 32 on an H100), not of 64 (50.8, 47.6), where an access of a warp has halves of lines. Stores leave L2
+    first with either, which the table has to itself then."""
     return (spec.rotary_dim + spec.rest) * WIDTH[spec.dtype] >= 128 * 16
 
 

@@ -57,7 +57,7 @@ class Rope:
 
     so neighbouring threads have neighbouring columns, then heads. Every load of x is under way before the position is
     looked up; a pair is loaded and stored by one thread, so the result may be x. A thread past the end loads what the
-    last one does and stores nothing. No shared memory, no barrier.
+    last one does and stores nothing. No barrier; shared memory only keeps further blocks off an SM (plan.plan_rope).
 
     Two tensors (q and k of the same tokens): the groups of q come before those of k.
     A position outside the table gives NaN; a token of no sequence (before the first of cu_seqlens, or from the last on)
@@ -68,7 +68,7 @@ class Rope:
 
     def __init__(self, spec, config):
         self.spec, self.config = spec, config
-        self.columns, self.once = plan.columns(spec), plan.once(spec)
+        self.columns, self.past_l1 = plan.columns(spec), plan.past_l1(spec)
         self.dtype = tk.element_type(spec.dtype)
 
     @cute.jit
@@ -81,7 +81,8 @@ class Rope:
         given = Given(mX, mO, mX2, mO2, mCos, mSin, mPositions, mStarts, offset, sign)
         work = self._work(given)
         self.kernel(given, work).launch(grid=[cute.ceil_div(work.units, self.config.threads), 1, 1],
-                                        block=[self.config.threads, 1, 1], stream=stream)
+                                        block=[self.config.threads, 1, 1], smem=plan.held_back(self.config),
+                                        stream=stream)
 
     def _work(self, g):
         each, length = self.config.heads_each, g.mX.shape[-3]
@@ -167,7 +168,7 @@ class Rope:
 
     def _load(self, heads, j, gap):
         head = cutlass.min(heads.first + j * heads.pitch, heads.count - 1)
-        return [access.load(run, self.once) for run in self._runs(heads.source, heads.source_step, head, gap)]
+        return [access.load(run, self.past_l1) for run in self._runs(heads.source, heads.source_step, head, gap)]
 
     def _turn(self, held, cos, sin, turns):
         """The results of what `_load` gave, as it lies in memory."""
@@ -183,7 +184,7 @@ class Rope:
 
     def _store(self, heads, head, gap, results):
         for result, run in zip(results, self._runs(heads.result, heads.result_step, head, gap), strict=True):
-            access.store(result, run, self.once)
+            access.store(result, run, once=True)
 
 
 def _either(condition, a, b):

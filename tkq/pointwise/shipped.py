@@ -2,7 +2,7 @@
 from .. import runtime
 from ..testing.expectation import Expectation
 from .gated_ops import recipe as gated_recipe
-from .plan import columns, once, plan_rope
+from .plan import columns, held_back, past_l1, plan_rope
 from .rope_launch import recipe as rope_recipe
 from .spec import KINDS, WIDTH, GatedSpec, RopeSpec, widest_gated
 
@@ -67,5 +67,6 @@ def _rope_expectation(s: RopeSpec) -> Expectation:
     if s.vector * WIDTH[s.dtype] < 128:
         assert columns(s).two  # narrow accesses come in twos, whichever way pairs lie
         return Expectation(instructions=("LDG.E.U16", "STG.E.U16"), registers=REGISTERS, smem=2048)
-    wide = ("LDG.E.NA.128", "STG.E.EF.128") if once(s) else ("LDG.E.128", "STG.E.128")
-    return Expectation(instructions=wide, absent=("CALL",), registers=REGISTERS, smem=2048)
+    wide = ("LDG.E.NA.128" if past_l1(s) else "LDG.E.128", "STG.E.EF.128")
+    return Expectation(instructions=wide, absent=("CALL",), registers=REGISTERS,
+                       smem=held_back(plan_rope(s, 32)) + 2048)
