@@ -28,12 +28,18 @@ def words(name: str) -> str:
     return WORDS.get(name) or f'patched, `linear="{name.partition(", ")[2]}"`'
 
 
+def run_words(name: str) -> str:
+    """The same of a run that may be torch's in several ways, which are named as they are."""
+    return name if name.startswith("torch") else words(name)
+
+
 def section(folder: Path = RESULTS) -> str:
     """The text between the markers."""
     report = Report.from_json((folder / "llama.json").read_text())
     e = report.environment
-    parts = [f"Measured {e.date[:10]} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians "
-             f"of turns\nin {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
+    days = sorted({(case.date or e.date)[:10] for case in report.cases})
+    parts = [f"Measured {' and '.join(days)} on one {e.device} with torch {e.versions['torch']}, by the host's clock: "
+             f"medians of turns\nin {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
     if report.costs:
         parts.append(decoding(report))
     for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
@@ -104,7 +110,7 @@ def profile(found: dict) -> str:
     return ("Milliseconds of kernels in a profile of one step, eager where nothing else is said. tkq's kernels begin\n"
             "before the one ahead has ended, and time in which two run counts for both: the last line says how long\n"
             "all took.\n\n"
-            + table(("kernels", *names), rows))
+            + table(("kernels", *map(run_words, names)), rows))
 
 
 def learning(found: dict) -> str:
@@ -112,7 +118,7 @@ def learning(found: dict) -> str:
     rows = []
     for name, curve in found["losses"].items():
         means = (f"{statistics.fmean(curve[i - 10:i]):.3f}" if i <= len(curve) else "" for i in marks)
-        rows.append((name, f"{curve[0]:.3f}", *means, f"{100 * found['apart'][name]:.3f} %"))
+        rows.append((run_words(name), f"{curve[0]:.3f}", *means, f"{100 * found['apart'][name]:.3f} %"))
     return ("Losses from the same weights, in a run of their own: means of ten steps, and how far from torch's at\n"
             "most such a mean is:\n\n"
             + table(("run", "first", *(f"step {i}" for i in marks), "apart"), rows) + earlier(found))

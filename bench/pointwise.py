@@ -158,7 +158,7 @@ def variant_jobs() -> Iterator[Job]:
         yield _with_configs(job, op, configs, _gated_backward_with if gradients else _gated_with)
     for interleaved in (False, True):
         spec = RopeSpec("bf16", "fp32", 128, 0, interleaved, 8)
-        configs = {f"{c.threads}x{c.heads_each}": c for c in plan.rope_variants(spec, ROPE_SHAPES[0][2])}
+        configs = {_rope_name(c): c for c in plan.rope_variants(spec, ROPE_SHAPES[0][2])}
         op = "rope interleaved variants" if interleaved else "rope variants"
         yield _with_configs(_rope_job("rope", tkq.rope, ROPE_SHAPES[0]), op, configs,
                             lambda c, interleaved=interleaved: _rope_with(c, interleaved))
@@ -177,6 +177,10 @@ def _gated_with(config):
 
 def _gated_backward_with(config):
     return lambda dy, gate, up: gated_ops._gradients_on_gpu(dy, gate, up, "swiglu", "apart", True, True, None, config)
+
+
+def _rope_name(config) -> str:
+    return f"{config.threads}x{config.heads_each}" + f", {config.blocks} blocks" * bool(config.blocks)
 
 
 def _rope_with(config, interleaved):

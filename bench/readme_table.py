@@ -42,7 +42,8 @@ HEAD = """# Speed
 Made by `python -m bench.readme_table --write` from `bench/results/h100`. `results.md` there has every candidate with
 its spread, launches, CPU time, error, clock and power; [how it is measured](measuring.md) says how.
 
-- Measured on {known}, where a table does not say otherwise. Each has the day of its run. {said}
+- Measured on {known}, where a table does not say otherwise; runs of other days may be of another GPU of that kind.
+  Each has the day of its run. {said}
 - {ratio} The peer shown is the fastest of those timed.{bursts}
 - A roof is what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the
   bytes that an operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual),

@@ -3,6 +3,8 @@ import pytest
 import torch
 
 from bench import peers, pointwise, pointwise_peers
+from tkq.pointwise import plan
+from tkq.pointwise.spec import RopeSpec
 
 
 @pytest.fixture
@@ -77,3 +79,8 @@ def test_variants_begin_with_the_planned(tiny):
     for job in pointwise.variant_jobs():
         assert len(job.peer_names) >= 4 and job.question.bound is None
         assert set(job.peer_names) == set(peers.PEERS[job.peer_op])
+
+
+def test_every_variant_of_rope_has_a_name_of_its_own():
+    configs = plan.rope_variants(RopeSpec("bf16", "fp32", 128, 0, False, 8), 32)
+    assert len({pointwise._rope_name(c) for c in configs}) == len(configs) > 8

@@ -58,6 +58,7 @@ def test_sections_of_different_runs_are_said_to_be(results):
     path.write_text(json.dumps(data))
     text = llama_page.section(results)
     assert "in runs of their own, eager of 2026-11-22 21:23, compiled of 2026-11-22 22:29." in text
+    assert text.startswith("Measured 2026-11-22 on one ")  # not the day of the newest of what stands beside them
     assert "\nDecoding, with" in text
     for cost in data["costs"]:
         cost["date"] = "2026-11-21T20:00:00+00:00"
@@ -73,9 +74,9 @@ def test_profiles_and_losses_come_when_they_are_there(results):
     (results / "llama_learning.json").write_text(json.dumps(
         {"losses": {"torch": [8.0] * 100, "tkq": [8.0] * 50}, "apart": {"torch": 0.0, "tkq": 0.0012}}))
     text = llama_page.section(results)
-    assert "| kernels | torch | tkq |\n" in text and "| all (launches) | 12.0 (7) | 12.0 (7) |" in text
+    assert '| kernels | torch | patched, `linear="tkq"` |\n' in text and "| all (launches) | 12.0 (7) | 12.0 (7) |" in text
     assert "| run | first | step 50 | step 100 | apart |" in text
-    assert "| tkq | 8.000 | 8.000 |  | 0.120 % |" in text
+    assert '| patched, `linear="tkq"` | 8.000 | 8.000 |  | 0.120 % |' in text
 
 
 def test_a_page_without_markers_is_refused():
