@@ -27,8 +27,8 @@ OWN_KERNELS = ROOT / "docs" / "write_your_own" / "index.md"
 BEGIN, END = "<!-- {}: begin (python -m bench.readme_table --write) -->", "<!-- {}: end -->"
 TWICE = ("foundation",)  # its cases are other files' too: a table on the page, no picture, not in the summary
 
-SECTION = """Times as fast as the fastest peer, a dot for each shape, measured on one {device}
-at a time with {versions}:
+SECTION = """Times as fast as the fastest peer, a dot for each shape, measured on one {device}{each}
+with {versions}:
 
 ![Every operation beside the fastest peer at each shape](docs/plots/overview.svg)
 
@@ -36,7 +36,7 @@ at a time with {versions}:
 
 A row is an operation at all shapes timed, in bf16 unless its name says otherwise. At each shape the ratio is the median
 over interleaved rounds of the fastest peer's time over ours: above 1, tkq is faster. Mean: geometric. Of a copy: beside
-a kernel that only moves the bytes. Day: of the run. {said}"""
+a kernel that only moves the bytes. Day: of the run. {said}{seconds}"""
 HEAD = """# Speed
 
 Made by `python -m bench.readme_table --write` from `bench/results/h100`. `results.md` there has every candidate with
@@ -72,7 +72,10 @@ def section(folder: Path = RESULTS) -> str:
         return "Not measured yet."
     newest = max((report.environment for report in found.values()), key=lambda e: e.date)
     versions = ", ".join(f"{name} {version}" for name, version in newest.versions.items() if version)
+    seconds = tables.sustained(found)
     return SECTION.format(device=newest.device, versions=versions, table=tables.summary(found),
+                          each="" if tables.are_of_one_run(found) else ", in each run",
+                          seconds=f"\n\n{seconds}" if seconds else "",
                           said=" ".join(filter(None, (tables.of_which_run(found), tables.not_timed(found),
                                                      tables.at_full_clock(found)))))
 
@@ -87,6 +90,8 @@ def page(folder: Path = RESULTS) -> str:
     old = "; ".join(name.replace("_", " ") for name in tables.earlier(found))
     said = f"Of an earlier run than the others: {old}." if old else "All are of one run."
     bursts = tables.at_full_clock(found)
+    if bursts and tables.sustained(found):
+        bursts += " What works for seconds meets the power limit: [gemm sustained](#gemm-sustained)."
     head = HEAD.format(said=said, bursts=f"\n- {bursts}" if bursts else "", known=known, ratio=tables.RATIO)
     return "\n\n".join((head, _missed(found), *runs)) + "\n"
 

@@ -268,8 +268,8 @@ def summary(reports: Mapping[str, Report]) -> str:
 
 FEW = 6  # rows that a sentence names
 SUSTAINED_OPS = {  # what the operations of seconds of work are called elsewhere
-    "gemm bf16": "`gemm`", "gemm tensor": "`fp8_gemm`, one scale,", "gemm row": "`fp8_gemm`, scales by rows,",
-    "gemm block": "`fp8_gemm`, scales by blocks,"}
+    "gemm bf16": "`gemm`", "gemm tensor": "`fp8_gemm`, one scale", "gemm row": "`fp8_gemm`, scales by rows",
+    "gemm block": "`fp8_gemm`, scales by blocks"}
 RUN = 3600  # seconds: what was begun within so long of the newest is of one run
 
 
@@ -286,10 +286,19 @@ def _older(of: Mapping[str, list[str]]) -> list[str]:
     return [name + ", in part" * (not all(each)) for name, each in old.items() if any(each)]
 
 
+def _older_rows(rows: Mapping[str, list[tuple[Report, Case]]]) -> list[str]:
+    return _older({name: [date(*each) for each in cases] for name, cases in rows.items()})
+
+
+def are_of_one_run(reports: Mapping[str, Report]) -> bool:
+    """The rows of the summary: is none older than the rest?"""
+    return not _older_rows(grouped(reports))
+
+
 def of_which_run(reports: Mapping[str, Report]) -> str:
     """A sentence about what is older than the rest. Of which state of the code a run is, no file says."""
     rows = grouped(reports)
-    found = _older({name: [date(*each) for each in cases] for name, cases in rows.items()})
+    found = _older_rows(rows)
     if not found:
         return "All rows are of one run."
     if len(found) > min(FEW, len(rows) // 2):
@@ -300,7 +309,7 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
 
 
 def at_full_clock(reports: Mapping[str, Report]) -> str:
-    """Sentences about which rows are bursts after a rest, and what seconds of work give; "" without such."""
+    """A sentence about which rows are bursts after a rest; "" without such."""
     rows = {name: [bool(case.idle_seconds) for _, case in found] for name, found in grouped(reports).items()
             if any(rivals(case) for _, case in found)}  # as in the summary
     bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each)]
@@ -308,32 +317,33 @@ def at_full_clock(reports: Mapping[str, Report]) -> str:
         return ""
     how = dict.fromkeys(_turns(case).partition(" ")[2] for found in grouped(reports).values() for _, case in found
                         if case.idle_seconds)
-    return " ".join(filter(None, (f"Large products are {'; '.join(how)}, at full clock: "
-                                  f"{_listed(bursts)}.", _sustained(reports))))
+    return f"Large products are {'; '.join(how)}, at full clock: {_listed(bursts)}."
 
 
-def _sustained(reports: Mapping[str, Report]) -> str:
-    """What products that work for seconds give, by the power limit's clock."""
-    kinds: dict[str, list[Case]] = {}
+def sustained(reports: Mapping[str, Report]) -> str:
+    """A sentence and a table of what products give that work for seconds, at the power limit; "" without such."""
+    kinds: dict[str, list[tuple[Report, Case]]] = {}
     for report in reports.values():
         for case in report.cases:
             if case.section == SUSTAINED and rivals(case):
-                kinds.setdefault(case.op, []).append(case)
-    if not kinds:
+                kinds.setdefault(case.op, []).append((report, case))
+    every = [case for found in kinds.values() for _, case in found]
+    if not every:
         return ""
-    seconds = max(2 * case.round_seconds for cases in kinds.values() for case in cases if case.round_seconds)
-    said = "; ".join(f"{SUSTAINED_OPS.get(op, f'`{op}`')} at {_sustained_kind(cases)}" for op, cases in kinds.items())
-    return f"For {seconds:g} s each, at the power limit: {said}."
+    seconds = max((2 * case.round_seconds for case in every if case.round_seconds), default=0)
+    head = (f"Large products that work for {seconds:g} s each, one after the other, meet the power limit; a ratio is "
+            "that of medians:")
+    rows = [(SUSTAINED_OPS.get(op, f"`{op}`"), *_sustained_row([case for _, case in found]),
+             _days(date(*each) for each in found)) for op, found in kinds.items()]
+    return f"{head}\n\n" + table(("operation", "beside", "shapes", "mean", "least", "most", "TFLOP/s", "day"), rows)
 
 
-def _sustained_kind(cases: list[Case]) -> str:
-    """Shapes, rates, and ratios beside the fastest peer at each."""
+def _sustained_row(cases: list[Case]) -> tuple[str, ...]:
     least = [min(rivals(case).items(), key=lambda each: each[1]) for case in cases]
-    peers, ratios = dict.fromkeys(peer for peer, _ in least), [ratio for _, ratio in least]
-    rates = [case.rate(case.ours) for case in cases]
-    shapes = ", ".join(case.shape.partition(" ")[0] for case in cases)
-    return (f"{shapes}: {_span(rates, '.0f')} {cases[0].unit}, {_span(ratios, '.3f')} times as fast as "
-            f"{' or '.join(peers)}")
+    ratios = [ratio for _, ratio in least]
+    return (", ".join(dict.fromkeys(peer for peer, _ in least)), str(len(cases)),
+            *(f"{x:.3f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))),
+            _span([case.rate(case.ours) for case in cases], ".0f"))
 
 
 def _span(values: list[float], form: str) -> str:

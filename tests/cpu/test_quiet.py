@@ -6,6 +6,7 @@ import warnings
 import pytest
 
 from tests.quiet import CHECKOUT, no_word
+from tkq.runtime.cache import _say_that_it_waits
 
 
 def warned(text):
@@ -27,3 +28,11 @@ def test_others_may_speak(capfd, caplog):
         warned("torch.jit is old")
         print(f"{CHECKOUT}/tests/x.py, elsewhere/tkq-env/x.py: a word", file=sys.stderr)
         logging.getLogger("tkq").info("compiled")
+
+
+def test_a_process_may_say_that_it_waits_for_another(capfd, caplog, tmp_path):
+    """Of workers that begin with an empty cache, one compiled behind the lock that another one wanted."""
+    (tmp_path / "lock").write_text("8912, backward_pairs-45ac")
+    with no_word(capfd, caplog):
+        _say_that_it_waits(tmp_path / "lock", "build-723d")
+    assert "backward_pairs-45ac" in caplog.text

@@ -184,16 +184,17 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
                                comparison=Comparison(tuple(Timing(n, "graph", t) for n, t in times.items()), 1, 1, 1))
     assert long.ratios() == {"QuACK": 0.5}  # of medians: turns are no rounds
     sustained = {**of(case), "gemm_sustained": dataclasses.replace(made, cases=[long])}
-    text = tables.at_full_clock(sustained)
-    assert text.startswith(f"{said}. For 2 s each, at the power limit: `gemm` at 8192^3: ")
-    assert text.endswith("0.500 times as fast as QuACK.")
+    assert tables.at_full_clock(sustained) == f"{said}." and tables.sustained(of(case)) == ""
+    text = tables.sustained(sustained)
+    assert text.startswith("Large products that work for 2 s each,")
+    rate = f"{long.rate('tkq'):.0f}"
+    assert text.splitlines()[-1].startswith(f"| `gemm` | QuACK | 1 | 0.500 | 0.500 | 0.500 | {rate} |")
     faster = {"tkq": (1.0,), "QuACK": (3.0,), "torch": (1.5,)}
     more = dataclasses.replace(long, shape="4096^3 sustained", comparison=Comparison(
         tuple(Timing(n, "graph", t) for n, t in faster.items()), 1, 1, 1))
     sustained["gemm_sustained"] = dataclasses.replace(made, cases=[long, more])
-    text = tables.at_full_clock(sustained)
-    assert "`gemm` at 8192^3, 4096^3: " in text and " to " in text
-    assert text.endswith("0.500 to 1.500 times as fast as QuACK or torch.")
+    text = tables.sustained(sustained)
+    assert "| `gemm` | QuACK, torch | 2 | 0.866 | 0.500 | 1.500 | " in text
 
 
 def test_cases_of_joined_files_keep_their_date():

@@ -52,9 +52,9 @@ def plan_rope(spec: RopeSpec, heads: int) -> RopeConfig:
     """heads: of x; the larger count where there are two tensors.
 
     Of accesses of 16 bytes, where a token's row of the table is known without a load, 4 in flight a thread and 6
-    blocks: 48 KB on an SM. With more of them all requests wait for each other when a grid begins and ends: with 128 KB
-    B 4, S 4096, H 32, D 128 took 93.8 us for 92.5 (a copy 90.5), and with 24 KB 95.3 (docs/attempts/rows.md). Otherwise
-    8 loads in flight, and all blocks that fit. Fewer loads where there are fewer heads, and then all blocks, too."""
+    blocks: 48 KB on an SM. With 128 KB B 4, S 4096, H 32, D 128 took 93.0 us for 92.0 (a copy 90.0), and with 24 KB
+    96.4 (docs/attempts/rows.md). Otherwise 8 loads in flight, and all blocks that fit. Fewer loads where there are
+    fewer heads, and then all blocks, too."""
     few = spec.vector * WIDTH[spec.dtype] == 128 and rows_are_known(spec)
     most = wanted = (4 if few else 8) // (2 if columns(spec).two else 1)
     while most > 1 and most > heads:
@@ -77,8 +77,8 @@ def held_back(config: RopeConfig) -> int:
 
 
 def past_l1(spec: RopeSpec) -> bool:
-    """Do loads of heads pass L1 over? It pays for heads of 128 columns in 16 bits (93.8 us, 95.3 without, at B 4,
-    S 4096, H 32 on an H100), not of 64 (50.8, 47.6), where an access of a warp has halves of lines. Stores leave L2
+    """Do loads of heads pass L1 over? It pays for heads of 128 columns in 16 bits (92.0 us, 93.9 without, at B 4,
+    S 4096, H 32 on an H100), not of 64 (50.3, 47.2), where an access of a warp has halves of lines. Stores leave L2
     first with either, which the table has to itself then."""
     return (spec.rotary_dim + spec.rest) * WIDTH[spec.dtype] >= 128 * 16
 
