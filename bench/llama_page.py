@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.llama_profile import KINDS, REST
 from bench.results import Case, Report
-from bench.tables import table
+from bench.tables import dates, days, table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "h100"
@@ -36,10 +36,9 @@ def run_words(name: str) -> str:
 def section(folder: Path = RESULTS) -> str:
     """The text between the markers."""
     report = Report.from_json((folder / "llama.json").read_text())
-    e = report.environment
-    days = sorted({(case.date or e.date)[:10] for case in report.cases})
-    parts = [f"Measured {' and '.join(days)} on one {e.device} with torch {e.versions['torch']}, by the host's clock: "
-             f"medians of turns\nin {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
+    e, when = report.environment, days(dates(report) or [report.environment.date])
+    parts = [f"Measured {when} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians of turns\n"
+             f"in {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
     if report.costs:
         parts.append(decoding(report))
     for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
@@ -93,8 +92,8 @@ def decoding(report: Report) -> str:
         who, _, what = cost.name.partition(": ")
         ms = f"{cost.median_us / 1e3:.2f} ({cost.least_us / 1e3:.2f} to {cost.most_us / 1e3:.2f})"
         rows.setdefault(what, {})[who] = ms, cost.note.removesuffix(" tokens/s")
-    days = sorted({cost.date[:10] for cost in report.costs if cost.date})
-    when = f" (of {' to '.join(dict.fromkeys((days[0], days[-1])))})" if days else ""
+    known = [cost.date for cost in report.costs if cost.date]
+    when = f" (of {days(known)})" if known else ""
     return f"Decoding{when}, with a CUDA graph for each token:\n\n" + table(
         ("milliseconds (least to most), tokens/s", "torch", "patched"),
         ((what, *(f"{ms}, {rate}" for ms, rate in (found["torch"], found["tkq"]))) for what, found in rows.items()))

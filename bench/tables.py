@@ -34,8 +34,8 @@ def most_common_setting(reports: Iterable[Report]) -> str:
 
 def heading(report: Report, known: str = "") -> str:
     """When, where and with what a run was made; of a page that says ``known`` above, the day alone where that is so."""
-    where, days = setting(report), _days(dates(report) or [report.environment.date])
-    return f"Measured {days}{'' if where == known else f' on {where}'}."
+    where, when = setting(report), days(dates(report) or [report.environment.date])
+    return f"Measured {when}{'' if where == known else f' on {where}'}."
 
 
 def dates(report: Report) -> list[str]:
@@ -47,9 +47,10 @@ def date(report: Report, case: Case) -> str:
     return case.date or report.environment.date
 
 
-def _days(found: Iterable[str]) -> str:
-    days = sorted({each[:10] for each in found})
-    return " to ".join(dict.fromkeys((days[0], days[-1])))
+def days(found: Iterable[str]) -> str:
+    """Of these times the days, from the first to the last."""
+    each = sorted({time[:10] for time in found})
+    return " to ".join(dict.fromkeys((each[0], each[-1])))
 
 
 def rivals(case: Case) -> dict[str, float]:
@@ -83,8 +84,8 @@ def costs(found: Iterable[Cost]) -> str:
     x = host(found)
     rows = [(*_cost_row(cost), *((_beside(cost, x),) if x else ())) for cost in found]
     said = [table(("cost", "median", *(("of `x + x`",) if x else ())), rows)]
-    if days := {cost.date for cost in found if cost.date}:
-        said.append(f"Costs are of {_days(days)}.")
+    if dated := {cost.date for cost in found if cost.date}:
+        said.append(f"Costs are of {days(dated)}.")
     return "\n\n".join(filter(None, (*said, busy(found))))
 
 
@@ -262,7 +263,7 @@ def summary(reports: Mapping[str, Report]) -> str:
         said = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))] if ratios else [""] * 3
         op, comma, what = name.partition(",")
         rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
-                     copies, _days(date(*each) for each in found)))
+                     copies, days(date(*each) for each in found)))
     return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
 
 
@@ -291,8 +292,8 @@ def _older_rows(rows: Mapping[str, list[tuple[Report, Case]]]) -> list[str]:
 
 
 def are_of_one_run(reports: Mapping[str, Report]) -> bool:
-    """The rows of the summary: is none older than the rest?"""
-    return not _older_rows(grouped(reports))
+    """The rows of the summary and of what works for seconds: is none older than the rest?"""
+    return not _older_rows({**grouped(reports), **_of_seconds(reports)})
 
 
 def of_which_run(reports: Mapping[str, Report]) -> str:
@@ -300,7 +301,7 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
     rows = grouped(reports)
     found = _older_rows(rows)
     if not found:
-        return "All rows are of one run."
+        return "All rows of this table are of one run."
     if len(found) > min(FEW, len(rows) // 2):
         days = sorted(date(*each)[:10] for cases in rows.values() for each in cases)
         between = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
@@ -322,28 +323,35 @@ def at_full_clock(reports: Mapping[str, Report]) -> str:
 
 def sustained(reports: Mapping[str, Report]) -> str:
     """A sentence and a table of what products give that work for seconds, at the power limit; "" without such."""
+    kinds = _of_seconds(reports)
+    if not kinds:
+        return ""
+    known = [2 * case.round_seconds for found in kinds.values() for _, case in found if case.round_seconds]
+    long = f"{max(known):g} s" if known else "seconds"
+    head = (f"Large products that work for {long} each, one after the other, meet the power limit; a ratio is that of "
+            "medians:")
+    rows = [(SUSTAINED_OPS.get(op, f"`{op}`"), *_sustained_row([case for _, case in found]),
+             days(date(*each) for each in found)) for op, found in kinds.items()]
+    names = ("operation", "fastest peer", "shapes", "mean", "least", "most", "its rate", "day")
+    return f"{head}\n\n" + table(names, rows)
+
+
+def _of_seconds(reports: Mapping[str, Report]) -> dict[str, list[tuple[Report, Case]]]:
+    """By operation, the cases of products that work for seconds beside peers."""
     kinds: dict[str, list[tuple[Report, Case]]] = {}
     for report in reports.values():
         for case in report.cases:
             if case.section == SUSTAINED and rivals(case):
                 kinds.setdefault(case.op, []).append((report, case))
-    every = [case for found in kinds.values() for _, case in found]
-    if not every:
-        return ""
-    seconds = max((2 * case.round_seconds for case in every if case.round_seconds), default=0)
-    head = (f"Large products that work for {seconds:g} s each, one after the other, meet the power limit; a ratio is "
-            "that of medians:")
-    rows = [(SUSTAINED_OPS.get(op, f"`{op}`"), *_sustained_row([case for _, case in found]),
-             _days(date(*each) for each in found)) for op, found in kinds.items()]
-    return f"{head}\n\n" + table(("operation", "beside", "shapes", "mean", "least", "most", "TFLOP/s", "day"), rows)
+    return kinds
 
 
 def _sustained_row(cases: list[Case]) -> tuple[str, ...]:
-    least = [min(rivals(case).items(), key=lambda each: each[1]) for case in cases]
-    ratios = [ratio for _, ratio in least]
-    return (", ".join(dict.fromkeys(peer for peer, _ in least)), str(len(cases)),
-            *(f"{x:.3f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))),
-            _span([case.rate(case.ours) for case in cases], ".0f"))
+    found, ratios = map(rivals, cases), strongest(cases)
+    fastest = dict.fromkeys(min(each, key=each.get) for each in found)
+    rates = _span([case.rate(case.ours) for case in cases], ".0f")
+    said = (f"{x:.3f}" for x in (geometric_mean(ratios), min(ratios), max(ratios)))
+    return ", ".join(fastest), str(len(cases)), *said, f"{rates} {cases[0].unit}"
 
 
 def _span(values: list[float], form: str) -> str:

@@ -59,6 +59,9 @@ def test_sections_of_different_runs_are_said_to_be(results):
     text = llama_page.section(results)
     assert "in runs of their own, eager of 2026-11-22 21:23, compiled of 2026-11-22 22:29." in text
     assert text.startswith("Measured 2026-11-22 on one ")  # not the day of the newest of what stands beside them
+    data["cases"][0]["date"] = "2026-11-20T21:23:37+00:00"
+    path.write_text(json.dumps(data))
+    assert llama_page.section(results).startswith("Measured 2026-11-20 to 2026-11-22 on one ")
     assert "\nDecoding, with" in text
     for cost in data["costs"]:
         cost["date"] = "2026-11-21T20:00:00+00:00"

@@ -1,4 +1,5 @@
 """tests/quiet.py finds what tkq and the DSL say, and nothing else."""
+import contextlib
 import logging
 import sys
 import warnings
@@ -30,9 +31,14 @@ def test_others_may_speak(capfd, caplog):
         logging.getLogger("tkq").info("compiled")
 
 
-def test_a_process_may_say_that_it_waits_for_another(capfd, caplog, tmp_path):
-    """Of workers that begin with an empty cache, one compiled behind the lock that another one wanted."""
+@pytest.mark.parametrize("worker", [True, False])
+def test_a_worker_may_say_that_it_waits_for_another(worker, capfd, caplog, tmp_path, monkeypatch):
+    """Of workers that begin with an empty cache, one compiled behind the lock that another one wanted. By itself a
+    process has nobody to wait for."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
     (tmp_path / "lock").write_text("8912, backward_pairs-45ac")
-    with no_word(capfd, caplog):
+    with contextlib.nullcontext() if worker else pytest.raises(AssertionError), no_word(capfd, caplog):
         _say_that_it_waits(tmp_path / "lock", "build-723d")
     assert "backward_pairs-45ac" in caplog.text

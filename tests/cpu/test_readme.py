@@ -187,8 +187,10 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
     assert tables.at_full_clock(sustained) == f"{said}." and tables.sustained(of(case)) == ""
     text = tables.sustained(sustained)
     assert text.startswith("Large products that work for 2 s each,")
-    rate = f"{long.rate('tkq'):.0f}"
+    rate = f"{long.rate('tkq'):.0f} {long.unit}"
     assert text.splitlines()[-1].startswith(f"| `gemm` | QuACK | 1 | 0.500 | 0.500 | 0.500 | {rate} |")
+    unknown = {"gemm_sustained": dataclasses.replace(made, cases=[dataclasses.replace(long, round_seconds=None)])}
+    assert tables.sustained(unknown).startswith("Large products that work for seconds each,")
     faster = {"tkq": (1.0,), "QuACK": (3.0,), "torch": (1.5,)}
     more = dataclasses.replace(long, shape="4096^3 sustained", comparison=Comparison(
         tuple(Timing(n, "graph", t) for n, t in faster.items()), 1, 1, 1))
@@ -234,7 +236,11 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     norms = of("forward", "10:00", bound=Bound(("QuACK", "FA4", "copy"), 1.0))
     found = {"norms": norms, "gemm": of("large", "10:50", op="gemm", shape="1x2x3"),
              "softmax": of("forward", "10:20", op="softmax")}
-    assert tables.earlier(found) == [] and tables.of_which_run(found) == "All rows are of one run."
+    assert tables.earlier(found) == [] and tables.are_of_one_run(found)
+    assert tables.of_which_run(found) == "All rows of this table are of one run."
+    of("sustained", "08:00", op="gemm bf16", shape="8192^3 sustained").save(tmp_path / "gemm_sustained.json")
+    assert not tables.are_of_one_run({**found, **readme_table.reports(tmp_path)})  # the second table is of another
+    (tmp_path / "gemm_sustained.json").unlink()
     assert tables.not_timed(found) == "Not timed: `rmsnorm` beside FA4."
     assert tables.not_timed({"gemm": found["gemm"]}) == ""
     found["gemm"] = of("few", "11:10", op="gemm", shape="1x2x3")
@@ -245,7 +251,9 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     assert tables.of_which_run(found) == said
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
-    assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in readme_table.section(tmp_path)
+    section = readme_table.section(tmp_path)
+    assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in section
+    assert ", in each run\nwith " in section
     page = readme_table.page(tmp_path)
     assert "Of an earlier run than the others: norms; softmax." in page
     assert "## Bounds\n\nEach shape's bound" in page and ", at least " not in page
