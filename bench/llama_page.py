@@ -37,8 +37,8 @@ def section(folder: Path = RESULTS) -> str:
     """The text between the markers."""
     report = Report.from_json((folder / "llama.json").read_text())
     e, when = report.environment, days(dates(report) or [report.environment.date])
-    parts = [f"Measured {when} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians of turns\n"
-             f"in {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
+    parts = [f"Measured {when} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians of "
+             f"turns\nin {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
     if report.costs:
         parts.append(decoding(report))
     for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
