@@ -419,7 +419,7 @@ class Terminal(io.StringIO):
 
 
 def test_the_bar_stays_below_what_is_said(capsys):
-    now, screen = iter((0.0, 0.0, 10.0)), Terminal()
+    now, screen = iter((0.0, 0.0, 10.0)), Terminal()  # its own beginning, and two steps'
     bar = Progress(4, screen, clock=lambda: next(now))
     bar.step("first")
     bar.say("a line")
@@ -427,4 +427,14 @@ def test_the_bar_stays_below_what_is_said(capsys):
     assert capsys.readouterr().out == "a line\n"
     assert screen.getvalue() == (
         f"\r\x1b[K[{'.' * 24}] 1/4  0 s  first\r\x1b[K[{'.' * 24}] 1/4  0 s  first"
-        f"\r\x1b[K[{'#' * 6}{'.' * 18}] 2/4  10 s, about 30 s left  second")
+        f"\r\x1b[K[{'#' * 6}{'.' * 18}] 2/4  10 s  second")
+
+
+def test_the_time_left_is_told_from_the_usual_step():
+    now, lines = iter((0.0, 5.0, 65.0, 66.0, 68.0)), io.StringIO()  # 5 s before the first, which takes 60
+    bar = Progress(6, lines, clock=lambda: next(now))
+    for what in ("first", "second", "third", "fourth"):
+        bar.step(what)
+    assert [line.split("]")[1] for line in lines.getvalue().splitlines()] == [
+        " 1/6  5 s  first", " 2/6  65 s  second", " 3/6  66 s, about 4 s left  third",
+        " 4/6  68 s, about 6 s left  fourth"]
