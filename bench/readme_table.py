@@ -87,12 +87,11 @@ def page(folder: Path = RESULTS) -> str:
     known = tables.most_common_setting(found.values())
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem in TWICE, path.stem))
     runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found, known)}" for path in paths]
-    old = "; ".join(name.replace("_", " ") for name in tables.earlier(found))
-    said = f"Of an earlier run than the others: {old}." if old else "All are of one run."
     bursts = tables.at_full_clock(found)
     if bursts and tables.sustained(found):
         bursts += " What works for seconds meets the power limit: [gemm sustained](#gemm-sustained)."
-    head = HEAD.format(said=said, bursts=f"\n- {bursts}" if bursts else "", known=known, ratio=tables.RATIO)
+    head = HEAD.format(said=tables.files_of_which_run(found), bursts=f"\n- {bursts}" if bursts else "", known=known,
+                       ratio=tables.RATIO)
     return "\n\n".join((head, _missed(found), *runs)) + "\n"
 
 

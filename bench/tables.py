@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from bench import ops
@@ -276,7 +276,15 @@ RUN = 3600  # seconds: what was begun within so long of the newest is of one run
 
 def earlier(reports: Mapping[str, Report]) -> list[str]:
     """The files that are of an earlier run than the newest one."""
-    return _older({name: dates(report) or [report.environment.date] for name, report in reports.items()})
+    return _older(_of_files(reports))
+
+
+def _of_files(reports: Mapping[str, Report]) -> dict[str, list[str]]:
+    return {name.replace("_", " "): dates(report) or [report.environment.date] for name, report in reports.items()}
+
+
+def _of_rows(rows: Mapping[str, list[tuple[Report, Case]]]) -> dict[str, list[str]]:
+    return {name: [date(*each) for each in cases] for name, cases in rows.items()}
 
 
 def _older(of: Mapping[str, list[str]]) -> list[str]:
@@ -287,26 +295,30 @@ def _older(of: Mapping[str, list[str]]) -> list[str]:
     return [name + ", in part" * (not all(each)) for name, each in old.items() if any(each)]
 
 
-def _older_rows(rows: Mapping[str, list[tuple[Report, Case]]]) -> list[str]:
-    return _older({name: [date(*each) for each in cases] for name, cases in rows.items()})
+def _which_run(of: Mapping[str, list[str]], what: str, listed: Callable[[list[str]], str]) -> str:
+    """A sentence about what is older than the rest, "" where nothing is. Of which state of the code a run is, no file
+    says."""
+    found = _older(of)
+    if len(found) > min(FEW, len(of) // 2):
+        every = sorted(each[:10] for times in of.values() for each in times)
+        between = f"on {every[0]}" if every[0] == every[-1] else f"from {every[0]} to {every[-1]}"
+        return f"The {what} are of several runs, {between}."
+    return f"Of an earlier run than the other {what}: {listed(found)}." if found else ""
 
 
 def are_of_one_run(reports: Mapping[str, Report]) -> bool:
     """The rows of the summary and of what works for seconds: is none older than the rest?"""
-    return not _older_rows({**grouped(reports), **_of_seconds(reports)})
+    return not _older(_of_rows({**grouped(reports), **_of_seconds(reports)}))
 
 
 def of_which_run(reports: Mapping[str, Report]) -> str:
-    """A sentence about what is older than the rest. Of which state of the code a run is, no file says."""
-    rows = grouped(reports)
-    found = _older_rows(rows)
-    if not found:
-        return "All rows of this table are of one run."
-    if len(found) > min(FEW, len(rows) // 2):
-        days = sorted(date(*each)[:10] for cases in rows.values() for each in cases)
-        between = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
-        return f"The rows are of several runs, {between}."
-    return f"Of an earlier run than the other rows: {_listed(found)}."
+    """Of the rows of the summary."""
+    return _which_run(_of_rows(grouped(reports)), "rows", _listed) or "All rows of this table are of one run."
+
+
+def files_of_which_run(reports: Mapping[str, Report]) -> str:
+    """Of the files."""
+    return _which_run(_of_files(reports), "files", "; ".join) or "All files are of one run."
 
 
 def at_full_clock(reports: Mapping[str, Report]) -> str:
