@@ -274,15 +274,6 @@ SUSTAINED_OPS = {  # what the operations of seconds of work are called elsewhere
 RUN = 3600  # seconds: what was begun within so long of the newest is of one run
 
 
-def earlier(reports: Mapping[str, Report]) -> list[str]:
-    """The files that are of an earlier run than the newest one."""
-    return _older(_of_files(reports))
-
-
-def _of_files(reports: Mapping[str, Report]) -> dict[str, list[str]]:
-    return {name.replace("_", " "): dates(report) or [report.environment.date] for name, report in reports.items()}
-
-
 def _of_rows(rows: Mapping[str, list[tuple[Report, Case]]]) -> dict[str, list[str]]:
     return {name: [date(*each) for each in cases] for name, cases in rows.items()}
 
@@ -318,7 +309,8 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
 
 def files_of_which_run(reports: Mapping[str, Report]) -> str:
     """Of the files."""
-    return _which_run(_of_files(reports), "files", "; ".join) or "All files are of one run."
+    of = {name.replace("_", " "): dates(report) or [report.environment.date] for name, report in reports.items()}
+    return _which_run(of, "files", "; ".join) or "All files are of one run."
 
 
 def at_full_clock(reports: Mapping[str, Report]) -> str:

@@ -205,7 +205,10 @@ def test_cases_of_joined_files_keep_their_date():
                 for s, d in (("forward", 0), ("residual", 3)))
     found = {"norms": dataclasses.replace(made, cases=[old, new])}
     assert tables.heading(found["norms"]).startswith("Measured 2026-11-20 to 2026-11-23 on")
-    assert tables.earlier(found) == ["norms, in part"]
+    assert tables.files_of_which_run({**found, "gemm": found["norms"], "softmax": dataclasses.replace(
+        made, cases=[new])}) == "The files are of several runs, from 2026-11-20 to 2026-11-23."
+    assert tables.files_of_which_run({**found, "softmax": dataclasses.replace(made, cases=[new])}) == (
+        "Of an earlier run than the other files: norms, in part.")
     assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
 
 
@@ -236,7 +239,7 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     norms = of("forward", "10:00", bound=Bound(("QuACK", "FA4", "copy"), 1.0))
     found = {"norms": norms, "gemm": of("large", "10:50", op="gemm", shape="1x2x3"),
              "softmax": of("forward", "10:20", op="softmax")}
-    assert tables.earlier(found) == [] and tables.are_of_one_run(found)
+    assert tables.are_of_one_run(found)
     assert tables.of_which_run(found) == "All rows of this table are of one run."
     assert tables.files_of_which_run(found) == "All files are of one run."
     of("sustained", "08:00", op="gemm bf16", shape="8192^3 sustained").save(tmp_path / "gemm_sustained.json")
@@ -245,7 +248,6 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     assert tables.not_timed(found) == "Not timed: `rmsnorm` beside FA4."
     assert tables.not_timed({"gemm": found["gemm"]}) == ""
     found["gemm"] = of("few", "11:10", op="gemm", shape="1x2x3")
-    assert tables.earlier(found) == ["norms"]
     assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
     assert tables.files_of_which_run(found) == "Of an earlier run than the other files: norms."
     found["gemm"] = of("few", "12:10", op="gemm", shape="1x2x3")
