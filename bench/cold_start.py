@@ -8,11 +8,11 @@ compiler, nor a cache. With gradients two calls are measured: the forward pass, 
 pass. The bound is for each call; that of imports is for all of tkq's after torch. What the imports made is kept out of
 Python's garbage collections (gc.freeze): one in a program's first call, which is rare, adds to it.
 
-One thing is measured at a time. Imports of two processes at once took 0.20 to 0.23 s in one run and 0.27 to 0.33 in
-another. A case's process has left the GPU before the next begins: with two at once, one starting or ending CUDA while
-the other loads a kernel, one first call in nine took 30 to 70 ms instead of 10 to 20. Results are saved as they come,
-all cases once before any comes again, and from the third round on those first that have taken longest, should the time
-be up.
+One thing is measured at a time. A case's process has left the GPU before the next begins: with two at once, one
+starting or ending CUDA while the other loads a kernel, one first call in nine took 30 to 70 ms instead of 10 to 20.
+Imports were measured twice a run, side by side: 0.20 and 0.23 s, or 0.27 and 0.33, said little of a bound of 0.3.
+Results are saved as they come, all cases once before any comes again, and from the third round on those first that have
+taken longest, should the time be up; more imports come last.
 """
 from __future__ import annotations
 
@@ -166,35 +166,31 @@ def answer(process) -> dict:
     return {"problem": "the process that measures has ended"}
 
 
-def ended(process: subprocess.Popen) -> None:
-    process.stdin.close()
-    process.wait()
-
-
 def measure(ops, rounds: int, bundle: Path, results: Results, until: float) -> None:
-    """Imports, in as many processes as there are rounds, then cases in the last ones: one after the other."""
+    """One thing after the other: the processes that measure cases tell of their imports, the cases come, and then more
+    processes only import, so that each source has its rounds of that."""
     with ExitStack() as both:
         processes = {}
-        for turn in range(rounds):
-            for source in SOURCES:
-                process = processes[source] = both.enter_context(started(source, bundle))
-                results.add("", source, answer(process))
-                if turn < rounds - 1:
-                    ended(process)
+        for source in SOURCES:
+            processes[source] = both.enter_context(started(source, bundle))
+            results.add("", source, answer(processes[source]))
         for op, source in in_order(ops, rounds, results):
             if time.monotonic() >= until:
                 break
             if processes[source].poll() is None:
                 results.add(op, source, ask(processes[source], op, source))
-        for process in processes.values():
-            ended(process)
+    for source in SOURCES * (rounds - 1):
+        if time.monotonic() >= until:
+            break
+        with started(source, bundle) as process:
+            results.add("", source, answer(process))
 
 
 def main(words=None) -> int:
     """0 where all bounds hold, 1 where one does not or something did not run, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.cold_start", description=__doc__.partition("\n")[0])
     parser.add_argument("--ops", default="", help="cases whose name is one of these, apart by semicolons")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case, and of imports")
     parser.add_argument("--bundle", type=Path, help="one that has the cases' kernels; otherwise it is made")
     parser.add_argument("--seconds", type=float, default=math.inf, help="what has not begun by then is left out")
     parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))

@@ -42,7 +42,7 @@ HEAD = """# Speed
 Made by `python -m bench.readme_table --write` from `bench/results/h100`. `results.md` there has every candidate with
 its spread, launches, CPU time, error, clock and power; [how it is measured](measuring.md) says how.
 
-- Measured on {known}, where a table does not say otherwise; runs of other days may be of another GPU of that kind.
+- Measured on {known}, where a table does not say otherwise; other runs may be of another GPU of that kind.
   Each has the day of its run. {said}
 - {ratio} The peer shown is the fastest of those timed.{bursts}
 - A roof is what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the
@@ -90,7 +90,7 @@ def page(folder: Path = RESULTS) -> str:
     bursts = tables.at_full_clock(found)
     if bursts and tables.sustained(found):
         bursts += " What works for seconds meets the power limit: [gemm sustained](#gemm-sustained)."
-    head = HEAD.format(said=tables.files_of_which_run(found), bursts=f"\n- {bursts}" if bursts else "", known=known,
+    head = HEAD.format(said=tables.timings_of_which_run(found), bursts=f"\n- {bursts}" if bursts else "", known=known,
                        ratio=tables.RATIO)
     return "\n\n".join((head, _missed(found), *runs)) + "\n"
 

@@ -307,10 +307,10 @@ def of_which_run(reports: Mapping[str, Report]) -> str:
     return _which_run(_of_rows(grouped(reports)), "rows", _listed) or "All rows of this table are of one run."
 
 
-def files_of_which_run(reports: Mapping[str, Report]) -> str:
-    """Of the files."""
+def timings_of_which_run(reports: Mapping[str, Report]) -> str:
+    """Of the files with cases or costs."""
     of = {name.replace("_", " "): dates(report) or [report.environment.date] for name, report in reports.items()}
-    return _which_run(of, "files", "; ".join) or "All files are of one run."
+    return _which_run(of, "timings", "; ".join) or "All timings are of one run."
 
 
 def at_full_clock(reports: Mapping[str, Report]) -> str:

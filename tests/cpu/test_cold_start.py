@@ -162,14 +162,28 @@ for line in sys.stdin:
 
 
 def test_one_thing_is_measured_at_a_time_and_one_that_dies_is_told(tmp_path, monkeypatch):
+    begun, beside = [], []
+
     def started(source, bundle):
-        return subprocess.Popen([sys.executable, "-c", COUNTED, tmp_path], text=True, stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE)
+        beside.append(sum(process.poll() is None for process in begun))
+        begun.append(subprocess.Popen([sys.executable, "-c", COUNTED, tmp_path], text=True, stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE))
+        return begun[-1]
 
     monkeypatch.setattr(cold_start, "started", started)
     results = cold_start.Results(Report(Environment.here()), tmp_path / "cold_start.json")
     cold_start.measure(("softmax", "rope"), 3, tmp_path, results, math.inf)
     assert results.report.problems == [] and {c.samples for c in results.report.costs} == {3, 6}  # and imports
+    assert beside == [0, 1, 0, 0, 0, 0]  # the two that measure cases wait for one another, the others are alone
     cold_start.measure(("dies", "rope"), 1, tmp_path, results, math.inf)
     assert results.report.problems == [f"dies, {source}: the process that measures has ended"
                                        for source in cold_start.SOURCES]
+
+
+def test_when_the_time_is_up_nothing_begins_but_what_cases_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(cold_start, "started", lambda source, bundle: subprocess.Popen(
+        [sys.executable, "-c", COUNTED, tmp_path], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    results = cold_start.Results(Report(Environment.here()), tmp_path / "cold_start.json")
+    cold_start.measure(("softmax",), 3, tmp_path, results, -math.inf)
+    assert [(c.name, c.samples) for c in results.report.costs if c.name.startswith(("first", "import torch"))] == [
+        ("import torch", 2)]

@@ -205,10 +205,10 @@ def test_cases_of_joined_files_keep_their_date():
                 for s, d in (("forward", 0), ("residual", 3)))
     found = {"norms": dataclasses.replace(made, cases=[old, new])}
     assert tables.heading(found["norms"]).startswith("Measured 2026-11-20 to 2026-11-23 on")
-    assert tables.files_of_which_run({**found, "gemm": found["norms"], "softmax": dataclasses.replace(
-        made, cases=[new])}) == "The files are of several runs, from 2026-11-20 to 2026-11-23."
-    assert tables.files_of_which_run({**found, "softmax": dataclasses.replace(made, cases=[new])}) == (
-        "Of an earlier run than the other files: norms, in part.")
+    assert tables.timings_of_which_run({**found, "gemm": found["norms"], "softmax": dataclasses.replace(
+        made, cases=[new])}) == "The timings are of several runs, from 2026-11-20 to 2026-11-23."
+    assert tables.timings_of_which_run({**found, "softmax": dataclasses.replace(made, cases=[new])}) == (
+        "Of an earlier run than the other timings: norms, in part.")
     assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
 
 
@@ -241,7 +241,7 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
              "softmax": of("forward", "10:20", op="softmax")}
     assert tables.are_of_one_run(found)
     assert tables.of_which_run(found) == "All rows of this table are of one run."
-    assert tables.files_of_which_run(found) == "All files are of one run."
+    assert tables.timings_of_which_run(found) == "All timings are of one run."
     of("sustained", "08:00", op="gemm bf16", shape="8192^3 sustained").save(tmp_path / "gemm_sustained.json")
     assert not tables.are_of_one_run({**found, **readme_table.reports(tmp_path)})  # the second table is of another
     (tmp_path / "gemm_sustained.json").unlink()
@@ -249,7 +249,7 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     assert tables.not_timed({"gemm": found["gemm"]}) == ""
     found["gemm"] = of("few", "11:10", op="gemm", shape="1x2x3")
     assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
-    assert tables.files_of_which_run(found) == "Of an earlier run than the other files: norms."
+    assert tables.timings_of_which_run(found) == "Of an earlier run than the other timings: norms."
     found["gemm"] = of("few", "12:10", op="gemm", shape="1x2x3")
     said = "The rows are of several runs, on 2026-11-21."
     assert tables.of_which_run(found) == said
@@ -259,7 +259,7 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in section
     assert ", in each run\nwith " in section
     page = readme_table.page(tmp_path)
-    assert "Each has the day of its run. The files are of several runs, on 2026-11-21." in page
+    assert "Each has the day of its run. The timings are of several runs, on 2026-11-21." in page
     assert "## Bounds\n\nEach shape's bound" in page and ", at least " not in page
     of("forward", "10:00", bound=Bound(("QuACK",), 99.0)).save(tmp_path / "norms.json")
     page = readme_table.page(tmp_path)
