@@ -337,7 +337,17 @@ def sustained(reports: Mapping[str, Report]) -> str:
     rows = [(SUSTAINED_OPS.get(op, f"`{op}`"), *_sustained_row([case for _, case in found]),
              days(date(*each) for each in found)) for op, found in kinds.items()]
     names = ("operation", "fastest peer", "shapes", "mean", "least", "most", "its rate", "day")
-    return f"{head}\n\n" + table(names, rows)
+    return "\n\n".join(filter(None, (head, table(names, rows), _left_out(kinds))))
+
+
+def _left_out(kinds: Mapping[str, list[tuple[Report, Case]]]) -> str:
+    """A sentence about peers that have such a product and did not work for seconds at any shape; "" without such."""
+    said = []
+    for op, found in kinds.items():
+        timed = {peer for _, case in found for peer in rivals(case)}
+        if absent := dict.fromkeys(peer for _, case in found for peer in case.missing if peer not in timed):
+            said.append(f"{SUSTAINED_OPS.get(op, f'`{op}`')} beside {', '.join(absent)}")
+    return f"Not timed for so long: {'; '.join(said)}." if said else ""
 
 
 def _of_seconds(reports: Mapping[str, Report]) -> dict[str, list[tuple[Report, Case]]]:

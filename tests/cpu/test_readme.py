@@ -196,7 +196,11 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
         tuple(Timing(n, "graph", t) for n, t in faster.items()), 1, 1, 1))
     sustained["gemm_sustained"] = dataclasses.replace(made, cases=[long, more])
     text = tables.sustained(sustained)
-    assert "| `gemm` | QuACK, torch | 2 | 0.866 | 0.500 | 1.500 | " in text
+    assert "| `gemm` | QuACK, torch | 2 | 0.866 | 0.500 | 1.500 | " in text and "Not timed" not in text
+    without = [dataclasses.replace(each, missing={"QuACK": "failed here alone", "QuACK tuned": "left out (--without)"})
+               for each in (long, more)]
+    sustained["gemm_sustained"] = dataclasses.replace(made, cases=without)
+    assert tables.sustained(sustained).endswith("\n\nNot timed for so long: `gemm` beside QuACK tuned.")
 
 
 def test_cases_of_joined_files_keep_their_date():
