@@ -24,9 +24,9 @@ def of_operands(multiply, dy, a, b, alpha, needed):
 
 
 def ready(x: Tensor) -> Tensor:
-    """x, or a copy where it is not as TMA takes it: a gradient that autograd expanded, say."""
+    """x, or a copy where it is not as a product takes it: a gradient that autograd expanded, say."""
     pitch = x.stride(-2) if x.stride(-1) == 1 else x.stride(-1) if x.stride(-2) == 1 else None
-    whole = pitch is not None and pitch % 8 == 0 and pitch > 0
+    whole = pitch is not None and pitch > 0
     return x if whole or x.is_contiguous() else x.contiguous()
 
 

@@ -144,7 +144,17 @@ def _product(a, b, out, extra, any_k, key=None):
                 return out.copy_(_reference(a, b, extra, out.dtype))
             a, b = _zeros(a, b)
         key = None  # of a K that a user's call may not have
+    if k % 8 and not inner_fits(a, b):
+        return _of_any_k(a, b, out, extra)
     run(a, b, out, extra=extra, key=key)
+    return out
+
+
+def _of_any_k(a, b, out, extra):
+    """Of a K that is no multiple of 8 and contiguous in an operand: in a gradient it is a layer's number of outputs."""
+    if a.shape[-1] < 8:  # what is contiguous is not plain to see
+        a, b = backward.padded(a, b)
+    run(a, b, out, extra=extra, loose=a.shape[-1] % 8 > 0)
     return out
 
 
@@ -238,8 +248,6 @@ def _gradients(ctx, dy, needs):
 
 def multiply(x, y, alpha):
     """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows."""
-    if not inner_fits(x, y):
-        x, y = backward.padded(x, y)
     check.refuse_tangent("gemm", a=x, b=y)
     if ops.direct(x, y):  # nothing is recorded in a backward
         given = x, y, None, "", None, alpha, 0.0, None
