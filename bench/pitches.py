@@ -1,7 +1,7 @@
 """Products whose operands or results begin anywhere and have rows of any pitch: the cases, and how they are made.
 
-What lies beside a row is NaN in an operand. A case is named by M x N x K, then by operand: "p" and how many elements its
-pitch is beyond its rows, "o" and the offset of its base.
+What lies beside a row is NaN in an operand. A case is named by M x N x K, then by matrix: "p" and by how many elements
+its pitch is more than a row, "o" and the offset of its base, "t" where columns are contiguous.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Product:
         return a, b, self.out.make(self.m, self.n, self.batches)
 
     def error(self, inputs: tuple, output: torch.Tensor) -> float:
-        """Relative, of the first and the last rows; NaN where what lies beside the result's rows is no longer NaN."""
+        """Relative, of the first and the last rows; NaN where something beside the result's rows was written."""
         a, b, out = (x if x.dim() == 3 else x[None] for x in inputs)
         rows = [*range(min(64, self.m)), *range(max(0, self.m - 64), self.m)]
         wanted = a[-1][rows].float() @ b[-1].float()
@@ -86,7 +86,8 @@ CUBE = (4096, 4096, 4096)
 CUBES = tuple(chain(
     (Product(*CUBE, a=Lies(more, first)) for more, first in ((1, 0), (8, 1), (2, 2), (4, 4))),
     (Product(*CUBE, b=Lies(more, first)) for more, first in ((1, 0), (8, 1))),
-    (Product(*CUBE, b=Lies(1, 1, True)), Product(*CUBE, Lies(3, 1, True)), Product(*CUBE, Lies(3, 1, True), Lies(5, 3))),
+    (Product(*CUBE, b=Lies(1, 1, True)), Product(*CUBE, Lies(3, 1, True)),
+     Product(*CUBE, Lies(3, 1, True), Lies(5, 3))),
     (Product(*CUBE, Lies(1, 1), Lies(1, 1)), Product(*CUBE, Lies(1, 1), Lies(1, 1), Lies(1, 1))),
     (Product(*CUBE, b=b, out=Lies(more, first)) for b in (PLAIN, TURNED) for more, first in ((1, 0), (8, 1))),
     (Product(4096, n, 4096, b=TURNED) for n in (4095, 4097)),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench import pitches, tuning
@@ -28,23 +28,32 @@ PROCESSORS = 132  # of an H100: what the plan is asked for ahead
 
 
 def ways(p: Product, a, b, out) -> dict:
-    """By name: (what is copied or None, the arguments of the launcher)."""
+    """By name: (what is copied or None, what to compile, blocks)."""
     loose = p.k % 8 > 0
     x, y, kind = call.kind_of(a, b, out, False, False, call.PLAIN, loose)
     majors, (dtype, out_dtype, (_, _, load, store, _), *rest) = kind[2][:2], kind
     fits = realigned.fits(x, y, out, majors, False, loose)
     elements = dtype, out_dtype, (*majors, False, False, False), *rest
-    found = {"elements": (None, elements)} if not load else {"as it is": (None, kind)}
+    kinds = {"elements": (None, elements)} if not load else {"as it is": (None, kind)}
     if not load:
-        found["copy"] = call.between(x, y, out, majors, Around(not fits.a, not fits.b, False), call.PLAIN)
+        kinds["copy"] = call.between(x, y, out, majors, Around(not fits.a, not fits.b, False), call.PLAIN)
     if not fits.out:
-        found["scratch"] = call.between(x, y, out, majors, Around(not fits.a, not fits.b, True), call.PLAIN)
+        kinds["scratch"] = call.between(x, y, out, majors, Around(not fits.a, not fits.b, True), call.PLAIN)
+    found = {}
+    for name, (copied, kind) in kinds.items():
+        spec, sizes, batches = call.spec_of(*kind[:-1])
+        stores = (spec.store, "rows") if (spec.load, spec.store) == ("tma", "elements") else (spec.store,)
+        for store in stores:
+            this = replace(spec, store=store)
+            recipe, blocks = plan.launch(this, *sizes, PROCESSORS, None, batches)
+            if all(recipe != other for _, other, _ in found.values()) or copied is not None:
+                found[name if store == spec.store else f"{name} rows"] = copied, recipe, blocks
+            config = recipe.args[1] if len(recipe.args) > 1 else None
+            if store == "rows" and getattr(config, "hold", False) and not p.batches:
+                config = replace(config, hold=False, spread=0, late=False)
+                recipe, blocks = plan.launch(this, *sizes, PROCESSORS, config, batches)
+                found[f"{name} rows at once"] = copied, recipe, blocks
     return found
-
-
-def recipe(kind) -> Recipe:
-    spec, sizes, batches = call.spec_of(*kind[:-1])
-    return plan.launch(spec, *sizes, PROCESSORS, None, batches)[0]
 
 
 def recipes(cases) -> list:
@@ -53,7 +62,7 @@ def recipes(cases) -> list:
     for p in cases:
         tensors = [_empty(lies, *shape, p.batches) for lies, shape in (
             (p.a, (p.m, p.k)), (p.b, (p.k, p.n)), (p.out, (p.m, p.n)))]
-        found += [recipe(kind) for _, kind in ways(p, *tensors).values()]
+        found += [recipe for _, recipe, _ in ways(p, *tensors).values()]
     return found
 
 
@@ -70,8 +79,9 @@ def _empty(lies, rows, cols, batches):
 
 def _candidates(p: Product, a, b, out) -> dict:
     found = {}
-    for name, (copied, kind) in ways(p, a, b, out).items():
-        kernel, blocks = call._launcher(kind, None)
+    for name, (copied, recipe, blocks) in ways(p, a, b, out).items():
+        kernel = function(recipe)
+        kernel = call.Paced(kernel) if recipe.module == "tkq.gemm.paced" else kernel
         if copied is not None:
             kernel = realigned.Realigned(kernel, *copied)
 
@@ -97,7 +107,12 @@ def tune(p: Product, effort) -> dict:
     planned = call.run(*first, loose=p.k % 8 > 0)
     planned = type(planned[0]).__name__ if planned else "shared"
     del first
-    done = timing.compare(candidates, p.inputs, effort, error=lambda name, inputs, output: p.error(inputs, output))
+
+    def error(name, inputs, output):
+        inputs[2].fill_(float("nan"))  # what another left there is right
+        return p.error(inputs, candidates[name](*inputs))
+
+    done = timing.compare(candidates, p.inputs, effort, error=error)
     line = [f"{p.name:44s} planned {planned:9s}"]
     for t in sorted((t for t in done.timings if t.ok), key=lambda t: t.median_ms):
         line.append(f"{t.name} {t.median_ms * 1e3:.1f} ({done['torch'].median_ms / t.median_ms:.2f})"
@@ -109,48 +124,47 @@ def tune(p: Product, effort) -> dict:
 
 def copies(rows: int, cols: int, lies: Lies, effort) -> dict:
     """The copy alone, both ways."""
+    found = {name: _copies(rows, cols, lies, effort, name == "in") for name in ("in", "back")}
+    return dict(rows=rows, cols=cols, **asdict(lies), ms=found)
+
+
+def _copies(rows, cols, lies, effort, aligned) -> dict:
     import torch
 
     from tkq.testing import timing
 
     wide = -(-cols // 8) * 8
-    report = dict(rows=rows, cols=cols, **asdict(lies), ms={})
-    for aligned in (True, False):
-        def inputs(i):
-            x = lies.make(rows, cols)
-            room = torch.full((rows, wide), float("nan"), dtype=x.dtype, device="cuda")
-            (x if aligned else room).copy_(torch.randn(rows, cols, device="cuda"))
-            return (x, room) if aligned else (room, x)
 
-        def run(spec):
-            f = function(Recipe("tkq.gemm.realign:build", (spec,)))
+    def inputs(i):
+        x = lies.make(rows, cols)
+        room = torch.full((rows, wide), float("nan"), dtype=x.dtype, device="cuda")
+        (x if aligned else room[:, :cols]).copy_(torch.randn(rows, cols, device="cuda"))
+        return (x, room) if aligned else (room[:, :cols], x)
 
-            def copied(src, dst):
-                src = src if aligned else src[:, :cols]
-                f(src[None], dst[None])
-                return dst
+    def ours(spec):
+        f = function(Recipe("tkq.gemm.realign:build", (spec,)))
 
-            return copied
-
-        def theirs(src, dst):
-            dst[:, :cols].copy_(src[:, :cols])
+        def copied(src, dst):
+            f(src[None], dst[None])
             return dst
 
-        def whole(src, dst):
-            to = dst if aligned else src
-            return to.clone()
+        return copied
 
-        def error(name, inputs, output):
-            return None if name == "whole rows" else float((output[:, :cols] != inputs[0][:, :cols]).sum().item())
+    def theirs(src, dst):
+        dst[:, :cols].copy_(src)
+        return dst
 
-        candidates = {f"{s.threads} x {s.units}": run(s) for s in SPECS if s.aligned is aligned}
-        done = timing.compare({**candidates, "copy_": theirs, "whole rows": whole}, inputs, effort, error=error)
-        rate = lambda t: 4e-6 * rows * cols / t.median_ms
-        print(f"copy {rows}x{cols} {lies.name} {'in' if aligned else 'back'}: " + "  ".join(
-            f"{t.name} {rate(t):.0f}" + (" WRONG" if t.error else "") for t in done.timings if t.ok) + "".join(
-            f" {t.name} FAILED {t.note}" for t in done.timings if not t.ok), flush=True)
-        report["ms"]["in" if aligned else "back"] = {t.name: t.times_ms for t in done.timings}
-    return report
+    def error(name, inputs, output):
+        return None if name == "whole rows" else float((output[:, :cols] != inputs[0]).sum().item())
+
+    candidates = {f"{s.threads} x {s.units}": ours(s) for s in SPECS if s.aligned is aligned}
+    whole = torch.empty(rows, wide, dtype=torch.bfloat16, device="cuda").normal_()
+    done = timing.compare({**candidates, "copy_": theirs, "whole rows": lambda src, dst: whole.clone()}, inputs, effort,
+                          error=error)
+    print(f"copy {rows}x{cols} {lies.name} {'in' if aligned else 'back'}: " + "  ".join(
+        f"{t.name} {4e-6 * rows * cols / t.median_ms:.0f}{' WRONG' * bool(t.error)}" for t in done.timings if t.ok)
+        + "".join(f" {t.name} FAILED {t.note}" for t in done.timings if not t.ok), flush=True)
+    return {t.name: t.times_ms for t in done.timings}
 
 
 def main() -> None:
@@ -176,7 +190,8 @@ def main() -> None:
     effort = Effort(7, options.seconds, 0.0, idle_seconds=options.rest)
     report = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, copies=[], cases=[])
     jobs = [("copies", lambda c=c: copies(*c, Effort(7, 0.004, 0.0))) for c in COPIES if "copies" in sections]
-    jobs += [("cases", lambda p=p: tune(p, effort)) for p in cases]
+    small = replace(effort, round_seconds=0.003, idle_seconds=0.0)
+    jobs += [("cases", lambda p=p: tune(p, small if p in pitches.SMALL else effort)) for p in cases]
     with torch.no_grad():
         for kind, job in jobs:
             try:

@@ -9,6 +9,7 @@ from tests import realign_on_cpu
 from tkq.gemm.realign import RealignSpec
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+EACH = {name: 16 // dtype.itemsize for name, dtype in DTYPES.items()}  # elements of a unit
 SHAPES = ((1, 1, 1), (1, 3, 7), (2, 2, 8), (1, 5, 9), (3, 4, 31), (1, 2, 64), (2, 3, 203))
 
 
@@ -23,7 +24,7 @@ def view(shape, dtype, first, more, fill):
 @pytest.mark.parametrize("dtype, units", [("bf16", 1), ("bf16", 2), ("fp16", 2), ("fp32", 2)])
 def test_into_whole_units(monkeypatch, dtype, units):
     """What lies past the rows is NaN, and zero in the copy up to the unit's end; nothing behind it is written."""
-    copy, each = realign_on_cpu.function(RealignSpec(dtype, True, 32, units), monkeypatch), 32 // DTYPES[dtype].itemsize // 2
+    copy, each = realign_on_cpu.function(RealignSpec(dtype, True, 32, units), monkeypatch), EACH[dtype]
     for shape, first, more in itertools.product(SHAPES, range(each), (0, 1, 2, 3, each)):
         batches, rows, cols = shape
         _, src = view(shape, DTYPES[dtype], first, more, math.nan)
@@ -40,7 +41,7 @@ def test_into_whole_units(monkeypatch, dtype, units):
 @pytest.mark.parametrize("dtype, units", [("bf16", 1), ("bf16", 2), ("fp16", 2), ("fp32", 2)])
 def test_from_anywhere_to_anywhere(monkeypatch, dtype, units):
     """Nothing beside the rows is written, and what lies beside the source's does not come in."""
-    copy, each = realign_on_cpu.function(RealignSpec(dtype, False, 32, units), monkeypatch), 32 // DTYPES[dtype].itemsize // 2
+    copy, each = realign_on_cpu.function(RealignSpec(dtype, False, 32, units), monkeypatch), EACH[dtype]
     for shape, first, at, more in itertools.product(SHAPES, (0, 1, each - 1), range(each), (0, 1, each)):
         _, src = view(shape, DTYPES[dtype], first, 3, math.nan)
         src.copy_(torch.arange(1, 1 + src.numel()).view(shape).remainder(200))

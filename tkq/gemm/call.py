@@ -164,8 +164,7 @@ def kind_of(a, b, out, accumulate, room, extra, loose=False):
     load = fits.a and fits.b
     if extra is not PLAIN:
         epilogue = _epilogue(extra, size)
-        if load and extra.activation in GATED and not b_is_k:  # TMA takes neither every other column nor an odd half
-            load = n % 16 == 0 and GATED[extra.activation][1] == "split"
+        load = load and realigned.gate_fits(extra.activation, b_is_k, n)
     ways = a_is_k, b_is_k, load, load and fits.out, accumulate
     return a, b, (a.dtype, out.dtype, ways, (m, n, k, *batch), epilogue, a.device)
 

@@ -6,8 +6,8 @@ UNIT = 16  # bytes of an access
 
 @dataclass(frozen=True)
 class RealignSpec:
-    """dtype: of both. aligned: the destination's rows begin at multiples of 16 bytes and are as long: what lies past the
-    source's is zero. threads: of a block; units: of 16 bytes that each takes."""
+    """dtype: of both. aligned: the destination's rows begin and end at multiples of 16 bytes; what is more than the
+    source's becomes zero. threads: of a block; units: of 16 bytes that each takes."""
 
     dtype: str = "bf16"
     aligned: bool = True

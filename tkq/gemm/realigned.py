@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..runtime import Recipe, dtypes, function, new
 from . import realign_plan
+from .epilogue import GATED
 from .realign_config import RealignSpec
 from .realign_plan import Around, Problem
 from .spec import TMA_BYTES, fits_tma, fits_tma_store
@@ -38,6 +39,11 @@ def _fits(x: Tensor, by_rows: bool) -> bool:
     pitch, lines = (x.stride(-2), x.shape[-2]) if by_rows else (x.stride(-1), x.shape[-1])
     whole = x.dim() == 2 or x.shape[0] == 1 or x.stride(0) * size % TMA_BYTES == 0
     return whole and fits_tma(x.data_ptr(), pitch, lines, size)
+
+
+def gate_fits(activation: str, b_is_k: bool, n: int) -> bool:
+    """Does TMA take the columns of gate and up, wherever b lies? It takes neither every other one nor an odd half."""
+    return activation not in GATED or b_is_k or (n % 16 == 0 and GATED[activation][1] == "split")
 
 
 class Copied(NamedTuple):
@@ -123,9 +129,8 @@ def samples(a, b, out, copied):
 def around(found: Fits, kind, bytes: int) -> Optional[Around]:
     """What is to be copied, or None. kind: as of ``call.kind_of``, whose operands and result fit so; bytes: of an
     element of the result."""
-    _, _, (a_is_k, _, load, _, accumulate), (m, n, k, *batch), epilogue, _ = kind
-    in_the_way = found.a and found.b and not load  # the columns of a gate, which stay where they are
-    if accumulate or in_the_way:
+    _, _, (a_is_k, b_is_k, _, _, accumulate), (m, n, k, *batch), epilogue, _ = kind
+    if accumulate or (epilogue and not gate_fits(epilogue[0], b_is_k, n)):
         return None
     batches, shared = batch or (1, "")
     problem = Problem(m, n, k, batches, *found, bytes, narrow=a_is_k and not shared)

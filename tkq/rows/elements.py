@@ -50,8 +50,8 @@ class RowElements(ReductionBase):
 
     @property
     def last_read(self) -> int:
-        """The age at which a row's elements are read for the last time: where ``write`` makes numbers alone, that of its
-        last exchange, and its stage is free one row earlier."""
+        """The age at which a row's elements are read for the last time. Where ``write`` has nothing to do it is that of
+        the last exchange: the row's stage is free one row earlier."""
         return len(self.active) - (1 if self.active and not self._writes_rows else 0)
 
     @property
