@@ -43,7 +43,7 @@ def maximum(a, b):
     """The larger one, of numbers or of vectors; NaN if either is."""
     if not isinstance(a, cute.TensorSSA):
         return cute.arch.fmax(a, b, nan=True)
-    larger = cute.make_rmem_tensor(a.shape, Float32)  # one instruction a number, where two comparisons and a choice are 3
+    larger = cute.make_rmem_tensor(a.shape, Float32)  # one instruction a number; comparing and choosing are three
     for i in range(cute.size(larger)):
         larger[i] = cute.arch.fmax(a[i], b[i], nan=True)
     return larger.load()
