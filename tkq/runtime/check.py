@@ -10,9 +10,11 @@ _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view
 
 
 def tensor(name: str, x) -> None:
-    """TypeError unless x is a tensor."""
+    """TypeError unless x is a tensor, and a dense one: not sparse, nested or of MKL-DNN."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a torch.Tensor")
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
 
 
 def dtype(name: str, x, allowed) -> None:

@@ -1,12 +1,10 @@
 """tkq.softmax and tkq.log_softmax: from torch tensors to a launch."""
-import numbers
-
 import torch
 from torch import Tensor
 
 from .. import reference_losses as reference
 from .. import row_plan, runtime
-from ..runtime import arch, check, dtypes, new, ops
+from ..runtime import arch, arguments, check, dtypes, new, ops
 from ..runtime.again import Again
 from ..runtime.chooser import Shapes, added
 from .plan import plan
@@ -19,6 +17,7 @@ _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 # 16-byte accesses, and refuse what they cannot take, so that a hit needs no check of its own.
 _known: dict = {}
 _again = Again()
+_OPTIONS = [arguments.checker(name, "dim", "scale") for name in ("softmax", "log_softmax")]
 _launchers: dict = {}  # what a call looks like, with addresses -> (its launcher, whether it is such a one)
 
 
@@ -81,18 +80,13 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
 
 
 def _softmax(x, dim, scale, log):
-    try:
-        if scale != 1.0:
-            check.finite("scale", scale)
-    except RuntimeError:  # of a tensor's truth
-        check.number("scale", scale)
-        raise
-    if dim is not _LAST:
-        return _along(x, dim, scale, log)
-    if not ops.traced():
+    if dim is _LAST and not ops.traced():
         found = _again.take(x, scale, log)
         if found is not None:
             return found
+    dim, scale = _OPTIONS[log](dim, scale)
+    if dim != _LAST:
+        return _along(x, dim, scale, log)
     way = ops.route(x)
     if way == "direct":
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
@@ -105,8 +99,6 @@ def _softmax(x, dim, scale, log):
 
 def _along(x, dim, scale, log):
     _check_tensor(x)
-    if not isinstance(dim, int) and not isinstance(dim, numbers.Integral):
-        raise TypeError(f"dim: got {type(dim).__name__}, expected an int")
     if not -x.dim() <= dim < x.dim():
         raise IndexError(f"dim: got {dim} for x of {x.dim()} dimensions, allowed are {-x.dim()} to {x.dim() - 1}")
     if dim == x.dim() - 1:

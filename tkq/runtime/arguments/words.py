@@ -1,0 +1,57 @@
+"""The sentences of a docstring's "Raises" that a table decides."""
+from __future__ import annotations
+
+from .kinds import plain
+from .tables import TABLES
+
+
+def raises(op: str) -> dict[str, str]:
+    """{error: clauses that the docstring has for it, one behind the other}: TypeError, and ValueError where an argument
+    has values that are not allowed. What may be None is said by the signature."""
+    arguments = TABLES[op]
+    types = _clauses((a.name, _type(a)) for a in arguments if a.kind != "other")
+    values = _clauses((a.name, words) for a in arguments for words in [_range(a)] if words)
+    if any(a.kind == "number" for a in arguments):
+        values.append("a number that is not finite" + " in float32" * all(
+            a.end < float("inf") for a in arguments if a.kind == "number"))
+    found = {"TypeError": "; ".join(types)}
+    return found | ({"ValueError": "; ".join(values)} if values else {})
+
+
+def _clauses(pairs) -> list[str]:
+    """Names of which the same is to be said, together."""
+    groups: dict[str, list] = {}
+    for name, words in pairs:
+        groups.setdefault(words, []).append(name)
+    return [f"{_listed(names)} {words}" for words, names in groups.items()]
+
+
+def _type(a) -> str:
+    if a.kind == "tensor":
+        return f"no dense tensor of {_listed(a.dtypes)}"
+    if a.kind == "dtype":
+        return f"not {_listed(a.dtypes)}"
+    if a.kind == "integer" and a.dtypes:
+        return f"no int or tensor of {_listed(a.dtypes)}"
+    return {"flag": "no bool", "number": "no number", "integer": "no int", "choice": "no word",
+            "function": "no word or function", "window": "no pair of ints and None", "device": "no device"}[a.kind]
+
+
+def _range(a) -> str:
+    if a.error is not ValueError:
+        return ""
+    if a.kind == "choice":
+        return "another word"
+    if a.kind == "window":
+        return f"with a number outside {plain(a.low)} to {plain(a.high)}"
+    if a.kind == "device":
+        return "one that is not there"
+    if a.high is not None:
+        return f"outside {plain(a.low)} to {plain(a.high)}"
+    if a.low is None:
+        return ""
+    return f"not above {plain(a.low)}" if a.above else f"below {plain(a.low)}"
+
+
+def _listed(names) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
