@@ -6,11 +6,14 @@ from torch import Tensor
 
 from .. import reference_losses as reference
 from ..reference_losses import Terms
-from ..runtime import autocast, check, debug, ops
+from ..runtime import arguments, autocast, check, debug, ops
 from . import launch, linear
 from .checks import check_classes, check_targets
 from .linear import Layer, Outcome
 from .ops import cap
+
+_OPTIONS = arguments.checker("linear_cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss")
+_TENSORS = arguments.checker("linear_cross_entropy", "x", "weight")
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_weight: Optional[Tensor] = None,
@@ -47,7 +50,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     Source: the chunks are Liger-Kernel's idea (Hsu et al., 2024). CPU tensors take
     ``tkq.reference_losses.linear_cross_entropy``.
     """
-    terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    ignore_index, reduction, label_smoothing, z_loss = _OPTIONS(ignore_index, reduction, label_smoothing, z_loss)
+    terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap("linear_cross_entropy", softcap))
     if ops.traced() or autocast.on():
         x, weight = autocast.lowered(x, weight)
     _check(x, weight, target, terms)
@@ -63,8 +67,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
 
 def _check(x, weight, target, terms):
     """Everything that the function promises to refuse. A call is milliseconds, so it is always made."""
+    _TENSORS(x, weight)
     for name, t in (("x", x), ("weight", weight)):
-        check.dtype(name, t, ("bf16", "fp16"))
         check.last_dim_contiguous(name, t)
     check.rank("weight", weight, 2)
     if x.dim() == 0:

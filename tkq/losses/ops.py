@@ -6,9 +6,15 @@ from torch import Tensor
 
 from .. import reference_losses as reference
 from ..reference_losses import Terms
-from ..runtime import check, debug, ops
+from ..runtime import arguments, check, debug, ops
 from . import launch
 from .checks import check_call, check_targets
+
+_WORDS = "ignore_index", "reduction", "label_smoothing", "z_loss"
+_OPTIONS = arguments.checker("cross_entropy", *_WORDS, "inplace_backward")
+_OPTIONS_OF_BOTH = arguments.checker("cross_entropy_and_gradient", *_WORDS, "inplace")
+_CAPS = {name: arguments.checker(name, "softcap") for name in ("cross_entropy", "cross_entropy_and_gradient",
+                                                               "linear_cross_entropy")}
 
 
 def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = None, ignore_index: int = -100,
@@ -54,18 +60,15 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
     """
-    softcap = 0.0 if softcap is None else cap(softcap)
-    try:
-        if z_loss != 0.0:
-            check.finite("z_loss", z_loss)
-    except RuntimeError:  # of a tensor's truth
-        check.number("z_loss", z_loss)
-        raise
-    terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
-    if not (ops.traced() or debug.enabled()):
-        found = launch.again.take(logits, target, *terms, False)
+    softcap = 0.0 if softcap is None else cap("cross_entropy", softcap)
+    if inplace_backward is False and not (ops.traced() or debug.enabled()):
+        found = launch.again.take(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap,
+                                  False)
         if found is not None:
             return found[0]
+    ignore_index, reduction, label_smoothing, z_loss, inplace_backward = _OPTIONS(
+        ignore_index, reduction, label_smoothing, z_loss, inplace_backward)
+    terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
     way = ops.route(logits, target, weight)
     if way == "direct":
         return (launch.forward(logits, target, terms, False) if logits.is_cuda else _on_cpu(logits, target, terms))[0]
@@ -81,14 +84,9 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     return _op(logits, target, *terms, inplace_backward)[0]
 
 
-def cap(softcap) -> float:
-    """The public functions' softcap as the kernels have it: 0 for none."""
-    if softcap is None:
-        return 0.0
-    check.finite("softcap", softcap)
-    if not softcap > 0:
-        raise ValueError(f"softcap: got {softcap}, allowed are numbers above 0, and None")
-    return softcap
+def cap(op: str, softcap) -> float:
+    """A public function's softcap as the kernels have it: 0 for none."""
+    return 0.0 if softcap is None else _CAPS[op](softcap)
 
 
 def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = None,
@@ -102,10 +100,10 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
     autograd follows as for any in-place operation. Otherwise as ``tkq.cross_entropy``, which does not do this by
     itself: its logits stay what they are until the backward, whatever is done in between.
     """
-    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    ignore_index, reduction, label_smoothing, z_loss, inplace = _OPTIONS_OF_BOTH(
+        ignore_index, reduction, label_smoothing, z_loss, inplace)
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap("cross_entropy_and_gradient", softcap))
     check_call(logits, target, terms)
-    if reduction == "none":
-        raise ValueError("reduction: got 'none', allowed are mean and sum")
     if inplace and not ops.traced():  # there torch copies, and says so itself
         check.refuse_overlap("cross_entropy_and_gradient", logits=logits)
         check.refuse_inference("cross_entropy_and_gradient", logits=logits)

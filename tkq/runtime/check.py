@@ -10,9 +10,12 @@ _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view
 
 
 def tensor(name: str, x) -> None:
-    """TypeError unless x is a tensor, and a dense one: not sparse, nested or of MKL-DNN."""
+    """TypeError unless x is a tensor, and a dense one: not sparse, nested or of MKL-DNN. (Dynamo, which does not trace
+    that question in a backward, traces dense ones only.)"""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a torch.Tensor")
+    if torch.compiler.is_dynamo_compiling():
+        return
     if x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
 

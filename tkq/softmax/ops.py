@@ -17,7 +17,9 @@ _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 # 16-byte accesses, and refuse what they cannot take, so that a hit needs no check of its own.
 _known: dict = {}
 _again = Again()
-_OPTIONS = [arguments.checker(name, "dim", "scale") for name in ("softmax", "log_softmax")]
+_NAMES = "softmax", "log_softmax"
+_TENSORS, _SCALE = ([arguments.checker(name, argument) for name in _NAMES] for argument in ("x", "scale"))
+_OPTIONS = [arguments.checker(name, "dim", "scale") for name in _NAMES]
 _launchers: dict = {}  # what a call looks like, with addresses -> (its launcher, whether it is such a one)
 
 
@@ -92,13 +94,13 @@ def _softmax(x, dim, scale, log):
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
     if way == "record":
         return _Recorded.apply(x, scale, log)
-    check.refuse_tangent("softmax", x=x)
-    _check(x, scale)  # here too: the dispatcher's own words name no argument
+    check.refuse_tangent(_NAMES[log], x=x)
+    _check(x, scale, log)  # here too: the dispatcher's own words name no argument
     return _op(x, scale, log)
 
 
 def _along(x, dim, scale, log):
-    _check_tensor(x)
+    _check_tensor(x, log)
     if not -x.dim() <= dim < x.dim():
         raise IndexError(f"dim: got {dim} for x of {x.dim()} dimensions, allowed are {-x.dim()} to {x.dim() - 1}")
     if dim == x.dim() - 1:
@@ -186,7 +188,7 @@ def _run(x, tensors, scale, log, backward):
 
 
 def _launcher(x, tensors, scale, log, backward):
-    _check(x, scale)
+    _check(x, scale, log)
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in tensors])
@@ -211,14 +213,14 @@ def recipe(spec: SoftmaxSpec, config=None):
 # ---- checks, the CPU, what the dispatcher sees ----------------------------------------------------------------------
 
 
-def _check(x, scale):
+def _check(x, scale, log):
     """Raises what the public functions promise."""
-    _check_tensor(x)
-    check.finite("scale", scale)
+    _check_tensor(x, log)
+    _SCALE[log](scale)
 
 
-def _check_tensor(x):
-    check.dtype("x", x, tuple(row_plan.WIDTH))
+def _check_tensor(x, log=False):
+    _TENSORS[log](x)
     if x.dim() == 0 or x.shape[-1] < 1:
         raise ValueError(f"x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
     if x.shape[-1] > MAX_N:
@@ -226,7 +228,7 @@ def _check_tensor(x):
 
 
 def _on_cpu(x: Tensor, scale: float, log: bool) -> Tensor:
-    _check(x, scale)
+    _check(x, scale, log)
     return reference.softmax(x, scale, log).contiguous()
 
 
@@ -244,7 +246,7 @@ def _cuda_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 
 def _fake(x: Tensor, scale: float, log: bool) -> Tensor:
-    _check(x, scale)
+    _check(x, scale, log)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 

@@ -1,8 +1,8 @@
 """The arguments of every public function in one table, and what comes from it.
 
-``table("softmax")`` is the function's arguments, frozen dataclasses: kind, dtypes, range, is None allowed. From them come
-the checks and their words (``checker``), the docstrings' "Raises" (``raises``; a test compares), and the bad values of
-the fuzz tests.
+``table("softmax")`` is the function's arguments, frozen dataclasses: kind, dtypes, range, is None allowed. From them
+come the checks and their words (``checker``), the docstrings' "Raises" (``raises``; a test compares), and the bad
+values of the fuzz tests.
 """
 from .kinds import Argument
 from .tables import REQUIRED, TABLES

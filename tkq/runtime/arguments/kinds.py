@@ -1,9 +1,9 @@
 """What an argument of a public function may be: the check of one value, and the words for what is wrong with it.
 
 A number is Python's int or float, or another ``numbers.Real`` (NumPy's scalars, Fraction), which is taken by its value;
-an integer is Python's int or another ``numbers.Integral``. A bool is neither, and a tensor is neither: reading one would
-wait for the GPU. A flag is True or False. Numbers that torch traces (SymInt, SymFloat) pass: their op is asked again
-when what was traced runs.
+an integer is Python's int or another ``numbers.Integral``. A bool is neither, and a tensor is neither: reading one
+would wait for the GPU. A flag is True or False. Numbers that torch traces (SymInt, SymFloat) pass: their op is asked
+again when what was traced runs.
 """
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Argument:
 
     def _range(self):
         integers = self.kind == "integer"
-        words = "integers" if integers else "finite numbers"
         if self.low is not None and self.high is not None:
-            return f"{words} from {plain(self.low)} to {plain(self.high)}"
+            return f"{'integers' if integers else 'numbers'} from {plain(self.low)} to {plain(self.high)}"
+        words = "integers" if integers else "finite numbers"
         if self.low is not None:
             words += f" above {plain(self.low)}" if self.above else f" from {plain(self.low)} on"
         return words if integers or self.end > END else f"{words}, up to 3.4e38 as in float32"
@@ -151,7 +151,8 @@ class Argument:
     def _tensor(self, where, value):
         check.tensor(where[:-2], value)
         if value.dtype not in self.types:
-            raise TypeError(f"{where}dtype is {value.dtype}, allowed are {self.allowed}")
+            names = ", ".join(f"{dtype} ({name})" for dtype, name in zip(self.types, self.dtypes))
+            raise TypeError(f"{where}dtype is {value.dtype}, allowed are {names}")
         return value
 
     def _window(self, where, value):

@@ -59,9 +59,9 @@ _OUT, _SUM = dtype("out_dtype", *WIDE), dtype("residual_dtype", *WIDE)
 _SCALES = choice("granularity", "row", "row", "block")
 
 
-def _loss(weight, *last):
+def _loss(weight, *last, reductions=("none", "mean", "sum")):
     return (tensor(weight, *WIDE, none=True), integer("ignore_index", -100, -1 << 63, (1 << 63) - 1),
-            choice("reduction", "mean", "none", "mean", "sum"), number("label_smoothing", 0.0, 0, 1),
+            choice("reduction", "mean", *reductions), number("label_smoothing", 0.0, 0, 1),
             number("z_loss", 0.0), number("softcap", None, 0, above=True), *last)
 
 
@@ -87,7 +87,7 @@ TABLES = {
     "rmsnorm_quant": _norm(1e-6, _SUM, _SCALES),
     "layernorm_quant": _norm(1e-5, _SUM, _SCALES),
     "cross_entropy": (*_logits("inplace_backward"), *_loss("weight", flag("inplace_backward"))),
-    "cross_entropy_and_gradient": (*_logits("inplace"), *_loss("weight", flag("inplace"))),
+    "cross_entropy_and_gradient": (*_logits("inplace"), *_loss("weight", flag("inplace"), reductions=("mean", "sum"))),
     "linear_cross_entropy": (tensor("x", *HALF), tensor("weight", *HALF), tensor("target", *INDEX),
                              *_loss("class_weight")),
     "rope": (tensor("x", *WIDE, written="inplace"), *_TURN, flag("inplace")),

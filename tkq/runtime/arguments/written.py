@@ -19,7 +19,8 @@ def checker(op: str, *names: str, called: str = ""):
 
     called: the name that errors say, where it is not the op's."""
     arguments = {argument.name: argument for argument in TABLES[op]}
-    known = {"torch": torch, "Tensor": Tensor, "dtype": torch.dtype, "strided": torch.strided}
+    known = {"Tensor": Tensor, "dtype": torch.dtype, "strided": torch.strided,
+             "traced": torch.compiler.is_dynamo_compiling}
     lines = [f"def check({', '.join(names)}):"]
     for name in names:
         argument = arguments[name]
@@ -52,6 +53,6 @@ def _wrong(argument) -> str:
     if kind == "dtype":
         return f"type({name}) is not dtype or {name} not in types_{name}"
     if kind == "tensor":
-        return (f"not isinstance({name}, Tensor) or {name}.dtype not in types_{name} or {name}.layout is not strided "
-                f"or {name}.is_nested")
+        return (f"not isinstance({name}, Tensor) or {name}.dtype not in types_{name} or not traced() and "
+                f"({name}.layout is not strided or {name}.is_nested)")
     return "True"
