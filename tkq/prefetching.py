@@ -68,16 +68,18 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
         TypeError: jobs that is no integer.
         ValueError: a name that is not known, a configuration that lacks a size, or jobs below 1.
     """
-    from .runtime import cache
+    from .runtime import arguments, cache
 
-    if not isinstance(jobs, int):
-        raise TypeError(f"prefetch: jobs: got {type(jobs).__name__}, expected an int")
-    if jobs < 1:
-        raise ValueError(f"prefetch: jobs: got {jobs}, allowed are numbers from 1 on")
+    jobs = arguments.checker("prefetch", "jobs")(jobs)
     if isinstance(ops, str):
         raise ValueError(f"prefetch: ops: got {ops!r}, allowed are several names, as in ops=({ops!r},)")
-    ops = tuple(ops)
+    try:
+        ops = tuple(ops)
+    except TypeError:
+        raise TypeError(f"prefetch: ops: got {type(ops).__name__}, allowed are several names, in a tuple") from None
     for op in ops:
+        if not isinstance(op, str):
+            raise TypeError(f"prefetch: ops: got {op!r}, allowed are names of functions of tkq")
         if op not in _PUBLIC:
             raise ValueError(f"prefetch: ops: got {op!r}, allowed are functions of tkq: rmsnorm, flash_attn, gemm, ...")
     known = [models.found(one) for one in of]

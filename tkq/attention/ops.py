@@ -11,12 +11,13 @@ from tkq.attention.arguments import (
     OPEN,
     PLAIN,
     Options,
-    check_flags,
     check_layouts,
     check_operands,
     check_options,
+    flags,
     limits,
     lowered,
+    numbers,
     refuse_limits,
     refuse_out_of_range,
 )
@@ -74,16 +75,17 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
     corrected. CPU tensors take ``tkq.reference.flash_attn``, by the same rules.
     """
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
-        check_flags("flash_attn", causal=causal, deterministic=deterministic, return_lse=return_lse)
+        flags["flash_attn"](causal, deterministic, return_lse)
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
-    left, right = (-1, -1) if not traced and window_size is OPEN else limits("flash_attn", window_size)
-    options = causal, softmax_scale, left, right, softcap
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits["flash_attn"](window_size)
     if traced or autocast.on():
         q, k, v, sinks = lowered(q, k, v, sinks)
     if not traced:
-        found = _again.take(q, k, v, sinks, options, return_lse)
+        found = _again.take(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
         if found is not None:
             return found if return_lse else found[0]
+    softmax_scale, softcap = numbers["flash_attn"](softmax_scale, softcap)
+    options = causal, softmax_scale, left, right, softcap
     way = ops.route(q, k, v, sinks)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
@@ -105,7 +107,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept. An lse that nobody asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
-    found = _again.take(q, k, v, sinks, options, True)
+    found = _again.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return autograd.both(ctx, o, lse) if return_lse else o
@@ -129,7 +131,7 @@ def forward(q, k, v, sinks, options, return_lse):
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), None, counter, numbers
             kernel(*arguments)
-            _again.add((q, k, v, sinks, options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _again.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
             return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape
@@ -228,7 +230,7 @@ def _cpu(q, k, v, sinks, options, return_lse):
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
              left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     options = causal, softmax_scale, left, right, softcap
-    o, lse = _again.take(q, k, v, sinks, options, return_lse) or forward(q, k, v, sinks, options, return_lse)
+    o, lse = _again.take(q, k, v, sinks, *options, return_lse) or forward(q, k, v, sinks, options, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

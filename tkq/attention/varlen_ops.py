@@ -12,14 +12,15 @@ from tkq.attention.arguments import (
     Lengths,
     Options,
     check_first,
-    check_flags,
     check_layouts,
-    check_longest,
     check_operands,
     check_options,
     check_sequences,
+    flags,
     limits,
+    longest,
     lowered,
+    numbers,
     refuse_limits,
     refuse_out_of_range,
 )
@@ -70,18 +71,19 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     """
     if not (type(causal) is type(deterministic) is type(return_lse) is bool
             and type(max_seqlen_q) is type(max_seqlen_k) is int):
-        check_flags("flash_attn_varlen", causal=causal, deterministic=deterministic, return_lse=return_lse)
-        check_longest("flash_attn_varlen", max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+        flags["flash_attn_varlen"](causal, deterministic, return_lse)
+        max_seqlen_q, max_seqlen_k = longest(max_seqlen_q, max_seqlen_k)
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
-    left, right = (-1, -1) if not traced and window_size is OPEN else limits("flash_attn_varlen", window_size)
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits["flash_attn_varlen"](window_size)
     if traced or autocast.on():
         q, k, v, sinks = lowered(q, k, v, sinks)
-    options = causal, softmax_scale, left, right, softcap
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     if not traced:
-        found = _again.take(q, k, v, sinks, *lengths, options, return_lse)
+        found = _again.take(q, k, v, sinks, *lengths, causal, softmax_scale, left, right, softcap, return_lse)
         if found is not None:
             return found if return_lse else found[0]
+    softmax_scale, softcap = numbers["flash_attn_varlen"](softmax_scale, softcap)
+    options = causal, softmax_scale, left, right, softcap
     way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
@@ -102,7 +104,7 @@ def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
 def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept."""
     lengths, options, deterministic, return_lse = how
-    found = _again.take(q, k, v, sinks, *lengths, options, True)
+    found = _again.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
     return autograd.both(ctx, o, lse) if return_lse else o
@@ -133,7 +135,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, used_k), counter, numbers
             kernel(*arguments)
-            _again.add((q, k, v, sinks, *lengths, options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _again.add((q, k, v, sinks, *lengths, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
             return o, lse
         total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape
@@ -226,7 +228,7 @@ def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], cu_seqlen
              return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     options = causal, softmax_scale, left, right, softcap
-    o, lse = (_again.take(q, k, v, sinks, *lengths, options, return_lse)
+    o, lse = (_again.take(q, k, v, sinks, *lengths, *options, return_lse)
               or forward(q, k, v, sinks, lengths, options, return_lse))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 

@@ -11,10 +11,12 @@ from tkq.gemm import candidates, tuned
 from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES, fits_tma_store
-from tkq.runtime import arch, check, counters, dtypes, function, new, ops
+from tkq.runtime import arch, arguments, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Address, Again
 
 ACCUMULATE = ("fast", "fp32")
+_options = arguments.checker("fp8_gemm", "activation", "out_dtype", "accumulate")
+_tensors = arguments.checker("fp8_gemm", "a", "b", "scale_a", "scale_b", "bias", "out_scale")
 _again, _paced_again = Again(), Again(by_stream=True)  # of kernels without and with a counter
 
 
@@ -91,6 +93,7 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
             found = _paced_again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
         if found is not None:
             return found
+    activation, out_dtype, accumulate = _options(activation, out_dtype, accumulate)
     if ops.direct(a, b, scale_a, scale_b, bias, out_scale):
         run = _launched if a.is_cuda else _cpu
         return run(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
@@ -325,6 +328,8 @@ _op = ops.torch_op("fp8_gemm", cuda=_cuda, cpu=_cpu, fake=_fake)
 def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=torch.bfloat16, out_scale=None,
             accumulate=None):
     """For ``tkq.tune``: a call of ``fp8_gemm``."""
+    _tensors(a, b, scale_a, scale_b, bias, out_scale)
+    activation, out_dtype, accumulate = _options(activation, out_dtype, accumulate)
     spec = _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
     _aligned(a=a, b=b)
     (m, k), n = a.shape, b.shape[1]

@@ -10,11 +10,12 @@ from tkq import reference_grouped
 from tkq.gemm import candidates, tuned
 from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES
-from tkq.runtime import arch, autocast, check, dtypes, function, new, ops
+from tkq.runtime import arch, arguments, autocast, check, dtypes, function, new, ops
 from tkq.runtime.again import Address, Again
 
 FP8 = ("e4m3", "e5m2")
-_OUT = (torch.bfloat16, torch.float16, torch.float32)
+_out_dtype = arguments.checker("grouped_gemm", "out_dtype")
+_tensors = arguments.checker("grouped_gemm", "a", "b", "offsets", "scale_a", "scale_b")
 _NO_SCALES = (0, 0, 0, 0)
 _again = Again()
 
@@ -68,6 +69,7 @@ def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
         found = _again.take(a, b, offsets, scale_a, scale_b, out_dtype)
         if found is not None:
             return found
+    out_dtype = _out_dtype(out_dtype)
     way = ops.route(a, b, offsets, scale_a, scale_b)
     if way == "direct":
         return (_launched if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
@@ -196,9 +198,7 @@ def _spec(a, b, offsets, scales, out_dtype):
         raise NotImplementedError(f"offsets: {groups} groups, supported are up to {MOST_GROUPS}")
     if groups > 1 and offsets[2][0] != 1:
         raise ValueError(f"offsets: strides are {offsets[2]}, allowed is contiguous")
-    out = out_dtype or (torch.bfloat16 if narrow else a_dtype)
-    if out not in _OUT:
-        raise TypeError(f"out_dtype: got {out}, allowed are bf16, fp16, fp32")
+    out = _out_dtype(out_dtype) or (torch.bfloat16 if narrow else a_dtype)
     unit = TMA_BYTES // a_dtype.itemsize
     lines = unit if along_k and not narrow else 1  # M and N, where they are contiguous
     for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, lines)), ("M", m, lines),
@@ -256,10 +256,8 @@ def _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, size):
 
 def _check(a, b, offsets, scale_a, scale_b, out_dtype):
     """The same for tensors, by name: what they are and where."""
-    given = {name: x for name, x in dict(a=a, b=b, offsets=offsets, scale_a=scale_a, scale_b=scale_b).items()
-             if x is not None or not name.startswith("scale")}
-    for name, x in given.items():
-        check.tensor(name, x)
+    _tensors(a, b, offsets, scale_a, scale_b)
+    given = dict(a=a, b=b, offsets=offsets, scale_a=scale_a, scale_b=scale_b)
     if (scale_a is None) != (scale_b is None):
         raise ValueError("scale_a, scale_b: one is None, allowed are both or neither")
     scales = scale_a is not None and (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape)
@@ -328,6 +326,7 @@ _Function = ops.eager_function("GroupedGemm", forward=_recorded, backward=_recor
 
 def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
     """For ``tkq.tune``: a call of ``grouped_gemm``."""
+    _tensors(a, b, offsets, scale_a, scale_b)
     spec, shape, out = _check(a, b, offsets, scale_a, scale_b, out_dtype)
     _aligned(a=a, b=b)
     (m, k), n, groups = a.shape, b.shape[-1], offsets.shape[0]

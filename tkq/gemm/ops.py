@@ -24,9 +24,10 @@ from tkq.gemm.call import (
 )
 from tkq.gemm.epilogue import name_of
 from tkq.gemm.spec import OUT_DTYPES
-from tkq.runtime import autocast, check, new, ops
+from tkq.runtime import arguments, autocast, check, new, ops
 
 __all__ = ["gemm", "run"]
+_options = arguments.checker("gemm", "alpha", "beta", "out_dtype")
 
 
 def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Union[str, Callable, None] = None,
@@ -84,6 +85,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
             found = paced_again.take(a, b, bias, name, c, alpha, beta, out_dtype)
         if found is not None:
             return found
+    alpha, beta, out_dtype = _options(alpha, beta, out_dtype)
     way = ops.route(a, b, bias, c, out)
     if out is not None:
         into = _launch_into if way == "direct" and out.is_cuda else _into

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_pointwise as reference
 from ..runtime import check, new, ops
-from .rope_check import Turn, check_call, check_longest
+from .rope_check import Turn, check_call, check_longest, offsets, options
 from .rope_launch import again, launch, launch_simple
 
 
@@ -54,9 +54,11 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
                 if inplace:
                     torch.autograd.graph.increment_version(x)
                 return found[0]
+        interleaved, inplace = options["rope"](interleaved, inplace)
         turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
     else:
-        turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        interleaved, inplace = options["rope"](interleaved, inplace)
+        turn = _turn("rope", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
         way = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
         return _in_place(x, turn) if inplace else _forward(x, turn)
@@ -80,15 +82,18 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
         q, k: (B, S, H, D) and (B, S, Hk, D), or (total, H, D) and (total, Hk, D), of one type.
         All others, what is returned and what is raised: as in ``rope``.
     """
-    if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:
+    if position_ids is cu_seqlens is max_seqlen is None is not k and type(seqlen_offsets) is int:
         cos, sin = _rows_of_all(q, cos, sin, seqlen_offsets)
         if not ops.traced():
             found = again.take(q, k, cos, sin, seqlen_offsets, interleaved, False, False)
             if found is not None:
                 return found
+        interleaved = options["rope_qk"](interleaved)
         turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
     else:
-        turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        check.tensor("rope_qk: k", k)
+        interleaved = options["rope_qk"](interleaved)
+        turn = _turn("rope_qk", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
         way = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
         return _forward_qk(q, k, turn)
@@ -109,17 +114,17 @@ def _rows_of_all(x, cos, sin, offset):
     return cos, sin
 
 
-def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
-    offset, offsets = seqlen_offsets, None
+def _turn(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
+    offset, starts = offsets[op](seqlen_offsets), None
     if type(offset) is not int and isinstance(offset, Tensor):  # the first question is the fast one
-        offset, offsets = 0, offset
+        offset, starts = 0, offset
     if max_seqlen is not None:
         check.tensor("cos", cos)
-        check_longest(max_seqlen, cu_seqlens)
-        if isinstance(offset, (int, torch.SymInt)) and offset + max_seqlen > cos.shape[-2]:
-            raise ValueError(f"rope: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
+        max_seqlen = check_longest(op, max_seqlen, cu_seqlens)
+        if offset + max_seqlen > cos.shape[-2]:
+            raise ValueError(f"{op}: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
                              f"{offset + max_seqlen}")
-    return cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, False  # a Turn, without its cost
+    return cos, sin, offset, starts, position_ids, cu_seqlens, interleaved, False  # a Turn, without its cost
 
 
 def _empty(x):

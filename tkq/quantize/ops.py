@@ -8,12 +8,13 @@ from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.room import room_size
 from tkq.quantize.shipped import TWICE, by_claims, rows_recipe, tiles_recipe, way
-from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
-from tkq.runtime import arch, check, counters, dtypes, function, new, ops
+from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, VECTOR, TileSpec
+from tkq.runtime import arch, arguments, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
 _again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_tensor = arguments.checker("quantize_fp8", "x")
+_ways, _options = (arguments.checker("quantize_fp8", "granularity", name) for name in ("transpose", "dtype"))
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
 
 
@@ -54,9 +55,11 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
 
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
     """
-    if type(transpose) is not bool:  # before a call that was seen is looked for, by what is equal: 1 is to True
-        check.flag("transpose", transpose)
+    if type(transpose) is not bool or type(granularity) is not str:  # what is asked below takes all that is equal
+        granularity, transpose = _ways(granularity, transpose)
     found = None if ops.traced() else _again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
+    if found is None:
+        _options(granularity, dtype)
     if found is not None:
         q, scale, qt, scale_t = found[:4]
     elif ops.direct(x):
@@ -73,14 +76,11 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
 
 
 def _check(x, granularity, dtype, transpose):
-    check.dtype("x", x, INPUTS)
+    _tensor(x)
     check.rank("x", x, 2)
     if x.numel():
         check.last_dim_contiguous("x", x)
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"granularity: got {granularity!r}, allowed are {', '.join(GRANULARITIES)}")
-    if dtype not in FP8:
-        raise TypeError(f"dtype: got {dtype}, allowed are {FP8[0]} and {FP8[1]}")
+    _options(granularity, dtype)
 
 
 def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,

@@ -158,18 +158,20 @@ class Argument:
     def _window(self, where, value):
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             raise TypeError(f"{where}got {came(value)}, expected (left, right)")
-        sides = []
-        for n in value:
-            if check.is_traced(n) or n is None:
-                sides.append(-1 if n is None else n)
-                continue
-            if isinstance(n, bool) or not isinstance(n, numbers.Integral):
-                raise TypeError(f"{where}got {came(value)}, expected (left, right) of ints and None")
-            if not self._within(n):
-                raise ValueError(f"{where}got {came(value)}, allowed are numbers of keys from 0 to 2^30 - 1, and None "
-                                 "or -1 for no limit")
-            sides.append(int(n))
-        return tuple(sides)
+        left, right = value
+        return self._side(where, value, left), self._side(where, value, right)
+
+    def _side(self, where, value, n):
+        if n is None:
+            return -1
+        if (type(n) is int and self.low <= n <= self.high) or check.is_traced(n):
+            return n
+        if isinstance(n, bool) or not isinstance(n, numbers.Integral):
+            raise TypeError(f"{where}got {came(value)}, expected (left, right) of ints and None")
+        if not self._within(n):
+            raise ValueError(f"{where}got {came(value)}, allowed are numbers of keys from 0 to 2^30 - 1, and None or "
+                             "-1 for no limit")
+        return int(n)
 
     def _or_none(self):
         return " or None" if self.none else ""
