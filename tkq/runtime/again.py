@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import native
+from . import inside, native, ops
 from .ffi import tvm_ffi
 
 _GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
@@ -163,12 +163,15 @@ def _prepared():
         return None
     found = ctypes.PyDLL(str(path))
     here, pointer, number = ctypes.py_object, ctypes.c_void_p, ctypes.c_int
-    for name, result, *arguments in (("prepare", number, here), ("new", here, number), ("functions", here, here),
-                                     ("add", None, here, here, here, pointer, here, here, number)):
+    for name, result, *arguments in (("prepare", number, here, here), ("new", here, number), ("functions", here, here),
+                                     ("add", None, here, here, here, pointer, here, here, number), ("route", here)):
         function = getattr(found, f"tkq_{name}")
         function.restype, function.argtypes = result, arguments
-    things = (None, False, Tensor, Parameter, "requires_grad", vars(forward_ad), "_current_level", *makers,
-              torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active, torch.is_grad_enabled,
-              torch._C._get_deterministic_algorithms, torch._C._cuda_isCurrentStreamCapturing,
-              torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None, table)
-    return found if found.tkq_prepare(things) else None
+    things = (None, False, Tensor, Parameter, "requires_grad", vars(forward_ad), "_current_level", "direct", "record",
+              *makers, torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active,
+              torch.is_grad_enabled, torch._C._get_deterministic_algorithms, torch._C._cuda_isCurrentStreamCapturing,
+              torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None, torch._C._is_tracing, table)
+    if not found.tkq_prepare(things, (*inside.tracing(), *inside.keys())):
+        return None
+    ops.short.route = found.tkq_route()
+    return found
