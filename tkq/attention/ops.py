@@ -99,7 +99,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
 def _traced(q, k, v, sinks, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, options)  # the dispatcher's words name no argument
-    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    needs = ops.may_record(q, k, v, sinks)
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 

@@ -97,7 +97,7 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
 def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, lengths, options)  # the dispatcher's words name no argument
-    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    needs = ops.may_record(q, k, v, sinks)
     return _op(q, k, v, sinks, *lengths, *options, return_lse or needs, deterministic)
 
 

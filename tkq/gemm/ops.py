@@ -96,7 +96,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype))
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
-    if name and _needs_gradient(a, b, bias, c):
+    if name and ops.may_record(a, b, bias, c):
         return backward.activate(gemm(a, b, bias=bias, c=c, alpha=alpha, beta=beta, out_dtype=out_dtype), name)
     return _op(a, b, bias, name, c, alpha, beta, out_dtype)
 

@@ -157,16 +157,18 @@ def _backward(ctx, dloss, *_):
     if dloss is None:
         return (None,) * 11
     x, weight, target, class_weight, kept, all, dx, dweight = ctx.saved_tensors
-    terms = Terms(class_weight, *ctx.terms)
-    if terms.reduction == "none" or ctx.handed_out:
-        dx, dweight = _anew(x, weight, target, dloss, kept, all, terms, ctx.grad_x, ctx.grad_weight)
+    terms, (needs_x, needs_weight) = Terms(class_weight, *ctx.terms), ctx.needs_input_grad[:2]
+    # not computed where the call was traced of other tensors, by torch.jit
+    missing = (needs_x and not ctx.grad_x) or (needs_weight and not ctx.grad_weight)
+    if terms.reduction == "none" or ctx.handed_out or missing:
+        dx, dweight = _anew(x, weight, target, dloss, kept, all, terms, needs_x, needs_weight)
     elif ops.route(x, weight, target, dloss) != "op":
         ctx.handed_out = True  # from here on these are the caller's, and what is saved is no longer what it was
         dx, dweight = _multiplied(dx, dweight, linear.owed(terms, x, dloss, all), weight)
     else:
         factor = linear.owed(terms, x, dloss, all)
         dx, dweight = (dx * factor).to(x.dtype), (dweight * factor).to(weight.dtype)
-    return (dx.view(x.shape) if ctx.grad_x else None, None if not ctx.grad_weight else dweight, *[None] * 9)
+    return (dx.view(x.shape) if needs_x else None, dweight if needs_weight else None, *[None] * 9)
 
 
 def _multiplied(dx, dweight, factor, weight):

@@ -207,7 +207,7 @@ _RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backwa
 def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
     checks.norm(kind, x, weight, bias, residual)
     check.refuse_tangent(kind, x=x, weight=weight, bias=bias, residual=residual)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
+    save = ops.may_record(x, weight, bias, residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     kept = _kept(x, residual, total) if save else total
     y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)

@@ -238,6 +238,14 @@ def _other(kind) -> str:
     return "op"
 
 
+def may_record(*tensors) -> bool:
+    """Of a call on the op's way: is a gradient recorded? May it be, where torch.jit.trace keeps the call: other tensors
+    may come than those of the trace."""
+    if not torch.is_grad_enabled():
+        return False
+    return (not traced() and _jit()) or any(x is not None and x.requires_grad for x in tensors)
+
+
 def direct(*tensors) -> bool:
     """May the launcher be called past the dispatcher? See ``route``."""
     return route(*tensors) == "direct"
