@@ -136,6 +136,9 @@ def _launch(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
 
 def _product(a, b, out, extra, any_k, key=None):
     k = a.shape[-1]
+    if any_k and k % 8 and not inner_fits(a, b):
+        bias, activation, c, alpha, beta = extra
+        return _again_or_launch(*backward.padded(a, b), bias, activation, c, alpha, beta, out.dtype, True)
     if k % 8 or not k or not out.numel() or (extra.c is None) != (extra.beta == 0.0):
         # what the compiled function does not know, or where nothing is launched
         check_call(a, b, out.dtype, extra, any_k=any_k)
@@ -191,7 +194,12 @@ def _into(out, a, b, out_dtype, extra, way, key=None):
 
 def _cpu(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
          out_dtype: Optional[torch.dtype]) -> Tensor:
-    return _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, True)
+    return _on_cpu(*_fitting(a, b), bias, activation, c, alpha, beta, out_dtype, True)
+
+
+def _fitting(a, b):
+    """a and b, padded where no kernel takes their inner size."""
+    return (a, b) if inner_fits(a, b) else backward.padded(a, b)
 
 
 def _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
@@ -239,12 +247,13 @@ def _gradients(ctx, dy, needs):
 
 
 def multiply(x, y, alpha):
-    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows."""
-    if not inner_fits(x, y):
-        x, y = backward.padded(x, y)
+    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows.
+
+    What is traced pads in the op, when it runs: to ask here would make a graph for sizes that have to be padded, and
+    another for those that have not."""
     check.refuse_tangent("gemm", a=x, b=y)
     if ops.direct(x, y):  # nothing is recorded in a backward
-        given = x, y, None, "", None, alpha, 0.0, None
+        given = *_fitting(x, y), None, "", None, alpha, 0.0, None
         return _cuda(*given) if x.is_cuda else _on_cpu(*given, True)
     return _op(x, y, None, "", None, alpha, 0.0, None)
 
