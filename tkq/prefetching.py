@@ -65,8 +65,8 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
         A handle: ``done``, ``wait(timeout)``, ``stop()``.
 
     Raises:
-        TypeError: jobs that is no integer.
-        ValueError: a name that is not known, a configuration that lacks a size, or jobs below 1.
+        TypeError: jobs is no int; ops are no names.
+        ValueError: jobs is below 1; a name that is not known, a configuration that lacks a size.
     """
     from .runtime import arguments, cache
 

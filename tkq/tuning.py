@@ -72,7 +72,9 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
         What was found; None where there is one kernel only: nothing to multiply, strides or bases that TMA cannot take.
 
     Raises:
-        ValueError: another function, tensors on the CPU. And what the function itself raises.
+        TypeError: again is no bool; effort is of another kind.
+        ValueError: another function, tensors on the CPU.
+        And what the function itself raises.
     """
     name, again = _name(function), _again(again)
     if not isinstance(effort, timing.Effort):

@@ -62,9 +62,12 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         logarithm. A row that sees no key has o = 0 and lse = -inf, or the sink.
 
     Raises:
-        TypeError: q, k, v or sinks not a tensor, of another dtype than allowed or than q; an option of the wrong type.
-        ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
-            that is not above 0, a softcap or a window below 0.
+        TypeError: q, k or v is no dense tensor of bf16 or fp16; causal, deterministic or return_lse is no bool;
+            softmax_scale or softcap is no number; window_size is no pair of ints and None; sinks is no dense tensor of
+            bf16, fp16 or fp32; dtypes that do not go together.
+        ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
+            number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
+            that TMA cannot take.
         NotImplementedError: a head_dim that is not supported.
         RuntimeError: a GPU other than Hopper.
 

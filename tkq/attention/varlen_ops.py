@@ -63,7 +63,14 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
         gradient, that of the sinks through their lse neither; a row that is in use and sees no key does.
 
     Raises:
-        As flash_attn; TypeError, ValueError for cu_seqlens and seqused of another dtype, shape or device.
+        TypeError: q, k or v is no dense tensor of bf16 or fp16; cu_seqlens_q, cu_seqlens_k, seqused_q or seqused_k is
+            no dense tensor of int32; max_seqlen_q or max_seqlen_k is no int; causal, return_lse or deterministic is no
+            bool; softmax_scale or softcap is no number; window_size is no pair of ints and None; sinks is no dense
+            tensor of bf16, fp16 or fp32; dtypes that do not go together.
+        ValueError: max_seqlen_q, max_seqlen_k or softcap is below 0; softmax_scale is not above 0; window_size has a
+            number outside -1 to 2^30 - 1; a number that is not finite in float32; shapes that do not go together,
+            devices that differ, strides or a base that TMA cannot take.
+        NotImplementedError, RuntimeError: as flash_attn.
 
     Differentiable once, in q, k, v and sinks, through o and lse.
 

@@ -79,9 +79,11 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
         (M, N), contiguous.
 
     Raises:
-        TypeError: something is not a tensor, or of another dtype than allowed.
-        ValueError: not 2-D, sizes or scales that do not go together, K not a multiple of 16, an operand that is not
-            K-contiguous, several devices, another accumulate.
+        TypeError: a or b is no dense tensor of e4m3 or e5m2; scale_a, scale_b or out_scale is no dense tensor of fp32;
+            bias is no dense tensor of bf16, fp16 or fp32; activation or accumulate is no word; out_dtype is not bf16,
+            fp16, fp32 or e4m3.
+        ValueError: accumulate is another word; not 2-D, sizes or scales that do not go together, K not a multiple of
+            16, an operand that is not K-contiguous, several devices.
         NotImplementedError: another activation; a gradient asked for.
         RuntimeError: a GPU other than Hopper.
 
@@ -284,6 +286,8 @@ def _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accum
     """The same for tensors, by name: what they are, and where they are."""
     given = {names.a: a, names.b: b, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: x for name, x in (("bias", bias), ("out_scale", out_scale)) if x is not None}
+    if names is _NAMES:
+        _tensors(a, b, scale_a, scale_b, bias, out_scale)
     for name, x in given.items():
         check.tensor(name, x)
     words = bias is not None and _facts(bias), activation, out_dtype, out_scale is not None and _facts(out_scale)

@@ -52,8 +52,11 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
         (M, N), or (G, M, N): contiguous. Groups of no K give zeros (times their scales, which should be finite).
 
     Raises:
-        TypeError, ValueError: naming the argument. NotImplementedError: sizes that are not such multiples, more than
-        1024 groups, a gradient of float8. RuntimeError: a GPU other than Hopper.
+        TypeError: a or b is no dense tensor of bf16, fp16, e4m3 or e5m2; offsets is no dense tensor of int32; scale_a
+            or scale_b is no dense tensor of fp32; out_dtype is not bf16, fp16 or fp32; dtypes that do not go together.
+        ValueError: sizes, strides, scales or devices that do not go together.
+        NotImplementedError: sizes that are not such multiples, more than 1024 groups, a gradient of float8.
+        RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in a and b where b is (G, K, N) of 16 bits. Under torch.autocast a and b are cast,
     but for float8. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.

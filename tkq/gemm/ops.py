@@ -64,9 +64,11 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         (M, N) or (B, M, N), gated (.., N / 2); contiguous, or out.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed or does not go with another.
-        ValueError: sizes that do not go together, K not a multiple of 8, two devices, an operand that is contiguous in
-            neither dimension, an alpha or a beta that is not finite, c without beta or beta without c, an activation
+        TypeError: a or b is no dense tensor of bf16 or fp16; bias, c or out is no dense tensor of bf16, fp16 or fp32;
+            activation is no word or function; alpha or beta is no number; out_dtype is not bf16, fp16 or fp32; dtypes
+            that do not go together.
+        ValueError: a number that is not finite in float32; sizes that do not go together, K not a multiple of 8, two
+            devices, an operand that is contiguous in neither dimension, c without beta or beta without c, an activation
             that is not known, out as above.
         NotImplementedError: c with a gated activation; a gradient of a function of your own; forward-mode gradients.
         RuntimeError: a GPU other than Hopper; out with a gradient.

@@ -42,8 +42,13 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         float32: () or, for reduction "none", of target's shape.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``; K not a multiple
-        of 8 is a ValueError.
+        TypeError: x or weight is no dense tensor of bf16 or fp16; target is no dense tensor of int32 or int64;
+            class_weight is no dense tensor of bf16, fp16 or fp32; ignore_index is no int; reduction is no word;
+            label_smoothing, z_loss or softcap is no number.
+        ValueError: ignore_index is outside -2^63 to 2^63 - 1; reduction is another word; label_smoothing is outside 0
+            to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
+            devices, a last dimension that is not contiguous, no classes, K not a multiple of 8.
+        NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``.
 
     Under torch.autocast x and weight are cast.
 
@@ -60,7 +65,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         return _forward(x, weight, target, *terms, False, False)[0]
     check.refuse_gradient("linear_cross_entropy", class_weight=class_weight)
     check.refuse_tangent("linear_cross_entropy", x=x, weight=weight)
-    record = torch.is_grad_enabled()
+    record = torch.is_grad_enabled() and not ops.kept_by_jit()  # then the backward computes them
     call = _Function.apply if way == "record" else _op
     return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad)[0]
 

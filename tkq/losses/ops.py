@@ -50,10 +50,13 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         float32: () or, for reduction "none", of target's shape.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed; a number that is none.
-        ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, no classes, a
-            reduction, label_smoothing or softcap that is not allowed, an ignore_index beyond 64 bits, a number that is
-            not finite; inplace_backward with logits that share memory, as of expand.
+        TypeError: logits or weight is no dense tensor of bf16, fp16 or fp32; target is no dense tensor of int32 or
+            int64; ignore_index is no int; reduction is no word; label_smoothing, z_loss or softcap is no number;
+            inplace_backward is no bool.
+        ValueError: ignore_index is outside -2^63 to 2^63 - 1; reduction is another word; label_smoothing is outside 0
+            to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
+            devices, a last dimension that is not contiguous, no classes; inplace_backward with logits that share
+            memory, as of expand.
         NotImplementedError: V > 524288; a gradient of weight asked for.
         IndexError: see target.
         RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
@@ -99,6 +102,15 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
     reduction: "mean" or "sum". inplace: the gradient is written over the logits, no two of which may share memory;
     autograd follows as for any in-place operation. Otherwise as ``tkq.cross_entropy``, which does not do this by
     itself: its logits stay what they are until the backward, whatever is done in between.
+
+    Raises:
+        TypeError: logits or weight is no dense tensor of bf16, fp16 or fp32; target is no dense tensor of int32 or
+            int64; ignore_index is no int; reduction is no word; label_smoothing, z_loss or softcap is no number;
+            inplace is no bool.
+        ValueError: ignore_index is outside -2^63 to 2^63 - 1; reduction is another word; label_smoothing is outside 0
+            to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
+            devices, a last dimension that is not contiguous, no classes; inplace with logits that share memory.
+        NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``.
     """
     ignore_index, reduction, label_smoothing, z_loss, inplace = _OPTIONS_OF_BOTH(
         ignore_index, reduction, label_smoothing, z_loss, inplace)

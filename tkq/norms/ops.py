@@ -43,9 +43,10 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         where there is no residual and the types agree.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; out_dtype or residual_dtype is not bf16, fp16 or fp32.
+        ValueError: eps is below 0; a number that is not finite in float32; shapes that do not match, several devices, a
+            last dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
             residual_dtype without prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
@@ -83,9 +84,10 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
         where there is no residual and the types agree.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; out_dtype or residual_dtype is not bf16, fp16 or fp32.
+        ValueError: eps is below 0; a number that is not finite in float32; shapes that do not match, several devices, a
+            last dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
             residual_dtype without prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.

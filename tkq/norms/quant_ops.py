@@ -45,10 +45,11 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
         q are. Where one is infinite, the scale is, too: q is NaN there, 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
-            residual_dtype without prenorm); another granularity.
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word.
+        ValueError: eps is below 0; granularity is another word; a number that is not finite in float32; shapes that do
+            not match, several devices, a last dimension that is not contiguous, an option that would do nothing
+            (weight_offset without a weight, residual_dtype without prenorm).
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
     """
@@ -82,10 +83,11 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
         are as `rmsnorm_quant` has them.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
-            residual_dtype without prenorm); another granularity.
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word.
+        ValueError: eps is below 0; granularity is another word; a number that is not finite in float32; shapes that do
+            not match, several devices, a last dimension that is not contiguous, an option that would do nothing
+            (weight_offset without a weight, residual_dtype without prenorm).
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
     """

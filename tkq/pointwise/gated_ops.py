@@ -44,9 +44,9 @@ def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") 
         A contiguous tensor (..., N) of gate's type.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes, types or devices that do not match, a last dimension that is not contiguous, a layout that
-            is not known.
+        TypeError: gate or up is no dense tensor of bf16, fp16 or fp32; layout is no word.
+        ValueError: layout is another word; shapes or devices that do not match, a last dimension that is not
+            contiguous.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
     """
@@ -72,9 +72,9 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
         A contiguous tensor (..., N) of gate's type.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes, types or devices that do not match, a last dimension that is not contiguous, a layout or an
-            approximation that is not known.
+        TypeError: gate or up is no dense tensor of bf16, fp16 or fp32; approximate or layout is no word.
+        ValueError: approximate or layout is another word; shapes or devices that do not match, a last dimension that is
+            not contiguous.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
     """

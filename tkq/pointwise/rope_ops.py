@@ -39,9 +39,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         from cu_seqlens) has no row in the table the result is NaN: the values are on the GPU, and not looked at before.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes or devices that do not match, a last dimension that is not contiguous, a table too short for
-            S and an integer offset, arguments that contradict each other.
+        TypeError: x, cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved or inplace is no bool;
+            seqlen_offsets is no int or tensor of int32 or int64; position_ids is no dense tensor of int32 or int64;
+            cu_seqlens is no dense tensor of int32; max_seqlen is no int.
+        ValueError: seqlen_offsets is outside 0 to 2^31 - 1; max_seqlen is below 0; shapes or devices that do not match,
+            a last dimension that is not contiguous, a table too short for S and an integer offset, arguments that
+            contradict each other.
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
         RuntimeError: a GPU other than Hopper; inplace where autograd allows no writing over x: a leaf, or a view that
             split, chunk or unbind returned, where a gradient is recorded.
@@ -80,7 +83,16 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
 
     Args:
         q, k: (B, S, H, D) and (B, S, Hk, D), or (total, H, D) and (total, Hk, D), of one type.
-        All others, what is returned and what is raised: as in ``rope``.
+        All others, and what is returned: as in ``rope``.
+
+    Raises:
+        TypeError: q, k, cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved is no bool; seqlen_offsets is
+            no int or tensor of int32 or int64; position_ids is no dense tensor of int32 or int64; cu_seqlens is no
+            dense tensor of int32; max_seqlen is no int.
+        ValueError: seqlen_offsets is outside 0 to 2^31 - 1; max_seqlen is below 0; shapes or devices that do not match,
+            a last dimension that is not contiguous, a table too short for S and an integer offset, arguments that
+            contradict each other.
+        NotImplementedError, RuntimeError: as ``rope``.
     """
     if position_ids is cu_seqlens is max_seqlen is None is not k and type(seqlen_offsets) is int:
         cos, sin = _rows_of_all(q, cos, sin, seqlen_offsets)

@@ -35,9 +35,10 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
         cos, sin: (seqlen, dim / 2).
 
     Raises:
-        TypeError: a size that is no integer, a base that is no number, a dtype that is not allowed, an inv_freq that is
-            no tensor.
-        ValueError: a size or a base that is not allowed, an inv_freq on meta for tables elsewhere.
+        TypeError: seqlen or dim is no int; base is no number; dtype is not bf16, fp16 or fp32; device is no device;
+            inv_freq is no dense tensor of bf16, fp16, fp32 or float64.
+        ValueError: seqlen is below 0; dim is below 2; base is not above 0; device is one that is not there; a number
+            that is not finite; an odd dim, an inv_freq on meta for tables elsewhere.
     """
     seqlen, dim, base, dtype, device = _checked(seqlen, dim, base, dtype, device, inv_freq)
     if inv_freq is not None:

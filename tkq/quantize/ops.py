@@ -47,9 +47,11 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         scale: q is NaN there and 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
-        TypeError: x is not a tensor, or of another dtype; another dtype; a transpose that is no bool. ValueError: not
-        2-D, a row that is not contiguous, another granularity. NotImplementedError: a gradient asked for. RuntimeError:
-        a GPU other than Hopper.
+        TypeError: x is no dense tensor of bf16, fp16 or fp32; granularity is no word; dtype is not e4m3 or e5m2;
+            transpose is no bool.
+        ValueError: granularity is another word; not 2-D, a row that is not contiguous.
+        NotImplementedError: a gradient asked for.
+        RuntimeError: a GPU other than Hopper.
 
     One kernel is launched; by rows of more than 262144 elements, without the transpose, three are.
 

@@ -41,8 +41,8 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         or +inf, is NaN throughout, as torch.softmax has it.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, a dim or scale that is not a number.
-        ValueError: no dimension, or none of it; a scale that is not finite.
+        TypeError: x is no dense tensor of bf16, fp16 or fp32; dim is no int; scale is no number.
+        ValueError: a number that is not finite in float32; no dimension, or none of it.
         IndexError: a dim that x does not have.
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
@@ -70,8 +70,8 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         or +inf, is NaN throughout, as torch.log_softmax has it.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, a dim or scale that is not a number.
-        ValueError: no dimension, or none of it; a scale that is not finite.
+        TypeError: x is no dense tensor of bf16, fp16 or fp32; dim is no int; scale is no number.
+        ValueError: a number that is not finite in float32; no dimension, or none of it.
         IndexError: a dim that x does not have.
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numbers
 import reprlib
+import sys
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from .. import check, dtypes
 
 END = check.FLOAT32_END
-DOUBLE_END = float("inf")
+DOUBLE_END = sys.float_info.max
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The sentences of a docstring's "Raises" that a table decides."""
 from __future__ import annotations
 
-from .kinds import plain
+from .kinds import END, plain
 from .tables import TABLES
 
 
@@ -13,7 +13,7 @@ def raises(op: str) -> dict[str, str]:
     values = _clauses((a.name, words) for a in arguments for words in [_range(a)] if words)
     if any(a.kind == "number" for a in arguments):
         values.append("a number that is not finite" + " in float32" * all(
-            a.end < float("inf") for a in arguments if a.kind == "number"))
+            a.end <= END for a in arguments if a.kind == "number"))
     found = {"TypeError": "; ".join(types)}
     return found | ({"ValueError": "; ".join(values)} if values else {})
 
@@ -28,29 +28,30 @@ def _clauses(pairs) -> list[str]:
 
 def _type(a) -> str:
     if a.kind == "tensor":
-        return f"no dense tensor of {_listed(a.dtypes)}"
+        return f"is no dense tensor of {_listed(a.dtypes)}"
     if a.kind == "dtype":
-        return f"not {_listed(a.dtypes)}"
+        return f"is not {_listed(a.dtypes)}"
     if a.kind == "integer" and a.dtypes:
-        return f"no int or tensor of {_listed(a.dtypes)}"
-    return {"flag": "no bool", "number": "no number", "integer": "no int", "choice": "no word",
-            "function": "no word or function", "window": "no pair of ints and None", "device": "no device"}[a.kind]
+        return f"is no int or tensor of {_listed(a.dtypes)}"
+    return {"flag": "is no bool", "number": "is no number", "integer": "is no int", "choice": "is no word",
+            "function": "is no word or function", "window": "is no pair of ints and None",
+            "device": "is no device"}[a.kind]
 
 
 def _range(a) -> str:
     if a.error is not ValueError:
         return ""
     if a.kind == "choice":
-        return "another word"
+        return "is another word"
     if a.kind == "window":
-        return f"with a number outside {plain(a.low)} to {plain(a.high)}"
+        return f"has a number outside {plain(a.low)} to {plain(a.high)}"
     if a.kind == "device":
-        return "one that is not there"
+        return "is one that is not there"
     if a.high is not None:
-        return f"outside {plain(a.low)} to {plain(a.high)}"
+        return f"is outside {plain(a.low)} to {plain(a.high)}"
     if a.low is None:
         return ""
-    return f"not above {plain(a.low)}" if a.above else f"below {plain(a.low)}"
+    return f"is not above {plain(a.low)}" if a.above else f"is below {plain(a.low)}"
 
 
 def _listed(names) -> str:

@@ -24,8 +24,7 @@ def checker(op: str, *names: str, called: str = ""):
     lines = [f"def check({', '.join(names)}):"]
     for name in names:
         argument = arguments[name]
-        known |= {f"of_{name}": argument, f"types_{name}": argument.types, f"words_{name}": argument.choices,
-                  f"low_{name}": argument.low, f"high_{name}": argument.high, f"end_{name}": argument.end}
+        known |= {f"of_{name}": argument, f"types_{name}": argument.types}
         wrong = _wrong(argument)
         if argument.none:
             wrong = f"{name} is not None and ({wrong})"
@@ -37,19 +36,18 @@ def checker(op: str, *names: str, called: str = ""):
 
 def _wrong(argument) -> str:
     """Code that is true where a value has to be looked at closely: all that is not plain and plainly allowed."""
-    name, kind = argument.name, argument.kind
+    name, kind, low, high = argument.name, argument.kind, argument.low, argument.high
+    end = repr(argument.end)  # in figures: Dynamo takes a name's number for one that varies
     if kind == "flag":
         return f"{name} is not True and {name} is not False"
     if kind == "number":
-        low = f"low_{name} {'<' if argument.above else '<='}" if argument.low is not None else f"-end_{name} <"
-        high = f"<= high_{name}" if argument.high is not None else f"< end_{name}"
-        return f"type({name}) is not float or not {low} {name} {high}"
+        least = f"-{end} <" if low is None else f"{low} {'<' if argument.above else '<='}"
+        return f"type({name}) is not float or not {least} {name} {f'< {end}' if high is None else f'<= {high}'}"
     if kind == "integer":
-        low = f"low_{name} <= " if argument.low is not None else ""
-        high = f" <= high_{name}" if argument.high is not None else ""
-        return f"type({name}) is not int" + (f" or not {low}{name}{high}" if low or high else "")
+        inside = f"{'' if low is None else f'{low} <= '}{name}{'' if high is None else f' <= {high}'}"
+        return f"type({name}) is not int" + (f" or not {inside}" if inside != name else "")
     if kind in ("choice", "function"):
-        return f"type({name}) is not str or {name} not in words_{name}"
+        return f"type({name}) is not str or {name} not in {argument.choices!r}"
     if kind == "dtype":
         return f"type({name}) is not dtype or {name} not in types_{name}"
     if kind == "tensor":
