@@ -7,14 +7,14 @@ import torch
 
 import tkq
 from tests import argument_calls as calls
-from tests.every_op import CASES, assert_same, of_all, results, run
+from tests.every_op import CASES, assert_same, of_each, results, run
 from tkq.runtime import arguments
 
 DEVICE = "cuda"
 REPLAYED = 4  # calls, after which one like them takes no Python
 
 
-@of_all(CASES.values())
+@of_each(CASES.values())
 @pytest.mark.parametrize("grad", [False, True])
 def test_views_with_a_pending_negation(case, grad):
     """Each input by itself, and all, after calls that are remembered; and those calls again."""
@@ -73,7 +73,7 @@ def test_rope_of_no_keys_after_a_rope():
         tkq.rope_qk(x, None, cos, sin)
 
 
-@of_all(CASES.values())
+@of_each(CASES.values())
 def test_a_traced_program_has_the_op(case):
     for _ in range(REPLAYED):
         run(case, case.inputs(DEVICE))
