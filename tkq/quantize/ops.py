@@ -3,6 +3,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
@@ -69,12 +70,33 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     else:
         check.refuse_gradient("quantize_fp8", x=x)
         _check(x, granularity, dtype, transpose)
-        q, scale, qt, scale_t = _op(x, granularity, dtype, transpose)
+        q, scale, qt, scale_t = _op(x, granularity, dtype, transpose, 1)
     if not transpose:
         return q, scale
+    return q, scale, qt, _transposed(granularity, scale, scale_t)
+
+
+def _transposed(granularity, scale, scale_t):
+    """The scales of x.t()."""
     if granularity == "tensor":
-        return q, scale, qt, scale
-    return q, scale, qt, scale.t() if granularity == "tile" else scale_t
+        return scale
+    return scale.t() if granularity == "tile" else scale_t
+
+
+def quantize_padded(x: Tensor, granularity: str, dtype: torch.dtype, unit: int) -> tuple:
+    """`quantize_fp8` with the transpose, of x with rows of zeros added to a multiple of ``unit``: for products that sum
+    over rows. What is traced adds them in the op, when it runs: one graph for any number of rows."""
+    if ops.direct(x):
+        return quantize_fp8(_padded(x, unit), granularity, dtype, transpose=True)
+    check.refuse_gradient("quantize_fp8", x=x)
+    _check(x, granularity, dtype, True)
+    q, scale, qt, scale_t = _op(x, granularity, dtype, True, unit)
+    return q, scale, qt, _transposed(granularity, scale, scale_t)
+
+
+def _padded(x, unit):
+    missing = -x.shape[0] % unit if unit > 1 else 0
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def _check(x, granularity, dtype, transpose):
@@ -85,8 +107,9 @@ def _check(x, granularity, dtype, transpose):
     _options(granularity, dtype)
 
 
-def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,
-          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _cuda(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
+          unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = _padded(x, unit)
     found = (_again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
              or _launched(x, granularity, dtype, transpose))
     return tuple(x.new_empty(0) if t is None else t for t in found[:4])
@@ -185,12 +208,17 @@ def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
     return q, scale, qt.contiguous(), scale_t
 
 
-def _fake(x: Tensor, granularity: str, dtype: torch.dtype,
-          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _op_cpu(x, granularity, dtype, transpose, unit):
+    return _cpu(_padded(x, unit), granularity, dtype, transpose)
+
+
+def _fake(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
+          unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     m, n = x.shape
+    m = -(-m // unit) * unit if unit > 1 else m
     return (x.new_empty((m, n), dtype=dtype), _room(granularity, m, n, x.device),
             x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),
             _room(granularity, n, m, x.device) if transpose and granularity in OWN_SCALES else x.new_empty(0))
 
 
-_op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_cpu, fake=_fake)
+_op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_op_cpu, fake=_fake)
