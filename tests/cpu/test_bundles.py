@@ -163,7 +163,7 @@ def test_the_library_shows_its_functions_alone_and_no_machine(made):
         listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
         shown = {line.split()[-1] for line in listed.splitlines()}
         kernels = {f"__tvm_ffi_{symbol}" for symbol in note["kernels"].values()}
-        assert shown == {"__tvm_ffi_added", "tkq_add", "tkq_functions", "tkq_new", "tkq_prepare", *kernels}
+        assert shown == {"__tvm_ffi_added", "tkq_add", "tkq_functions", "tkq_new", "tkq_prepare", "tkq_route", *kernels}
 
 
 def test_what_cannot_be_linked_says_why(made, tmp_path, monkeypatch):

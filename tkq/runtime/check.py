@@ -20,6 +20,15 @@ def tensor(name: str, x) -> None:
         raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
 
 
+def settled(name: str, x) -> None:
+    """What `tensor` asks, and ValueError where a view has a negation or a conjugation pending, or zeros have no memory:
+    of a kernel that is launched on the memory as it lies."""
+    tensor(name, x)
+    if not torch.compiler.is_dynamo_compiling() and (x.is_neg() or x.is_conj() or x._is_zerotensor()):
+        raise ValueError(f"{name}: is a view with a pending negation or conjugation, or zeros without memory; allowed "
+                         "are tensors whose numbers lie in memory: call .resolve_neg(), .resolve_conj() or .clone()")
+
+
 def dtype(name: str, x, allowed) -> None:
     """TypeError unless x is a tensor of one of the allowed types, given by their names (``"bf16"``)."""
     tensor(name, x)
@@ -52,25 +61,8 @@ def is_traced(x) -> bool:
 
 def number(name: str, x) -> None:
     """TypeError unless x is a number: Python's, or one that is traced."""
-    if not isinstance(x, (int, float)) and not is_traced(x):
+    if (isinstance(x, bool) or not isinstance(x, (int, float))) and not is_traced(x):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
-
-
-def refuse_tensors(op_name: str, **values) -> None:
-    """TypeError for a tensor in the place of a number or a flag: asked where something has failed, as its truth may."""
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            raise TypeError(f"{op_name}: {name}: got a Tensor of shape {tuple(value.shape)}, expected a Python number, "
-                            "or True or False")
-
-
-def finite(name: str, x) -> None:
-    """TypeError, ValueError unless x is a Python number that is finite, in float32 too."""
-    if is_traced(x):
-        return
-    number(name, x)
-    if not -FLOAT32_END < x < FLOAT32_END:  # not isfinite, which Dynamo does not trace for a float that varies
-        raise ValueError(f"{name}: got {x}, allowed are finite numbers, up to 3.4e38 as in float32")
 
 
 def flag(name: str, x) -> None:
