@@ -65,6 +65,15 @@ def flash_attn_varlen(given):
     return results(given, o, lse)
 
 
+def slope(given, do):
+    """How large a score's gradient may be, times what the gradients of q and k multiply it by. It is a difference, dP -
+    delta, and off by a rounding of that size even where it nearly vanishes: where a row has one key and a sink, say."""
+    q, k, v, do = (wide(x).flatten(0, -2) for x in (given["q"], given["k"], given["v"], do))
+    longest = [x.norm(dim=-1).max().item() if x.numel() else 0.0 for x in (do, v)]
+    most = max((x.abs().max().item() for x in (q, k) if x.numel()), default=0.0)
+    return longest[0] * longest[1] * max(1.0, most * number(given["softmax_scale"], q.shape[-1] ** -0.5))
+
+
 def ranges(given, which):
     """(start, end) of each sequence's rows in use."""
     ends = wide(given[f"cu_seqlens_{which}"]).long().tolist()

@@ -229,7 +229,10 @@ def judged_gradients(given, leaves, found, wanted, draw):
         if g is None or r is None or not torch.isfinite(r).all():
             continue
         dtype = given[n].dtype
-        wrong = judge.tensor(g, oracles.Wanted(f"d{n}", r, 24 * coarsest / judge.ROUNDING[dtype], dtype))
+        tolerance = 24 * coarsest / judge.ROUNDING[dtype]
+        if "softmax_scale" in given and n != "v":
+            tolerance = "abs", 24 * coarsest * oracles_attention.slope(given, above[0])
+        wrong = judge.tensor(g, oracles.Wanted(f"d{n}", r, tolerance, dtype))
         if wrong:
             return "BAD: wrong gradient", wrong
     return "right", ""
