@@ -66,6 +66,8 @@ def _values(got, value, wanted):
     size = value.abs() + rms
     if not isinstance(wanted.tolerance, tuple):
         allowed = wanted.tolerance * rounding * size + least + 2e-6
+    elif wanted.tolerance[0] == "beside":
+        allowed = wanted.tolerance[1] * rounding * size + wanted.tolerance[2]
     elif wanted.tolerance[0] == "abs":
         allowed = torch.full_like(value, wanted.tolerance[1] + 64 * rounding * largest)
     else:

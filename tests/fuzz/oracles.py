@@ -18,7 +18,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         tolerance: in roundings of dtype at the size of the element and of the whole's root mean square; or ("abs", x),
-            ("products", x) and ("float8", granularity), see ``judge``.
+            ("beside", roundings, x), ("products", x) and ("float8", granularity), see ``judge``.
         rows: which rows are compared; None: all.
     """
 

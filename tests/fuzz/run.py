@@ -231,7 +231,7 @@ def judged_gradients(given, leaves, found, wanted, draw):
         dtype = given[n].dtype
         tolerance = 24 * coarsest / judge.ROUNDING[dtype]
         if "softmax_scale" in given and n != "v":
-            tolerance = "abs", 24 * coarsest * oracles_attention.slope(given, above[0])
+            tolerance = "beside", tolerance, coarsest / 4 * oracles_attention.slope(given, above[0])
         wrong = judge.tensor(g, oracles.Wanted(f"d{n}", r, tolerance, dtype))
         if wrong:
             return "BAD: wrong gradient", wrong
