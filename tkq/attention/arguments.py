@@ -93,7 +93,10 @@ def check_operands(op, q, k, v, sinks, rank):
         check.shape("sinks", sinks, (q.shape[-2],))
     check.same_device(q=q, k=k, v=v, sinks=sinks)
     heads, head_dim, kv_heads = q.shape[-2], q.shape[-1], k.shape[-2]
-    AttentionSpec(dtypes.name_of(q.dtype), head_dim, head_dim_v=v.shape[-1])
+    try:
+        AttentionSpec(dtypes.name_of(q.dtype), head_dim, head_dim_v=v.shape[-1])
+    except NotImplementedError as problem:
+        raise NotImplementedError(f"{problem}: q is {tuple(q.shape)}, v is {tuple(v.shape)}") from None
     lead = "B, " * (rank - 3)
     if k.shape[-1] != head_dim or k.shape[:-3] != q.shape[:-3]:
         batch = f"B = {q.shape[0]} and " if rank == 4 else ""

@@ -207,7 +207,8 @@ def _spec(a, b, offsets, scales, out_dtype):
     for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, lines)), ("M", m, lines),
                              ("K", k, 1 if along_k else unit)):
         if size % step:
-            raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}")
+            raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}: a is "
+                                      f"{tuple(shape_a)}, b {tuple(shape_b)}")
     kind = _scales(narrow, "k" if along_k else "m", (m, n, k, groups), scales)
     if m and k and n and groups:
         b_major = _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)

@@ -73,7 +73,11 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     check.refuse_gradient("rope", cos=cos, sin=sin)
     check.refuse_tangent("rope", x=x)
     check_call((x,), Turn(*turn))
-    return x.copy_(_op(x, *turn)) if inplace else _op(x, *turn)
+    if not inplace:
+        return _op(x, *turn)
+    if not ops.traced():  # there torch copies, and says so itself
+        check.refuse_overlap("rope", x=x)
+    return x.copy_(_op(x, *turn))
 
 
 def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False,

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import check, dtypes
 
 END = check.FLOAT32_END
+EXACT = 1 << 53  # ints below it are the same as floats; from there on torch and tvm-ffi may not take them as ints
 DOUBLE_END = sys.float_info.max
 
 
@@ -100,7 +101,8 @@ class Argument:
             return value
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"{where}got {kind_of(value)}, expected a float{self._or_none()}")
-        found = value if type(value) in (int, float) else _float(value)
+        plain_int = type(value) is int and -EXACT < value < EXACT
+        found = value if plain_int or type(value) is float else _float(value)
         if not -self.end < found < self.end or not self._within(found):
             raise ValueError(f"{where}got {came(value)}, allowed are {self.allowed}")
         return found
@@ -154,6 +156,8 @@ class Argument:
         if value.dtype not in self.types:
             names = ", ".join(f"{dtype} ({name})" for dtype, name in zip(self.types, self.dtypes))
             raise TypeError(f"{where}dtype is {value.dtype}, allowed are {names}")
+        if value.is_neg() and value.itemsize == 1:
+            raise TypeError(f"{where}is a view with a pending negation, which torch does not do in {value.dtype}")
         return value
 
     def _window(self, where, value):

@@ -92,7 +92,7 @@ TABLES = {
                              *_loss("class_weight")),
     "rope": (tensor("x", *WIDE, written="inplace"), *_TURN, flag("inplace")),
     "rope_qk": (tensor("q", *WIDE), tensor("k", *WIDE), *_TURN),
-    "rope_cos_sin": (integer("seqlen", REQUIRED, 0), integer("dim", REQUIRED, 2),
+    "rope_cos_sin": (integer("seqlen", REQUIRED, 0, (1 << 31) - 1), integer("dim", REQUIRED, 2, 1 << 16),
                      number("base", 10000.0, 0, above=True, end=DOUBLE_END), dtype("dtype", *WIDE, default="fp32"),
                      Argument("device", "device", none=True), tensor("inv_freq", *WIDE, "float64", none=True)),
     "swiglu": (*_GATES, _LAYOUT),
