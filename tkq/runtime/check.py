@@ -140,7 +140,7 @@ def refuse_overlap(op_name: str, **tensors) -> None:
     """ValueError where elements of a tensor that is to be written over share memory, or could: not plain to see. And
     where it has no memory at all (torch's efficient zeros)."""
     for name, x in tensors.items():
-        if x._is_zerotensor():
+        if not torch.compiler.is_dynamo_compiling() and x._is_zerotensor():
             raise ValueError(f"{op_name}: {name}: is zeros without memory; not allowed in place: call .clone()")
         if _not_apart(name, x):
             raise ValueError(f"{op_name}: {name}: is {tuple(x.shape)} with strides {x.stride()}, so that elements may "
