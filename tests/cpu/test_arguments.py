@@ -141,3 +141,46 @@ def test_a_traced_program_has_the_op(case, grad):
     if case.leaves:
         found = run(case, case.inputs(seed=3, grad=True), lambda *x: program(*x))
         assert_same(found, run(case, case.inputs(seed=3, grad=True)), False, case.name)
+
+
+# ---- modules, tune, prefetch ----------------------------------------------------------------------------------------
+
+MODULES = {  # (what a constructor is given, the function whose arguments these are)
+    "CrossEntropyLoss": ((), "cross_entropy", "z_loss", "softcap", "inplace_backward"),
+    "LinearCrossEntropyLoss": ((8, 8), "linear_cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss",
+                               "softcap"),
+    "Softmax": ((-1,), "softmax", "scale"), "LogSoftmax": ((-1,), "log_softmax", "scale"),
+    "SwiGLU": ((), "swiglu", "layout"), "GEGLU": ((), "geglu", "approximate", "layout"),
+    "RMSNormQuant": ((8,), "rmsnorm_quant", "granularity"), "LayerNormQuant": ((8,), "layernorm_quant", "granularity"),
+    "RotaryEmbedding": ((8, 4), "rope_qk", "interleaved")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_refuse_when_they_are_made(module):
+    given, op, *names = MODULES[module]
+    for argument in arguments.table(op):
+        for value, error in calls.refused(argument) if argument.name in names else ():
+            with pytest.raises(error, match=rf"\b{argument.name}: got"):
+                getattr(tkq.nn, module)(*given, **{argument.name: value})
+
+
+@pytest.mark.parametrize("function, given", [(tkq.gemm, (None, None)), (tkq.gemm, (1, 2)), (tkq.fp8_gemm, ("a",) * 4),
+                                             (tkq.grouped_gemm, ([1], [2], [3]))])
+def test_tune_names_what_is_no_tensor(function, given):
+    with pytest.raises(TypeError, match=r"\ba: got (NoneType|int|str|list), expected a torch.Tensor"):
+        tkq.tune(function, *given)
+
+
+def test_what_tune_and_prefetch_refuse():
+    x = torch.ones(8, 8).bfloat16()
+    for bad in (1, "yes", None):
+        with pytest.raises(TypeError, match="tune: again: got"):
+            tkq.tune(tkq.gemm, x, x, again=bad)
+        with pytest.raises(TypeError, match="tune: effort: got"):
+            tkq.tune(tkq.gemm, x, x, effort=bad)
+    for bad in (True, 1.5, "2", None):
+        with pytest.raises(TypeError, match="prefetch: jobs: got"):
+            tkq.prefetch("llama-8b", jobs=bad)
+    for bad in (5, (None,), ([],)):
+        with pytest.raises(TypeError, match="prefetch: ops: got"):
+            tkq.prefetch("llama-8b", ops=bad)

@@ -42,8 +42,9 @@ def keys() -> tuple[int, int, int]:
     Raises:
         RuntimeError: no place is the same for all.
     """
-    x = torch.zeros(3, 4)
-    kinds = (x, Parameter(x), torch._neg_view(x), torch._efficientzerotensor((3, 4)), x.to("meta"), x.to_sparse())
+    x = torch.zeros(3, 4, device="cpu")
+    nowhere = torch._efficientzerotensor((3, 4), device="cpu")
+    kinds = x, Parameter(x), torch._neg_view(x), nowhere, x.to("meta"), x.to_sparse()
     impl = _place(((id(t), Tensor.__basicsize__), t._cdata) for t in kinds)
     sets = _place(((t._cdata, _IMPL_BYTES), torch._C._dispatch_keys(t).raw_repr()) for t in kinds)
     pending = 0
