@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32, const_expr
+from cutlass import Constexpr, Int32
 
 import tkq.tile as tk
+from tkq.attention import bounds
+from tkq.attention.bounds import Bounds
 from tkq.attention.launch import Sequences
 from tkq.attention.ranges import ceil_div
 
@@ -23,7 +25,7 @@ WARP = 32
 class At(NamedTuple):
     """Where a task is. sequence: which. batch_q, batch_k: TMA's coordinate of its rows of Q and of K; batch: that of
     tensors with a batch dimension, and start_q: the number of its first row there. head: in the batch element. number:
-    the how manieth of the sequence's slots. rows_q, rows_k: how many it has."""
+    the how manieth of the sequence's slots, of which there are ``slots``. rows_q, rows_k: how many it has."""
 
     sequence: Any
     batch_q: Any
@@ -34,6 +36,7 @@ class At(NamedTuple):
     number: Any
     rows_q: Any
     rows_k: Any
+    slots: Any
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,10 @@ class Equal:
 
         order(index, slots, heads, rows_q) -> (head, slot): of those of a sequence, or of all equal ones. longest_first:
         of other sequences."""
-        head, number = order(index, self.slots(of_keys, size), heads * self.batches, self.rows_q)
+        slots = self.slots(of_keys, size)
+        head, number = order(index, slots, heads * self.batches, self.rows_q)
         batch = head // heads
-        return At(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k)
+        return At(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k, slots)
 
     def first_tile(self, at: At, size: int, heads, tiles):
         """The number of the sequence's first tile of query head 0, where each of ``heads`` has ``tiles``."""
@@ -70,8 +74,9 @@ class Equal:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sequence s: rows cu[s] .. cu[s + 1], of which used[s] are in use, the first ones. What is behind the last
-    sequence counts as one more, which has nothing of the other kind: its gradient is 0."""
+    """Sequence s: rows cu[s] .. cu[s + 1], of which used[s] are in use, the first ones; where cu does not rise, see
+    ``bounds``. What is behind the last sequence counts as one more, which has nothing of the other kind: its gradient
+    is 0."""
 
     given: Sequences
     total_q: Int32
@@ -87,6 +92,10 @@ class Ragged:
     def sequences(self):
         return self.count + 1
 
+    @property
+    def bounds(self):
+        return Bounds(self.given.cu_q, self.total_q), Bounds(self.given.cu_k, self.total_k)
+
     def slots(self, of_keys: bool, size: int):
         return (self.total_k if of_keys else self.total_q) // size + self.count + 1
 
@@ -94,41 +103,53 @@ class Ragged:
         """As of ``Equal``. A whole warp. The slot may be one without a row. longest_first: with up to 31 sequences,
         those of more queries come before others."""
         find = self.longest_first if longest_first else self.sequence_of
-        s, first, slots = find(of_keys, size, index // heads)
-        start_q, rows_q = self.rows(False, s)
-        start_k, rows_k = self.rows(True, s)
+        s, first, slots, falls = find(of_keys, size, index // heads)
+        e = bounds.edges_of(*self.bounds, s, falls)
+        (start_q, rows_q), (start_k, rows_k) = self.rows(False, s, e), self.rows(True, s, e)
         rest = s >= self.count
         rows_q, rows_k = ((cutlass.select_(rest, Int32(0), rows_q), rows_k) if of_keys else
                           (rows_q, cutlass.select_(rest, Int32(0), rows_k)))
         head, number = order(index - first * heads, slots, heads, rows_q)
-        return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k)
+        return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k, slots)
 
     def first_tile(self, at: At, size: int, heads, tiles):
         return cutlass.select_(at.sequence == 0, Int32(0), at.start_q // size) + at.sequence  # as first_slot
 
     @cute.jit
     def sequence_of(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
-        """(the sequence that has the slot, its first slot, how many it has). Each lane asks about one of 32."""
-        begun, count = Int32(0), self.count
+        """(the sequence that has the slot, its first slot, how many it has, does cu fall?). Each lane asks about one of
+        32."""
+        begun, fell, count = Int32(0), Int32(0), self.count
         for base in cutlass.range(0, count + 1, WARP, unroll=2):
             s = base + tk.lane_id()
-            here = (s <= count) & (self.first_slot(of_keys, size, s) <= slot)
+            e = bounds.edges(*self.bounds, s)
+            here = (s <= count) & (self.first_slot(of_keys, size, s, e) <= slot)
             begun = begun + cute.arch.popc(cute.arch.vote_ballot_sync(here))
+            fell = cutlass.select_(bounds.fall(e), Int32(1), fell)
+        falls = cute.arch.vote_ballot_sync(fell != 0) != 0
+        if falls:
+            begun = Int32(0)
+            for base in cutlass.range(0, count + 1, WARP, unroll=1):
+                s = base + tk.lane_id()
+                here = (s <= count) & (self.first_slot(of_keys, size, s, bounds.risen(*self.bounds, base)) <= slot)
+                begun = begun + cute.arch.popc(cute.arch.vote_ballot_sync(here))
         s = cute.arch.make_warp_uniform(cutlass.max(begun - 1, 0))
-        first = self.first_slot(of_keys, size, s)
-        return s, first, self.first_slot(of_keys, size, s + 1) - first
+        e = bounds.edges_of(*self.bounds, s, falls)
+        first = self.first_slot(of_keys, size, s, e)
+        return s, first, self.end_slot(of_keys, size, s, e) - first, falls
 
     @cute.jit
     def longest_first(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
         """As ``sequence_of``, with slots counted in another order. Each lane places one sequence."""
-        s, first, slots = Int32(0), Int32(0), Int32(0)
+        s, first, slots, falls = Int32(0), Int32(0), Int32(0), tk.lane_id() < 0
         if self.count >= WARP:
-            s, first, slots = self.sequence_of(of_keys, size, slot)
+            s, first, slots, falls = self.sequence_of(of_keys, size, slot)
         else:
             lane = tk.lane_id()
-            mine = self.first_slot(of_keys, size, lane + 1) - self.first_slot(of_keys, size, lane)
+            e, falls = bounds.edges_of_lanes(*self.bounds)
+            mine = self.end_slot(of_keys, size, lane, e) - self.first_slot(of_keys, size, lane, e)
             mine = cutlass.select_(lane <= self.count, mine, Int32(0))
-            rows = cutlass.select_(lane < self.count, self.rows(False, cutlass.min(lane, self.count))[1], Int32(-1))
+            rows = cutlass.select_(lane < self.count, self.rows(False, lane, e)[1], Int32(-1))
             before = Int32(0)
             for other in cutlass.range_constexpr(WARP):
                 their, theirs = cute.arch.shuffle_sync(rows, other), cute.arch.shuffle_sync(mine, other)
@@ -137,27 +158,28 @@ class Ragged:
             here = cute.arch.vote_ballot_sync((before <= slot) & (slot < before + mine))
             s = cute.arch.make_warp_uniform(cute.arch.popc((here & -here) - 1))
             first, slots = cute.arch.shuffle_sync(before, s), cute.arch.shuffle_sync(mine, s)
-        return s, first, slots
+        return s, first, slots, falls
 
-    def first_slot(self, of_keys, size, s):
-        """Of sequence s, 0 .. count + 1."""
-        cu, total = (self.given.cu_k, self.total_k) if of_keys else (self.given.cu_q, self.total_q)
-        start = cutlass.min(cu[cutlass.min(s, self.count)], total)
-        start = cutlass.select_(s == 0, Int32(0), start)  # slots without rows where the first one begins later
-        return cutlass.select_(s > self.count, total, start) // size + s
+    def first_slot(self, of_keys, size, s, e):
+        """Of sequence s, 0 .. count, which has the edges e."""
+        start = e.begin_k if of_keys else e.begin_q
+        # slots without rows where the first one begins later
+        return cutlass.select_(s == 0, Int32(0), start) // size + s
 
-    @cute.jit
-    def rows(self, of_keys: Constexpr[bool], s):
+    def end_slot(self, of_keys, size, s, e):
+        """Of the next sequence the first one; behind the rest, what there are in all."""
+        end, total = (e.end_k, self.total_k) if of_keys else (e.end_q, self.total_q)
+        return cutlass.select_(s >= self.count, total, end) // size + s + 1
+
+    def rows(self, of_keys: bool, s, e):
         """(first, number of rows) of sequence s, 0 .. count. Never beyond the tensor, whatever cu and used say."""
         g, count = self.given, self.count
-        cu, used, total = (g.cu_k, g.used_k, self.total_k) if const_expr(of_keys) else (g.cu_q, g.used_q, self.total_q)
-        first = cutlass.max(cutlass.min(cu[s], total), 0)
-        rows = cutlass.max(cutlass.min(cu[cutlass.min(s + 1, count)], total) - first, 0)
-        if const_expr(used is not None):
+        first, end, used, total = ((e.begin_k, e.end_k, g.used_k, self.total_k) if of_keys else
+                                   (e.begin_q, e.end_q, g.used_q, self.total_q))
+        rows = cutlass.max(end - first, 0)
+        if used is not None:
             rows = cutlass.min(rows, cutlass.max(used[cutlass.min(s, count - 1)], 0))
-        if s >= count:
-            rows = cutlass.max(total - first, 0)
-        return first, rows
+        return first, cutlass.select_(s >= count, total - first, rows)
 
 
 def tile_order(places, size, n, heads):

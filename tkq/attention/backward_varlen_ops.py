@@ -110,6 +110,7 @@ def _in_use(lengths, rows):
     """(rows,) bool: is the row one of a sequence, and in use?"""
     cu, used = lengths.cu_seqlens_q, lengths.seqused_q
     row, count = torch.arange(rows, dtype=cu.dtype, device=cu.device), cu.shape[0] - 1
+    cu = cu.clamp(0, rows).cummax(0).values  # as the kernels have it where cu falls
     sequence = torch.searchsorted(cu, row, right=True) - 1
     inside = (sequence >= 0) & (sequence < count)
     if used is None or count < 1:
