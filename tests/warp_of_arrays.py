@@ -37,6 +37,7 @@ def shifted_up(x, by, mask_and_clamp=0):
 
 ARCH = SimpleNamespace(
     shuffle_sync_up=shifted_up,
+    warp_redux_sync=lambda x, kind: int({"max": numpy.max}[kind](x)),
     warp_reduction=lambda x, op: functools.reduce(op, (int(v) for v in numpy.broadcast_to(x, LANES))),
     vote_ballot_sync=ballot, popc=lambda x: bin(x & 0xffffffff).count("1"), make_warp_uniform=plain,
     shuffle_sync=lambda x, lane: int(numpy.broadcast_to(x, LANES)[lane]))

@@ -52,8 +52,8 @@ def visible(rows: int, keys: int, right: int, left: int, device) -> Optional[Ten
 
 
 def sequences(cu_seqlens: Tensor, seqused: Optional[Tensor], total: int) -> list:
-    """(first row, end) of each sequence, as far as it is in use. A number below 0 counts as 0, one beyond ``total`` rows as
-    that; one below a number of cu_seqlens before it as that one: the sequence is empty then."""
+    """(first row, end) of each sequence, as far as it is in use. A number below 0 counts as 0, one beyond ``total``
+    rows as that; one below a number of cu_seqlens before it as that one: the sequence is empty then."""
     cu = cu_seqlens.clamp(0, total).cummax(0).values.tolist() if len(cu_seqlens) else []
     used = [total] * len(cu) if seqused is None else seqused.tolist()
     return [(a, min(b, a + max(n, 0))) for a, b, n in zip(cu, cu[1:], used)]

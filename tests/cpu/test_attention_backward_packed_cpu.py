@@ -41,8 +41,6 @@ class Simulated(Ragged):
 @pytest.fixture(autouse=True)
 def warp(monkeypatch):
     instead_of_the_dsl(monkeypatch, backward_sequences, backward_tasks, backward_background, bounds)
-    for of, name in ((bounds, "edges_of"), (bounds, "edges_of_lanes"), (bounds.Bounds, "rising")):
-        monkeypatch.setattr(of, name, lru_cache(None)(getattr(of, name).__wrapped__))
 
 
 def disturb(cu, total, seed):

@@ -35,7 +35,7 @@ class SimulatedScan(Scan):
 @pytest.fixture(autouse=True)
 def warp(monkeypatch):
     instead_of_the_dsl(monkeypatch, tasks, bounds)
-    for of, name in ((tasks, "edges_of"), (bounds.Bounds, "rising")):
+    for of, name in ((tasks, "edges_of"), (bounds.Bounds, "highest")):
         monkeypatch.setattr(of, name, lru_cache(None)(getattr(of, name).__wrapped__))
     monkeypatch.setattr(tasks, "work_rank", numpy.vectorize(lambda blocks: ranges.work_rank(int(blocks))))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32
+from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
 from tkq.attention import bounds
@@ -103,9 +103,10 @@ class Ragged:
         """As of ``Equal``. A whole warp. The slot may be one without a row. longest_first: with up to 31 sequences,
         those of more queries come before others."""
         find = self.longest_first if longest_first else self.sequence_of
-        s, first, slots, falls = find(of_keys, size, index // heads)
-        e = bounds.edges_of(*self.bounds, s, falls)
-        (start_q, rows_q), (start_k, rows_k) = self.rows(False, s, e), self.rows(True, s, e)
+        s, first, slots, begin_q, begin_k = find(of_keys, size, index // heads)
+        q, k = self.bounds
+        start_q, rows_q = self.rows(s, begin_q, q, self.given.used_q)
+        start_k, rows_k = self.rows(s, begin_k, k, self.given.used_k)
         rest = s >= self.count
         rows_q, rows_k = ((cutlass.select_(rest, Int32(0), rows_q), rows_k) if of_keys else
                           (rows_q, cutlass.select_(rest, Int32(0), rows_k)))
@@ -117,39 +118,40 @@ class Ragged:
 
     @cute.jit
     def sequence_of(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
-        """(the sequence that has the slot, its first slot, how many it has, does cu fall?). Each lane asks about one of
-        32."""
-        begun, fell, count = Int32(0), Int32(0), self.count
-        for base in cutlass.range(0, count + 1, WARP, unroll=2):
-            s = base + tk.lane_id()
-            e = bounds.edges(*self.bounds, s)
-            here = (s <= count) & (self.first_slot(of_keys, size, s, e) <= slot)
-            begun = begun + cute.arch.popc(cute.arch.vote_ballot_sync(here))
-            fell = cutlass.select_(bounds.fall(e), Int32(1), fell)
-        falls = cute.arch.vote_ballot_sync(fell != 0) != 0
-        if falls:
-            begun = Int32(0)
-            for base in cutlass.range(0, count + 1, WARP, unroll=1):
-                s = base + tk.lane_id()
-                here = (s <= count) & (self.first_slot(of_keys, size, s, bounds.risen(*self.bounds, base)) <= slot)
-                begun = begun + cute.arch.popc(cute.arch.vote_ballot_sync(here))
-        s = cute.arch.make_warp_uniform(cutlass.max(begun - 1, 0))
-        e = bounds.edges_of(*self.bounds, s, falls)
-        first = self.first_slot(of_keys, size, s, e)
-        return s, first, self.end_slot(of_keys, size, s, e) - first, falls
+        """(the sequence that has the slot, its first slot, how many it has, where it begins in Q and in K). Each lane
+        asks about one of 32: first, which 32 the sequence is of. No branch depends on what is found, or the compiler
+        would prepare for lanes that go apart."""
+        count, lane, mine, its = self.count, tk.lane_id(), self.bounds[of_keys], self.bounds[not of_keys]
+        found, base, before, other = Int32(0), Int32(0), Int32(0), Int32(0)
+        for first in cutlass.range(0, count + 1, WARP, unroll=2):
+            found = cutlass.max(found, bounds.highest(mine.at(first + lane)))
+            begun = found // size + cutlass.min(first + WARP - 1, count) <= slot  # all of these 32
+            base = cutlass.select_(begun, first + WARP, base)
+            before = cutlass.select_(begun, found, before)
+            other = cutlass.select_(begun, cutlass.max(other, its.at(first + lane)), other)
+        base = cutlass.min(base, count // WARP * WARP)  # where all have begun, the last 32 once more
+        s, begin = base + lane, mine.rising(base, before)
+        here = (s <= count) & (self.first_slot(size, s, begin) <= slot)
+        number = cute.arch.popc(cute.arch.vote_ballot_sync(here))
+        begin = cutlass.select_(number > 0, cute.arch.shuffle_sync(begin, cutlass.max(number - 1, 0)), before)
+        s = cute.arch.make_warp_uniform(cutlass.max(base + number - 1, 0))
+        other = bounds.highest(cutlass.max(other, cutlass.select_(base + lane <= s, its.at(base + lane), Int32(0))))
+        first, slots = self.slots_of(size, s, begin, mine)
+        return (s, first, slots, other, begin) if const_expr(of_keys) else (s, first, slots, begin, other)
 
     @cute.jit
     def longest_first(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
         """As ``sequence_of``, with slots counted in another order. Each lane places one sequence."""
-        s, first, slots, falls = Int32(0), Int32(0), Int32(0), tk.lane_id() < 0
+        s, first, slots, begin_q, begin_k = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
         if self.count >= WARP:
-            s, first, slots, falls = self.sequence_of(of_keys, size, slot)
+            s, first, slots, begin_q, begin_k = self.sequence_of(of_keys, size, slot)
         else:
-            lane = tk.lane_id()
-            e, falls = bounds.edges_of_lanes(*self.bounds)
-            mine = self.end_slot(of_keys, size, lane, e) - self.first_slot(of_keys, size, lane, e)
+            lane, (q, k) = tk.lane_id(), self.bounds
+            of_q = q.rising(Int32(0), Int32(0))
+            begin = k.rising(Int32(0), Int32(0)) if const_expr(of_keys) else of_q
+            mine = self.slots_of(size, lane, begin, self.bounds[of_keys])[1]
             mine = cutlass.select_(lane <= self.count, mine, Int32(0))
-            rows = cutlass.select_(lane < self.count, self.rows(False, lane, e)[1], Int32(-1))
+            rows = cutlass.select_(lane < self.count, self.rows(lane, of_q, q, self.given.used_q)[1], Int32(-1))
             before = Int32(0)
             for other in cutlass.range_constexpr(WARP):
                 their, theirs = cute.arch.shuffle_sync(rows, other), cute.arch.shuffle_sync(mine, other)
@@ -158,28 +160,25 @@ class Ragged:
             here = cute.arch.vote_ballot_sync((before <= slot) & (slot < before + mine))
             s = cute.arch.make_warp_uniform(cute.arch.popc((here & -here) - 1))
             first, slots = cute.arch.shuffle_sync(before, s), cute.arch.shuffle_sync(mine, s)
-        return s, first, slots, falls
+            begin_q, begin_k = (bounds.highest(of.at(cutlass.min(lane, s))) for of in (q, k))
+        return s, first, slots, begin_q, begin_k
 
-    def first_slot(self, of_keys, size, s, e):
-        """Of sequence s, 0 .. count, which has the edges e."""
-        start = e.begin_k if of_keys else e.begin_q
+    def first_slot(self, size, s, begin):
+        """Of sequence s, 0 .. count."""
         # slots without rows where the first one begins later
-        return cutlass.select_(s == 0, Int32(0), start) // size + s
+        return cutlass.select_(s == 0, Int32(0), begin) // size + s
 
-    def end_slot(self, of_keys, size, s, e):
-        """Of the next sequence the first one; behind the rest, what there are in all."""
-        end, total = (e.end_k, self.total_k) if of_keys else (e.end_q, self.total_q)
-        return cutlass.select_(s >= self.count, total, end) // size + s + 1
+    def slots_of(self, size, s, begin, of: Bounds):
+        """(the first slot of sequence s, 0 .. count, how many it has): up to the next one's, or, of the rest, all."""
+        first = self.first_slot(size, s, begin)
+        return first, cutlass.select_(s >= self.count, of.total, of.end(s, begin)) // size + s + 1 - first
 
-    def rows(self, of_keys: bool, s, e):
+    def rows(self, s, begin, of: Bounds, used):
         """(first, number of rows) of sequence s, 0 .. count. Never beyond the tensor, whatever cu and used say."""
-        g, count = self.given, self.count
-        first, end, used, total = ((e.begin_k, e.end_k, g.used_k, self.total_k) if of_keys else
-                                   (e.begin_q, e.end_q, g.used_q, self.total_q))
-        rows = cutlass.max(end - first, 0)
+        rows = of.end(s, begin) - begin
         if used is not None:
-            rows = cutlass.min(rows, cutlass.max(used[cutlass.min(s, count - 1)], 0))
-        return first, cutlass.select_(s >= count, total - first, rows)
+            rows = cutlass.min(rows, cutlass.max(used[cutlass.min(s, self.count - 1)], 0))
+        return begin, cutlass.select_(s >= self.count, of.total - begin, rows)
 
 
 def tile_order(places, size, n, heads):

@@ -2,8 +2,7 @@
 ends.
 
 Sequence s has the rows from the largest of cu[0] .. cu[s] to the largest of cu[0] .. cu[s + 1], each within 0 .. total.
-Where cu rises that is cu[s] to cu[s + 1], and nothing is searched for: the code that goes through all sequences for
-other reasons asks on its way whether cu falls anywhere (``fall``), and only then are the largest ones computed.
+Where cu rises that is cu[s] to cu[s + 1].
 """
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,16 +36,33 @@ class Bounds:
         """cu[i], or its last, within the tensor."""
         return cutlass.max(cutlass.min(self.cu[cutlass.min(i, self.cu.shape[0] - 1)], self.total), 0)
 
+    def end(self, s, begin):
+        """Of sequence s, which begins there."""
+        return cutlass.max(begin, self.at(s + 1))
+
     @cute.jit
-    def rising(self, first):
-        """Lane i: the largest of at(0) .. at(first + i). A whole warp."""
-        before, mine = Int32(0), self.at(first + tk.lane_id())
-        for base in cutlass.range(0, cutlass.min(first, self.cu.shape[0]), WARP, unroll=1):
-            before = cutlass.max(before, self.at(cutlass.min(base + tk.lane_id(), first)))
-        for i in cutlass.range_constexpr(5):
-            below = cute.arch.shuffle_sync_up(mine, 1 << i, mask_and_clamp=0)
-            mine = cutlass.max(mine, cutlass.select_(tk.lane_id() >= 1 << i, below, Int32(0)))
-        return cutlass.max(mine, cute.arch.warp_reduction(before, lambda a, b: cutlass.max(a, b)))
+    def highest(self, i):
+        """The largest of at(0) .. at(i), i being the same for all lanes. A whole warp. Through all of cu: so the
+        compiler knows that no lane leaves the loop before another."""
+        found = Int32(0)
+        for base in cutlass.range(0, self.cu.shape[0], WARP, unroll=1):
+            found = cutlass.max(found, self.at(cutlass.min(base + tk.lane_id(), i)))
+        return highest(found)
+
+    def rising(self, first, before):
+        """Lane i: the largest of ``before`` and at(first) .. at(first + i). A whole warp."""
+        mine = cutlass.max(self.at(first + tk.lane_id()), before)
+        for i in range(5):
+            mine = cutlass.max(mine, cute.arch.shuffle_sync_up(mine, 1 << i))  # of the first lanes, their own
+        return mine
+
+
+def highest(x):
+    """Of all lanes."""
+    return cute.arch.warp_redux_sync(x, "max")
+
+
+# ---- where a glance at all of cu says whether it falls anywhere ---------------------------------------------------
 
 
 def edges(q: Bounds, k: Bounds, s) -> Edges:
@@ -61,23 +77,15 @@ def fall(e: Edges):
 
 def risen(q: Bounds, k: Bounds, first) -> Edges:
     """Of sequence first + i in lane i, where cu falls somewhere. A whole warp."""
-    return Edges(q.rising(first), q.rising(first + 1), k.rising(first), k.rising(first + 1))
+    begin_q, begin_k = (of.rising(first, of.highest(first)) for of in (q, k))
+    s = first + tk.lane_id()
+    return Edges(begin_q, q.end(s, begin_q), begin_k, k.end(s, begin_k))
 
 
 @cute.jit
 def edges_of(q: Bounds, k: Bounds, s, falls):
     """Of sequence s, the same for all lanes of a whole warp; falls: does cu fall anywhere?"""
-    begin_q, end_q, begin_k, end_k = edges(q, k, s)
+    begin_q, begin_k = q.at(s), k.at(s)
     if falls:
-        begin_q, end_q, begin_k, end_k = [cute.arch.shuffle_sync(of_lanes, 0) for of_lanes in risen(q, k, s)]
-    return Edges(begin_q, end_q, begin_k, end_k)
-
-
-@cute.jit
-def edges_of_lanes(q: Bounds, k: Bounds):
-    """(of sequence i in lane i, does cu fall?), where there are fewer than 32. A whole warp."""
-    begin_q, end_q, begin_k, end_k = edges(q, k, tk.lane_id())
-    falls = cute.arch.vote_ballot_sync((end_q < begin_q) | (end_k < begin_k)) != 0
-    if falls:
-        begin_q, end_q, begin_k, end_k = risen(q, k, Int32(0))
-    return Edges(begin_q, end_q, begin_k, end_k), falls
+        begin_q, begin_k = q.highest(s), k.highest(s)
+    return Edges(begin_q, q.end(s, begin_q), begin_k, k.end(s, begin_k))
