@@ -33,7 +33,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     Args:
         x: (..., K), bf16 or fp16, K a multiple of 8, last dimension contiguous.
         weight: (V, K), x's type, last dimension contiguous, V from 1 to 524288.
-        target: (...), int32 or int64, as in ``tkq.cross_entropy``.
+        target: (...), int32 or int64, as in ``tkq.cross_entropy``. A number that is no class makes NaN of its row's
+            gradient in x, and of weight's gradient.
         class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap: weight and so on of
             ``tkq.cross_entropy``.
 
