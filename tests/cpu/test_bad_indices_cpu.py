@@ -70,7 +70,7 @@ def test_labels(index, ignore_index):
     """NaN in the loss and the gradient of a row whose label is bad, nothing else changed; labels of any strides."""
     target, bad = labels(17, index, 48)
     target = torch.stack((target, target), 1)[:, 0]
-    wrong = bad & (target != ignore_index)
+    wrong = bad & (target.long() != ignore_index)
     clean = torch.where(wrong, ignore_index, target.long())
     x = torch.randn(48, 17, generator=torch.Generator().manual_seed(0)).requires_grad_()
     given = dict(ignore_index=ignore_index, reduction="none", weight=torch.rand(17) + 0.1)
@@ -78,7 +78,7 @@ def test_labels(index, ignore_index):
     right, of_right = gradients(tkq.cross_entropy(x, clean, **given), (x,), 1.0)
     assert torch.equal(loss.isnan(), wrong) and torch.equal(loss[~wrong], right[~wrong])
     assert gradient[wrong].isnan().all() and torch.equal(gradient[~wrong], of_right[~wrong])
-    assert not gradient[target == ignore_index].any()
+    assert not gradient[target.long() == ignore_index].any()
     loss, gradient = cross_entropy_and_gradient(x.detach(), target, ignore_index=ignore_index)
     assert loss.isnan() and torch.equal(gradient.isnan().all(-1), wrong)
 

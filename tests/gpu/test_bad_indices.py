@@ -43,7 +43,7 @@ def test_labels(dtype, V, index, where):
     target, bad = (x.cuda() for x in labels(V, index, 48))
     weight = guarded(class_weights(V), where)
     for ignore_index in (-100, -1, 1 << 40):
-        wrong = bad & (target != ignore_index)
+        wrong = bad & (target.long() != ignore_index)
         clean = without(wrong, target, ignore_index)
         for given in ({}, dict(weight=weight, label_smoothing=0.1, z_loss=1e-3, softcap=20.0)):
             given = dict(ignore_index=ignore_index, **given)
