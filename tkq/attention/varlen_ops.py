@@ -47,13 +47,15 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
         q: (total_q, H, D), bfloat16 or float16. k, v: (total_k, Hk, D) and (total_k, Hk, Dv). Strides: see flash_attn.
         cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, rising from 0: sequence s has the rows cu_seqlens_q[s] to
             cu_seqlens_q[s + 1] of q, and so of k and v. A sequence may have no queries, or no keys. They stay on the
-            GPU: nothing waits for their values, and under a CUDA graph they may change between replays. So nobody
-            checks there that they begin with 0: where they do not, o, lse and the gradients of the rows before the
-            first sequence are whatever was in memory. On the CPU that is a ValueError.
+            GPU: nothing waits for their values, and under a CUDA graph they may change between replays. Any values:
+            a number below 0 counts as 0, one beyond the rows as their number, and one below a number before it as that
+            one, so its sequence is empty. Nothing outside the tensors is read or written. The first is to be 0: where
+            it is more, o, lse and the gradients of the rows before it are not written. On the CPU another first number
+            than 0 is a ValueError; all else is as on the GPU.
         max_seqlen_q, max_seqlen_k: ints, about how long sequences get: what kernel is chosen. Results do not depend on
-            them.
+            them: they may be too small, or too large.
         seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies
-            behind them in q, k and v is not looked at.
+            behind them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
         causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
         return_lse: also return the log-sum-exp.
 

@@ -35,8 +35,9 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
             (G, N, K)) in float8. Or (K, N), row-major.
             Of float8 with b (K, N), both have K contiguous: a is row-major, b column-major.
         offsets: (G,) int32: where each group ends, in rows (in K, with b (K, N)). It begins where the one before ends,
-            the first at 0. Groups may be empty. Rows from the last offset on belong to none: they are not written.
-            Offsets below the one before or past the end are as if they were not.
+            the first at 0. Groups may be empty. Rows from the last group's end on belong to none: they are not written.
+            Any values: one below 0 counts as 0, one past the end as the end, one below an offset before it as that
+            one, so its group is empty. Nothing outside the tensors is read or written.
         scale_a, scale_b: for float8, float32, any strides.
             With b (G, K, N): (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and (G, ceil(K / 128), ceil(N / 128)).
             With b (K, N): (M, 1) and (1, N); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
@@ -318,7 +319,7 @@ def _gradients(ctx, dc):
         da = _routed(dc, b.transpose(1, 2), offsets)
         if offsets.numel():
             number = offsets.new_ones(da.shape[0]).cumsum(0)  # of each row, from 1 on; not arange, which is no DTensor
-            da = torch.where((number <= offsets[-1])[:, None], da, 0)
+            da = torch.where((number <= offsets.amax())[:, None], da, 0)
     if ctx.needs_input_grad[1]:
         db = _routed(a.t(), dc, offsets)
     return da, db
@@ -341,7 +342,7 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
 
     sizes = m, n, k, groups
     found = candidates.of_grouped_gemm(spec, m, n, groups, arch.processors(a.device)) if all(sizes) else []
-    last = int(offsets[-1]) if groups and spec.along == "m" else None  # rows behind it belong to none
+    last = max(int(offsets.max()), 0) if groups and spec.along == "m" else None  # rows behind it belong to none
     return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
                          (a, b, offsets, scale_a, scale_b), torch.empty(shape, dtype=out, device=a.device), call,
                          forget, lambda c: c[:last])

@@ -48,7 +48,7 @@ def check_numbers(terms: Terms) -> None:
 
 def check_targets(target: Tensor, V: int, ignore_index: int) -> None:
     """IndexError where a target is neither a class nor ignore_index. Waits for the GPU."""
-    bad = ((target < 0) | (target >= V)) & (target != ignore_index)
+    bad = ((target < 0) | (target >= V)) & (target.long() != ignore_index)  # which may be beyond 32 bits
     if bad.any():
         at = tuple(bad.nonzero()[0].tolist())
         raise IndexError(f"target: {target[at].item()} at {at}, allowed are 0 to {V - 1} and ignore_index = "

@@ -14,6 +14,7 @@ from .ops import cap
 
 _OPTIONS = arguments.checker("linear_cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss")
 _TENSORS = arguments.checker("linear_cross_entropy", "x", "weight")
+_MOST = torch.finfo(torch.float32).max
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_weight: Optional[Tensor] = None,
@@ -34,7 +35,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     Args:
         x: (..., K), bf16 or fp16, K a multiple of 8, last dimension contiguous.
         weight: (V, K), x's type, last dimension contiguous, V from 1 to 524288.
-        target: (...), int32 or int64, as in ``tkq.cross_entropy``.
+        target: (...), int32 or int64, as in ``tkq.cross_entropy``. A number that is no class makes NaN of its row's
+            gradient in x, and of weight's gradient.
         class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap: weight and so on of
             ``tkq.cross_entropy``.
 
@@ -113,8 +115,8 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
     for nothing in (found.kept, found.all):
         nothing.zero_()
     if reduction != "none" and (grad_x or grad_weight):
-        owes = 1.0 if reduction == "sum" or linear.folds(terms, x) else 1 / _inverse(weight, target, terms)
         one = torch.ones((), device=x.device)
+        owes = 1.0 if reduction == "sum" else 1 / linear.owed(terms, x, one, _inverse(weight, target, terms)[None])
         gradients = reference.linear_cross_entropy_backward(x, weight, target, one * owes, terms)
         for to, gradient in zip(found[3:], gradients):
             if to.numel():
@@ -172,17 +174,18 @@ def _backward(ctx, dloss, *_):
         dx, dweight = _multiplied(dx, dweight, linear.owed(terms, x, dloss, all), weight)
     else:
         factor = linear.owed(terms, x, dloss, all)
-        dx, dweight = (dx * factor).to(x.dtype), (dweight * factor).to(weight.dtype)
+        dx, dweight = (linear.times(g, factor).to(t.dtype) for g, t in ((dx, x), (dweight, weight)))
     return (dx.view(x.shape) if needs_x else None, dweight if needs_weight else None, *[None] * 9)
 
 
 def _multiplied(dx, dweight, factor, weight):
     """In place, where that is possible."""
     if not dx.is_cuda:
-        return dx * factor.to(dx.dtype), (dweight * factor).to(weight.dtype)
+        return linear.times(dx, factor.to(dx.dtype)), linear.times(dweight, factor).to(weight.dtype)
     if dx.numel():
         launch.scale_(dx, factor)
     if dweight.dtype != weight.dtype:
+        factor = factor.nan_to_num(nan=_MOST, posinf=_MOST, neginf=-_MOST)  # 0 stays 0, the rest is infinite in fp16
         dweight = torch.mul(dweight, factor, out=torch.empty_like(dweight, dtype=weight.dtype))
     elif dweight.numel():
         launch.scale_(dweight, factor)

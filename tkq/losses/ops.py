@@ -33,11 +33,15 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         logits: (..., V), bf16, fp16 or fp32, V from 1 to 524288, odd ones too; last dimension contiguous. Rows may be
             any distance apart: a view x[:, :V] is read in place. Leading dimensions that no single row stride describes
             are copied first.
-        target: (...), int32 or int64: classes, or ignore_index. A row with any other number has the loss NaN, and a
-            gradient of NaN; inside ``tkq.runtime.debug.checks()`` it is an IndexError (which waits for the GPU).
+        target: (...), int32 or int64: classes, or ignore_index. A row with any other number, however far from the
+            classes, has the loss NaN, and a gradient of NaN; nothing outside the row is read or written for it. With
+            class weights it makes the mean NaN for all rows, as its own weight is not known. Inside
+            ``tkq.runtime.debug.checks()`` it is an IndexError (which waits for the GPU).
         weight: (V,), contiguous, bf16, fp16 or fp32. Not differentiable.
-        ignore_index: rows with this target have the loss 0, the gradient 0 and no part in the mean.
-        reduction: "none", "mean" or "sum". The mean of no rows, or of ignored ones only, is NaN.
+        ignore_index: rows with this target have the loss 0, the gradient 0 and no part in the mean. Any 64-bit integer,
+            also a class.
+        reduction: "none", "mean" or "sum". The mean of no rows, or of ignored ones only, is NaN, and its gradient 0.
+            Where all weights that count are 0, both are NaN, but for the gradient of ignored rows.
         label_smoothing: from 0 to 1 (Szegedy et al., 2015).
         z_loss: what the square of lse is multiplied by, before the reduction (Chowdhery et al., PaLM, 2022).
         softcap: above 0 (Gemma 2, 2024). With it, z is good to softcap * 2^-22.

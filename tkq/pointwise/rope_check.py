@@ -88,6 +88,8 @@ def _check_positions(x, turn):
         check.dtype("seqlen_offsets", turn.offsets, INDEX)
         check.shape("seqlen_offsets", turn.offsets, (x.shape[0] if starts is None else starts.shape[0] - 1,))
     _check_offset(turn, tokens)
+    if not turn.cos.shape[-2] and x.numel():
+        raise ValueError(f"rope: cos: got shape {tuple(turn.cos.shape)}, allowed are tables of 1 row and more")
 
 
 def _check_ids(ids, tokens):

@@ -27,16 +27,18 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
             positions.
         interleaved: columns 2 i and 2 i + 1 are a pair (GPT-J); otherwise i and i + R / 2 (GPT-NeoX, Llama).
         seqlen_offsets: the position of a sequence's first token: an integer, or (B,) int32 or int64.
-        position_ids: the position of each token, (B, S), (1, S), (S,) or (total,), int32 or int64.
+        position_ids: the position of each token, (B, S), (1, S), (S,) or (total,), int32 or int64. Any values.
         cu_seqlens: (B + 1,) int32, contiguous: sequence b is the tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1 of x
-            (total, H, D). Tokens of no sequence are copied.
+            (total, H, D). Tokens of no sequence are copied. Where it falls, a token belongs to the sequence that a
+            binary search for it ends at, if that has it, and is copied if not; on the CPU and the GPU alike.
         max_seqlen: with cu_seqlens: the longest sequence, if known. Then the table's length is checked.
         inplace: write to x and return it. Columns beyond R are not touched. Autograd follows as for any in-place
             operation; under torch.compile and functorch the result is computed apart and copied.
 
     Returns:
         A contiguous tensor of x's shape and type, columns beyond R copied; or x. Where a position from a tensor (or
-        from cu_seqlens) has no row in the table the result is NaN: the values are on the GPU, and not looked at before.
+        from cu_seqlens) has no row in the table, also a negative one, the result is NaN, and so is the gradient: the
+        values are on the GPU, and not looked at before. Nothing outside the table is read.
 
     Raises:
         TypeError: x, cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved or inplace is no bool;
