@@ -165,7 +165,11 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
                                             weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
-    return y, total, rstd if call.stats else None, mean if call.stats else None, None
+    if not call.stats:
+        return y, total, None, None, None
+    if residual is not None and total is not None:  # the backward pass reads the sum as it is kept
+        rstd, mean = reference_norms.statistics(call.kind, total, call.eps)
+    return y, total, rstd, mean, None
 
 
 # ---- gradients: in plain eager mode ---------------------------------------------------------------------------
