@@ -43,7 +43,7 @@ def test_tables_are_kept_and_not_for_ever(monkeypatch):
     assert len(tables._tables) == tables.CACHED
 
 
-def test_who_writes_to_a_table_changes_no_other():
+def test_what_is_written_to_a_table_changes_no_other():
     wanted = angles_of(torch.arange(32), 8).cos().float()
     of_before = tkq.rope_cos_sin(32, 8, device="cpu")
     for seqlen in (32, 7):

@@ -93,7 +93,7 @@ def test_positions_that_change_in_place_are_looked_at_again():
 
 
 def test_keys_from_before_are_refused():
-    """They are of one sequence, and nobody says of which."""
+    """They are of one sequence, and a call does not say of which."""
     ids, places = rows(((5, 7),))
     for dtype in (BF16, FP32):
         m = model("Llama", dtype, "tkq")

@@ -40,6 +40,9 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        with prenorm, otherwise in the wider of both inputs' types.
+
     Raises:
         TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
         ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
@@ -82,6 +85,9 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     Returns:
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
+
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
         TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
