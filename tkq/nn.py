@@ -291,12 +291,18 @@ class RotaryEmbedding(nn.Module):
     """Turns queries and keys by their positions, on `tkq.rope_qk`.
 
     dim: columns of a head that turn. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
-    and `rope_qk`. The tables are no part of the state dict, and stay float32 when the module is moved or cast."""
+    and `rope_qk`. The tables, buffers `cos` and `sin`, are the module's own: no part of the state dict, float32, and of
+    the same values when the module is moved or cast. A model whose layers turn alike needs one module for all of them.
+    """
 
     def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):
         super().__init__()
         self.dim, self.max_seqlen, self.base, self.interleaved = dim, max_seqlen, base, _interleaved(interleaved)
         self._make(torch.get_default_device() if device is None else device)
+
+    def reset_parameters(self) -> None:
+        """Make the tables anew where they are, as FSDP asks of modules that come from the meta device."""
+        self._make(self.cos.device)
 
     def _make(self, device):
         from .pointwise.tables import rope_cos_sin
@@ -305,8 +311,12 @@ class RotaryEmbedding(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def _apply(self, fn, recurse=True):
+        before = self.cos, self.sin
         super()._apply(fn, recurse)
-        self._make(self.cos.device)  # anew: a cast would leave angles of 8 bits
+        if before[0].is_meta:
+            self._make(self.cos.device)
+        else:  # those from before: a cast would leave angles of 8 bits, and to_empty none
+            self.cos, self.sin = (t.to(moved.device) for t, moved in zip(before, (self.cos, self.sin)))
         return self
 
     def forward(self, q: Tensor, k: Tensor, *, seqlen_offsets=0, position_ids: Optional[Tensor] = None,

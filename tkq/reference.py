@@ -36,7 +36,9 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var the mean of (x - mean)^2 (Ba et al.,
     2016)."""
     w = _wide(x)
-    centred = w - w.mean(-1, keepdim=True)
+    mean = w.mean(-1, keepdim=True)
+    mean = mean + (w - mean).mean(-1, keepdim=True)  # what rounding left in it: see reference_norms
+    centred = w - mean
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     return _affine(y, weight, bias).to(x.dtype)
 

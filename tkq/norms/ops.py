@@ -42,6 +42,9 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        with prenorm, otherwise in the wider of both inputs' types.
+
     Raises:
         TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
             number; prenorm is no bool; out_dtype or residual_dtype is not bf16, fp16 or fp32.
@@ -82,6 +85,9 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     Returns:
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
+
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        with prenorm, otherwise in the wider of both inputs' types.
 
     Raises:
         TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
@@ -165,7 +171,11 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
                                             weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
-    return y, total, rstd if call.stats else None, mean if call.stats else None, None
+    if not call.stats:
+        return y, total, None, None, None
+    if residual is not None and total is not None:  # the backward pass reads the sum as it is kept
+        rstd, mean = reference_norms.statistics(call.kind, total, call.eps)
+    return y, total, rstd, mean, None
 
 
 # ---- gradients: in plain eager mode ---------------------------------------------------------------------------

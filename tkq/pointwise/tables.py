@@ -18,8 +18,8 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
                  device=None, inv_freq: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """cos and sin of position * base^(-2 i / dim), what ``rope`` takes (Su et al., 2021).
 
-    Computed in float64 and rounded once. The last 16 tables are kept, by dim, base, dtype and device; a shorter
-    ``seqlen`` gets a view of a longer table, so do not write to it. Nothing is kept, or taken from what is, while
+    Computed in float64 and rounded once. The last 16 tables are kept, by dim, base, dtype and device, and a call gets a
+    copy of its rows of one: what is written to it changes no other. Nothing is kept, or taken from what is, while
     torch.compile traces, a dispatch mode (FakeTensorMode) or a functorch transform is under way, or a CUDA graph is
     captured; nor with ``inv_freq``.
 
@@ -32,7 +32,7 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
         inv_freq: (dim / 2,) angles per position, in place of base^(-2 i / dim): for scaled rotary embeddings.
 
     Returns:
-        cos, sin: (seqlen, dim / 2).
+        cos, sin: (seqlen, dim / 2), contiguous, the caller's own.
 
     Raises:
         TypeError: seqlen or dim is no int; base is no number; dtype is not bf16, fp16 or fp32; device is no device;
@@ -49,7 +49,8 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
             device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _computed(seqlen, _frequencies(dim, base, device), dtype)
     cos, sin = _kept(seqlen, dim, float(base), dtype, device)
-    return cos[:seqlen], sin[:seqlen]
+    with torch.inference_mode(False):  # what an inference-mode call has made, training may use
+        return cos[:seqlen].clone(), sin[:seqlen].clone()
 
 
 def _checked(seqlen, dim, base, dtype, device, inv_freq):
