@@ -182,7 +182,7 @@ def test_what_cannot_be_written_counts_for_this_process(wrong, fresh_cache, monk
     if wrong == "a file":
         fresh_cache.write_text("in the folder's place")
     else:
-        monkeypatch.setattr(tuned.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        monkeypatch.setattr(tuned.os, "replace", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
     with pytest.warns(UserWarning, match="for this process alone"):
         tuned.write(problem(), Config(group=4), {})
     assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(group=4)
@@ -193,9 +193,9 @@ def test_the_kernel_cache_does_not_count_it(fresh_cache):
     path = tuned.write(problem(), Config(group=4), {})
     store = build.configure(most_bytes=1)
     assert store.entries() == [] and store.bytes() == 0
-    store.put("a", b"x", {})
-    store.put("b", b"x", {})
-    assert path.exists() and [p.name for p in store.entries()] == ["b"]
+    store.put("a.so", b"x", {})
+    store.put("b.so", b"x", {})
+    assert path.exists() and [p.name for p in store.entries()] == ["b.so"]
 
 
 # ---- who looks there -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 import time
 
 from .. import catalog
-from . import bundle, bundling, keys, native
+from . import bundle, bundling, keys, native, trusted
 from .build import cache, configure, ensure
 
 
@@ -32,8 +32,20 @@ def main(chosen) -> int:
         return into_bundle(kernels, chosen.jobs, chosen.bundle)
     status = into_cache(kernels, chosen.jobs, chosen.report)
     if chosen.output:
-        cache().share()
+        _share()
     return status
+
+
+def _share():
+    """Let everybody read what was made, and nothing else."""
+    try:
+        foreign = cache().share()
+    except OSError as error:
+        print(f"tkq compile: {error}", file=sys.stderr)
+        return
+    if foreign:
+        print(f"{trusted.shown(cache().folder)} has files that are not tkq's ({trusted.shown(foreign[0])}, ...), and "
+              "keeps its mode: where others are to read it, say chmod go+rx.")
 
 
 def into_cache(kernels, jobs: int, report: bool = False) -> int:
@@ -43,7 +55,7 @@ def into_cache(kernels, jobs: int, report: bool = False) -> int:
         progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
     for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
         native.library(kind)
-    print(f"{progress.ended()}; {cache().folder} has {cache().bytes() / 1e6:.1f} MB")
+    print(f"{progress.ended()}; {trusted.shown(cache().folder)} has {cache().bytes() / 1e6:.1f} MB")
     return 1 if progress.failed else 0
 
 
