@@ -245,8 +245,8 @@ def say_once(about, text: str) -> None:
 def say_that_it_cannot_be_written(folder: pathlib.Path, error: OSError) -> None:
     """Or not be used at all."""
     if isinstance(error, trusted.Untrusted):
-        say_once(folder, f"tkq: {error}. Until then it is not used; if it is the one to be written, what is compiled is "
-                 "lost with each process.")
+        say_once(folder, f"tkq: {error}. Until then it is not used; if it is the one to be written, what is compiled "
+                 "is lost with each process.")
     else:
         say_once(folder, f"tkq: the cache folder {trusted.shown(folder)} cannot be written ({error}); what is compiled "
                  "now is lost with this process. Make room, or set TKQ_CACHE_DIR to a folder of yours.")
