@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -233,8 +234,6 @@ def private_folder() -> pathlib.Path:
 def say_once(about, text: str) -> None:
     """Warn, the first time in this process that something is said of this folder, say: several kernels would say the
     same. Where files are limited in size, which many things fail of, whatever comes first is all that is said."""
-    import resource
-
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         about = "file size"
     if about not in _said:
