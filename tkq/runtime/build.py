@@ -12,7 +12,7 @@ import re
 import threading
 import time
 
-from . import forks, keys, link, scratch, trusted
+from . import forks, keys, link, scratch
 from .cache import Cache, Entry, default_folder, private_folder, say_once, say_that_it_cannot_be_written
 from .recipe import Recipe
 
@@ -154,7 +154,7 @@ def _writable(name):
 def places() -> list:
     """Folders for temporary files where the system's has no room: the cache's own."""
     with contextlib.suppress(OSError):
-        return [trusted.folder(cache().folder).path]
+        return [cache().make().path]
     return []
 
 
