@@ -97,6 +97,22 @@ def test_a_module_in_the_place_of_pythons_own_counts(tree):
     assert {"kern", "this_is_no_module_of_python"} == {n for n in sources.reached(("kern",)) if n[:3] != "tkq"}
 
 
+def test_what_pip_has_put_beside_the_users_own_is_installed(tree):
+    (tree / "kern.py").write_text("import six_of_ours, mine\n")
+    (tree / "six_of_ours.py").write_text("")
+    (tree / "mine.py").write_text("")
+    (tree / "six.of-ours-1.2.dist-info").mkdir()
+    (tree / "six.of-ours-1.2.dist-info/METADATA").write_text("Name: six.of-ours\nVersion: 1.2\n")
+    assert {n for n in sources.reached(("kern",)) if n[:3] != "tkq"} == {"kern", "mine"}
+
+
+def test_classes_of_arguments_of_other_modules_count(tree):
+    kern = importlib.import_module("below")
+    kern.Spec = type("Spec", (), {"__module__": "below", "__repr__": lambda self: "Spec()"})
+    recipe = Recipe("unused:build", (kern.Spec(),))
+    assert keys.modules_of(recipe) == ("below", "unused")
+
+
 def test_kernels_of_tkq_look_at_nothing_else():
     recipe = Recipe("tkq.norms.build:build", (1,))
     modules = keys.modules_of(recipe)

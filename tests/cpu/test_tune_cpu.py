@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -187,6 +188,15 @@ def test_what_cannot_be_written_counts_for_this_process(wrong, fresh_cache, monk
         tuned.write(problem(), Config(group=4), {})
     assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(group=4)
     assert wrong == "a file" or list((fresh_cache / "tuned").iterdir()) == [], "a temporary file stayed"
+
+
+def test_what_others_may_change_counts_as_not_there(fresh_cache):
+    path = tuned.write(problem(), Config(group=4), {})
+    path.chmod(0o666)
+    assert tuned.read(problem()) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert tuned.read(problem()) is None  # and waits for nothing
 
 
 def test_the_kernel_cache_does_not_count_it(fresh_cache):

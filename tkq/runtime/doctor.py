@@ -200,8 +200,16 @@ def _cache_findings():
         with cache().lock("doctor"):
             pass
     except (OSError, RuntimeError) as error:
-        return [Finding(f"The cache cannot be used: {error}. Set TKQ_CACHE_DIR to a folder of yours.")]
-    return []
+        return [Finding(f"The cache cannot be used: {error}. Set TKQ_CACHE_DIR to a folder of yours."), *_passed_over()]
+    return [*_passed_over()]
+
+
+def _passed_over():
+    for folder in cache().before:
+        try:
+            trusted.folder(folder)
+        except OSError as error:
+            yield Finding(f"A folder of TKQ_CACHE_DIR is passed over: {error}.", False)
 
 
 def _verdict(facts):

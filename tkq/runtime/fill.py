@@ -27,7 +27,11 @@ def main(chosen) -> int:
         print(f"All {len(kernels)} kernels that tkq ships, in {chosen.jobs} process{'es' * (chosen.jobs > 1)}. Fewer: "
               "--models, --ops or part of a NAME (--list shows them). Faster: -j N.", flush=True)
     if chosen.output:
-        configure(chosen.output)
+        try:
+            configure(chosen.output).make()
+        except (OSError, ValueError) as error:
+            print(f"tkq compile: --output: {error}", file=sys.stderr)
+            return 2
     if chosen.bundle:
         return into_bundle(kernels, chosen.jobs, chosen.bundle)
     status = into_cache(kernels, chosen.jobs, chosen.report)

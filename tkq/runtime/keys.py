@@ -25,7 +25,7 @@ def entry_name(recipe, arch: str = TARGET, options: str = OPTIONS) -> str:
 
 def bundled_name(recipe, arch: str = TARGET) -> str:
     """The kernel's name in a bundle: that of its sources, its arguments and the environment variables that a user's
-    sources read by name. Whoever runs a bundle has not what it was compiled with, or another version of it."""
+    sources read by name. A machine that runs a bundle may lack what compiled it, or have another version."""
     return _named(recipe, arch, OPTIONS, "bundle")
 
 
@@ -42,11 +42,12 @@ def machine() -> str:
 
 
 def modules_of(recipe) -> tuple:
-    """The builder's module, those that the recipe adds, and those of its arguments' classes: methods of a spec or a
-    plan decide too, and the builder need not import what it is given."""
+    """The builder's module, those that the recipe adds, and those of its arguments' classes (tkq's and the user's):
+    methods of a spec or a plan decide too, and the builder need not import what it is given."""
     modules = {recipe.module, *recipe.sources}
     tops = {"tkq", *(module.partition(".")[0] for module in modules)}
-    return tuple(sorted(modules | {m for m in _classes(recipe.args) if m.partition(".")[0] in tops}))
+    return tuple(sorted(modules | {m for m in _classes(recipe.args)
+                                   if m.partition(".")[0] in tops or sources.is_users(m)}))
 
 
 def _classes(value) -> set:

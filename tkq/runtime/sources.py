@@ -35,7 +35,7 @@ _FROM = re.compile(r"(?<![\w.])from(?!\w)[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")
 _BY_NAME = re.compile(r"import(?:_module|__)\s*\(\s*[rub]?[\"']([\w.]+)[\"']")
 _COMMENT, _FIRST_WORD = re.compile(r"#[^\n]*"), re.compile(r"[\s\\]*([\w.*]+)")
 _READS = re.compile(r"(?:environ\s*(?:\[|\.\s*(?:get|pop|setdefault)\s*\()|getenv\s*\()\s*[rub]?[\"'](\w+)[\"']")
-# Of a process or a machine, not of what a kernel is: who reads them decides by them where and as whom to run.
+# Of a process or a machine (ranks, folders, jobs): they decide where something runs, not what a kernel is.
 _OF_THE_PROCESS = re.compile(r"((LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(MASTER|SLURM|OMPI|PMI|TORCHELASTIC|TKQ|XDG)_\w+|HOME"
                              r"|USER|CUDA_VISIBLE_DEVICES|LOGNAME|HOSTNAME|PATH|PWD|TMPDIR|TEMP|TMP)")
 _BEYOND = frozenset(("torch", "numpy", "cutlass", "cuda", "tvm_ffi", "nvidia_cutlass_dsl"))  # keyed, or in no kernel
@@ -77,8 +77,9 @@ def versions(modules: tuple) -> tuple:
 
 
 def is_users(module: str) -> bool:
-    """Does a module lie neither with Python's own, nor with installed packages, nor with tkq?"""
-    return module.partition(".")[0] != "tkq" and _kind(module.partition(".")[0]) == "user"
+    """Has a module a source file, and lies neither with Python's own, nor with installed packages, nor with tkq?"""
+    top = module.partition(".")[0]
+    return top != "tkq" and _kind(top) == "user" and _file(module) is not None
 
 
 def _users_of(modules):
@@ -118,7 +119,7 @@ def _imports(name, path) -> tuple:
 
 
 def _is_followed(top, importer):
-    return top in ("tkq", importer) or (importer != "tkq" and is_users(top))
+    return top in ("tkq", importer) or (importer != "tkq" and _kind(top) == "user")
 
 
 @functools.cache
@@ -245,15 +246,22 @@ def _places(top) -> list:
 
 @functools.cache
 def _kind(top) -> str:
-    """Whose a top-level module is: "user", "installed", "python", or "nobody" where there is none."""
+    """Where a top-level module comes from: "user", "installed", "python", or "nowhere"."""
     places = _places(top)
     if top == "__main__":
         return "user"
-    if top in _BEYOND or any(_INSTALLED & set(pathlib.PurePath(place).parts) for place in places):
+    if top in _BEYOND or any(_is_installed(top, place) for place in places):
         return "installed"
     if not any(map(os.path.isabs, places)):
-        return "python" if places else "nobody"
+        return "python" if places else "nowhere"
     return "python" if any(os.path.commonpath((root, _PYTHONS)) == _PYTHONS for root in _roots(top)) else "user"
+
+
+def _is_installed(top, place):
+    """Below a folder of that name, or beside what pip writes of a package (`pip install --target`)."""
+    noted = re.compile(re.escape(top).replace("_", "[_.-]") + r"-[^-]*\.dist-info", re.IGNORECASE)
+    return bool(_INSTALLED & set(pathlib.PurePath(place).parts)) or any(
+        map(noted.fullmatch, _listed(os.path.dirname(place))))
 
 
 def _version(top):

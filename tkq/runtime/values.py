@@ -35,10 +35,11 @@ def of(recipe, modules: tuple) -> tuple:
     users = [module for module in modules if sources.is_users(module)]
     if not users:
         return ()
-    found = _Found()
-    in_arguments = set(_named_in(recipe.args))
-    named = {(recipe.module, recipe.builder.partition(":")[2]), *in_arguments}
-    for module in users:
+    found, in_arguments = _Found(), set(_named_in(recipe.args))
+    for cls in _classes(recipe.args):
+        found.visit(cls)
+    named = {tuple(recipe.builder.split(":")), *in_arguments}
+    for module in {recipe.module, *recipe.sources} & set(users):
         if module not in sys.modules and any(of == module for of, _ in in_arguments):  # as the builder will do
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
@@ -48,6 +49,16 @@ def of(recipe, modules: tuple) -> tuple:
         for name in names:
             found.visit(_looked_up(module, name))
     return tuple(sorted(found.values))
+
+
+def _classes(value):
+    if isinstance(value, (tuple, frozenset)):
+        for item in value:
+            yield from _classes(item)
+        return
+    yield type(value)
+    for name in getattr(value, "__dataclass_fields__", ()):
+        yield from _classes(getattr(value, name))
 
 
 def _named_in(value):
