@@ -169,6 +169,29 @@ def test_no_room_for_temporary_files_but_in_the_cache(folder, mounted):
 
 
 @needs_compiler
+def test_a_place_for_temporary_files_in_which_others_can_replace_them(folder, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    used = []
+
+    def prepare():
+        temporary(tmp_path / "open")()
+        real = link.compiled
+        link.compiled = lambda words, place: used.append(place) or real(words, place)
+
+    def work():
+        prepare()
+        return [native._compiled("chooser") is not None, used]
+
+    build._cache = Cache(folder, before=())
+    try:
+        made, used_there = forked.done(work)
+    finally:
+        build._cache = None
+    assert made and len(used_there) == 1 and used_there[0].startswith(str(folder))
+
+
+@needs_compiler
 def test_no_room_anywhere(folder, mounted, monkeypatch):
     monkeypatch.setenv("TKQ_CACHE_DIR", str(mounted("cache", "size=4k") / "kernels"))
     said = run(temporary(mounted("tmp", "size=4k")), natives=False)
@@ -225,7 +248,7 @@ def test_an_entry_that_is_removed_between_the_search_and_the_load(folder, monkey
 def test_a_folder_of_any_name(tmp_path, monkeypatch, capfd, name):
     folder = pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
     monkeypatch.setenv("TKQ_CACHE_DIR", str(folder))
-    assert run() == []
+    assert run(natives=name == b"k\xe4rnels") == []
     assert len(list(folder.glob("*.so"))) >= 1
     monkeypatch.setattr(build, "_cache", Cache(folder, before=()))
     monkeypatch.setattr(build, "_functions", {})
@@ -233,6 +256,18 @@ def test_a_folder_of_any_name(tmp_path, monkeypatch, capfd, name):
     capfd.readouterr()
     folder.chmod(0o777)  # and a warning that names it
     assert len(run(natives=False)) == 1
+
+
+def test_a_relative_folder_where_the_working_folder_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.setenv("TKQ_CACHE_DIR", "kernels")
+
+    def prepare():
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+
+    said = run(prepare, natives=False)
+    assert len(said) == 1 and "no folder for a cache (kernels" in said[0]
 
 
 def test_the_home_of_a_user_who_is_not_there(monkeypatch):

@@ -35,7 +35,7 @@ def configure(folder=None, most_bytes: int | None = None) -> Cache:
     folder: a path. most_bytes: 2^30 where nothing was said. Kernels already in memory stay.
 
     Raises:
-        ValueError: a number below 0, or a folder of a user who is not there (~name).
+        ValueError: a number below 0, or a folder that has no absolute path (``~name`` of no user).
     """
     global _cache
     if most_bytes is not None and most_bytes < 0:
@@ -43,7 +43,7 @@ def configure(folder=None, most_bytes: int | None = None) -> Cache:
     now = cache()
     try:
         chosen = now.folder if folder is None else pathlib.Path(folder).expanduser().absolute()
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise ValueError(f"folder: got {os.fspath(folder)!r}: {error}") from None
     _cache = Cache(chosen,
                    now.most_bytes if most_bytes is None else most_bytes)

@@ -84,7 +84,7 @@ def current() -> Bundle | None:
     named = os.environ.get("TKQ_BUNDLE")
     try:
         path = pathlib.Path(named).expanduser().absolute() if named else BESIDE
-    except RuntimeError as error:  # ~ of a user who is not there
+    except (RuntimeError, OSError) as error:  # ~ of no user; a relative one, where the working folder is gone
         return _unusable(named, error)
     path = path / NAME if path.is_dir() or not named else path
     if not named and not path.is_file():

@@ -29,7 +29,7 @@ def write(folder: pathlib.Path, objects: dict) -> pathlib.Path:
     """
     if link.why_not() is not None or link.runtime_kind() != "static":
         raise RuntimeError(f"a bundle cannot be linked: {link.why_not() or 'the DSL has no static runtime library'}")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # with a umask of 002 too: a group must not write there
     note = {"kind": "bundle", "tkq": __version__, "arch": keys.TARGET, "machine": keys.machine(),
             "cuda": (keys.flavour() or "cu13")[2:], "toolchain": keys.toolchain(),
             "native": {kind: digest(kind) for kind in NATIVE},

@@ -209,15 +209,15 @@ def folders() -> tuple:
 def _named_folder(folder):
     try:
         return pathlib.Path(folder).expanduser().absolute()
-    except RuntimeError as error:  # ~ of a user who is not there
-        _say_that_all_is_lost(f"{folder}: {str(error).rstrip('.')}")
+    except (RuntimeError, OSError) as error:  # ~ of no user; a relative one, where the working folder is gone
+        _say_that_all_is_lost(f"{trusted.shown(folder)}: {str(error).rstrip('.')}")
         return private_folder()
 
 
 def _own_folder():
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "tkq"
+        return (pathlib.Path(base) if base and os.path.isabs(base) else pathlib.Path.home() / ".cache") / "tkq"
     except RuntimeError as error:  # no $HOME, and a user of no name, as containers have them
         _say_that_all_is_lost(str(error).rstrip("."))
         return private_folder()

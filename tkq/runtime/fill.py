@@ -77,7 +77,8 @@ def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
     except (RuntimeError, OSError) as error:
         print(f"tkq compile: {error}", file=sys.stderr)
         return 1
-    print(f"{path}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; TKQ_BUNDLE={folder} uses it")
+    print(f"{trusted.shown(path)}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; "
+          f"TKQ_BUNDLE={trusted.shown(folder)} uses it")
     return 0
 
 

@@ -1,5 +1,5 @@
-"""What a forked process must not have from its parent: locks that a thread held which it has not, descriptors of lock
-files, and temporary folders that are the parent's to remove."""
+"""What a forked process must not inherit: locks held by threads that exist only in the parent, descriptors of lock
+files, and temporary folders that the parent removes."""
 from __future__ import annotations
 
 import atexit
@@ -11,9 +11,9 @@ import threading
 
 
 class Renewed:
-    """A lock of this process's threads, free in a process that is forked while one of them holds it.
+    """A lock between threads that is free in a forked process, whatever held it in the parent.
 
-    make: ``threading.Lock`` or ``RLock``. For locks of modules: it stays for ever."""
+    make: ``threading.Lock`` or ``RLock``. For module-level locks: its fork handler is never removed."""
 
     def __init__(self, make):
         self._make, self._lock = make, make()
@@ -31,22 +31,22 @@ class Renewed:
 
 
 class Kept:
-    """Descriptors that a forked process closes at once. A lock on a file lasts as long as anybody has it open: a child
-    that kept it would hold the lock beyond its parent's end."""
+    """Descriptors that a forked process closes at once. A file lock lasts until all copies of its descriptor are
+    closed: a child that kept one would hold the lock beyond its parent's end."""
 
     def __init__(self):
         self._numbers, self._gate = set(), threading.Lock()
         os.register_at_fork(before=self._wait, after_in_parent=self._go_on, after_in_child=self._close_all)
 
     def open(self, *arguments, **named) -> int:
-        """As ``os.open``; no fork comes between the opening and the note of it."""
+        """As ``os.open``. The gate keeps a fork from coming between the opening and the bookkeeping."""
         with self._gate:
             number = os.open(*arguments, **named)
             self._numbers.add(number)
         return number
 
     def close(self, number: int) -> None:
-        """Once; nothing in a process that was forked since it was opened."""
+        """Close it; a no-op in a process forked since it was opened."""
         with self._gate:
             if number in self._numbers:
                 self._numbers.remove(number)
@@ -73,7 +73,7 @@ _private: dict = {}  # process -> its folder: one, the last that was made
 
 
 def private_folder() -> str:
-    """A folder that goes with this process, made anew where somebody has removed it."""
+    """A temporary folder that is removed at this process's end; a new one if it was removed meanwhile."""
     found = _private.get(os.getpid())
     if found is None or not os.path.isdir(found):
         found = tempfile.mkdtemp(prefix="tkq-")

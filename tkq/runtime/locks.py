@@ -1,9 +1,9 @@
-"""Locks between processes: one file each in a folder, held while it is open and locked.
+"""Locks between processes: files of a folder, locked by flock.
 
-A process that dies lets go, however it dies: processes forked from it have closed the file (see ``forks``), and
-programs that it started have never had it. What stands in a file is only for those who wait: it is written over, never
-cut short, and only into a file that is empty or has such a line. Where a file system knows no locks, nobody waits:
-several may then compile the same, which costs time and nothing else.
+A lock ends with its process, however that dies: forked children close the file at once (see ``forks``), and started
+programs do not inherit it (O_CLOEXEC). The file's text names the holder for the message of those that wait. It is
+overwritten in place, never truncated, and only in a file that is empty or has such a line. On a file system without
+locks processes do not wait: several may compile the same kernel, which costs time alone.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import forks
 from .trusted import Folder, Untrusted
 
 PATIENCE = 5.0  # seconds that a process waits for another one before it says so
-LONGEST = 1800.0  # seconds after which it goes on without the lock: the other one is stopped, say
+LONGEST = 1800.0  # seconds after which it goes on without the lock: the holder may be stopped
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HEAD, _LINE = b"tkq lock: ", 256
@@ -40,11 +40,11 @@ _held = _Held()
 
 @contextlib.contextmanager
 def held(folder: Folder, file: str, name: str):
-    """The lock in a file of the folder, held by one thread at a time. A lock may stand for several names.
+    """Hold the lock of a file in a folder. A file may stand for several names.
 
     Raises:
         RuntimeError: this thread holds it for the same name, and would wait for itself.
-        OSError: the file cannot be opened, or is none of ours.
+        OSError: the file cannot be opened, or is not a regular file of this user's.
     """
     mine = folder.path / file, os.getpid()
     if mine in _held.names:
@@ -61,7 +61,7 @@ def held(folder: Folder, file: str, name: str):
             raise Untrusted(f"the lock {folder.path / file} is no file of this user's")
         _wait(number, name)
         _held.names[mine] = name
-        _say_who(number, name)
+        _write_holder(number, name)
         try:
             yield
         finally:
@@ -72,7 +72,7 @@ def held(folder: Folder, file: str, name: str):
 
 def _let_go(number):
     if _kept.has(number):  # else this is a process forked inside the block, and the lock is the parent's
-        with contextlib.suppress(OSError):  # not by closing alone: a child forked behind Python's back has the file too
+        with contextlib.suppress(OSError):  # explicitly: a child forked by C code has the file too
             fcntl.flock(number, fcntl.LOCK_UN)
         _kept.close(number)
 
@@ -83,7 +83,7 @@ def _wait(number, name):
         waited = time.monotonic() - began
         if waited > PATIENCE and not told:
             told = True
-            _say_that_it_waits(_who(number), name)
+            _say_that_it_waits(_holder(number), name)
         if waited > LONGEST:
             _log.warning("tkq: waits no longer, and compiles %s itself", name)
             return
@@ -105,8 +105,8 @@ def _raised(error):
     raise error
 
 
-def _say_who(number, name):
-    with contextlib.suppress(OSError):  # on a full disk nobody learns who holds it
+def _write_holder(number, name):
+    with contextlib.suppress(OSError):  # on a full disk the holder is unknown
         if _is_ours(number):
             line = _HEAD + f"{os.getpid()}, {name}".encode()
             os.pwrite(number, line[:_LINE].ljust(_LINE), 0)
@@ -116,7 +116,7 @@ def _is_ours(number):
     return os.fstat(number).st_size == 0 or os.pread(number, len(_HEAD), 0) == _HEAD
 
 
-def _who(number) -> str:
+def _holder(number) -> str:
     with contextlib.suppress(OSError):
         if _is_ours(number):
             return os.pread(number, _LINE, len(_HEAD)).decode(errors="replace").strip() or "unknown"

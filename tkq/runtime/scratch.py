@@ -1,10 +1,13 @@
-"""Temporary folders, and programs that work in them, of which either may fail: no room, no end, no sense."""
+"""Temporary folders with another place to fall back to, and programs with a time limit."""
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import subprocess
 import tempfile
+
+from . import trusted
 
 LONGEST = 60.0  # seconds: a C compiler takes one or two for what it is given here
 
@@ -14,13 +17,14 @@ class NoEnd(OSError):
 
 
 def worked(work, *places):
-    """work(a temporary folder): below the system's place for them ($TMPDIR), else below one of ``places``: the disk of
-    one may be full while another has room. Raises the first OSError where it fails everywhere."""
+    """work(a temporary folder): in the system's place for them ($TMPDIR), else in one of ``places``, if that is full or
+    others can replace what is in it. Raises the first OSError if it fails everywhere."""
     problem = None
     for place in (None, *places):
         prefix = "tkq-build-" if place is None else ".tkq-build-"
         try:
             with tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True) as folder:
+                trusted.folder(pathlib.Path(folder))
                 return work(folder)
         except NoEnd:
             raise
@@ -30,14 +34,14 @@ def worked(work, *places):
 
 
 def run(command: list, folder: str, seconds: float | None = None) -> None:
-    """A program to its end, which takes at most so many seconds (``LONGEST``); the folder is for what it leaves behind.
+    """Run a program for at most ``seconds`` (``LONGEST``), with the folder as its $TMPDIR.
 
     Raises:
-        NoEnd: it was ended, with all that it started.
-        OSError: it could not be started, or has failed; its last words.
+        NoEnd: the time is over; it was killed, with the processes that it started.
+        OSError: it could not be started, or failed, with its last words.
     """
     seconds, said = LONGEST if seconds is None else seconds, os.path.join(folder, "said")
-    with open(said, "wb") as out:  # no pipe: what the program started may hold it open for ever
+    with open(said, "wb") as out:  # not a pipe, which a background process of the program's could hold open
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
                                    env={**os.environ, "TMPDIR": folder})
         try:

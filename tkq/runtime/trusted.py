@@ -1,9 +1,9 @@
-"""Folders and files that nobody but the user (or root) can change, opened so that what was asked about is what is used.
+"""Folders and files that only the user or root can change, opened so that what was checked is what is used.
 
-What lies in a cache folder or a bundle is run, so its owner matters as much as a program's. A folder is opened one part
-of its path after another, no link followed but those of the user's or root's own; each part is judged by its opened
-descriptor. From then on the descriptor stands for the folder (``dir_fd``), and a file's for the file: renaming or
-replacing anything on the way changes nothing. Knows nothing of what the files hold.
+Entries of a cache and bundles are machine code that a process loads: owner and mode matter as much as a program's. A
+path is opened component by component, each checked by fstat of its descriptor; links are followed only if the user or
+root made them. From then on the descriptor stands for the folder (``dir_fd``) and for the file, so that renaming or
+replacing anything on the path changes nothing. Independent of what the files hold.
 """
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ IS_TEMPORARY = re.compile(re.escape(_TEMPORARY) + r"[0-9a-f]{16}")
 
 
 class Untrusted(PermissionError):
-    """A folder or file that another user may change, or has made."""
+    """A folder or file that another user owns or may write."""
 
 
 class Descriptor:
-    """An open file or folder: closed with the last that refers to it."""
+    """An open file or folder, closed with its last reference."""
 
     def __init__(self, number: int):
         self.number = number
 
-    def __del__(self):
-        with contextlib.suppress(OSError):
-            os.close(self.number)
+    def __del__(self, close=os.close, suppress=contextlib.suppress):  # bound: at the very end globals may be gone
+        with suppress(OSError):
+            close(self.number)
 
     @property
     def status(self) -> os.stat_result:
@@ -60,14 +60,14 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Folder:
-    """An opened folder, which belongs to the user or root and which nobody else may write. path: as it was named."""
+    """An opened folder that the user or root owns and that group and others may not write. path: its name."""
 
     path: pathlib.Path
     descriptor: Descriptor
 
     def open(self, name: str) -> Descriptor:
-        """A regular file of the user's or root's, to be read. Raises FileNotFoundError, or Untrusted for a link, a
-        FIFO, another user's file, and one that others may write."""
+        """Open a regular file of the user's or root's for reading. Raises FileNotFoundError; Untrusted for a link, a
+        FIFO, another user's file, and a file that group or others may write."""
         try:
             found = Descriptor(os.open(name, _TO_READ, dir_fd=self.number))
         except OSError as error:
@@ -84,7 +84,7 @@ class Folder:
         return os.listdir(listed.number)
 
     def put(self, name: str, data: bytes, mode: int = 0o600) -> Descriptor:
-        """Write a file under a temporary name that nobody can foresee, and rename it. It is opened, to be read."""
+        """Write a file under a random temporary name and rename it. Returns it, opened for reading."""
         temporary = _TEMPORARY + secrets.token_hex(8)
         written = os.open(temporary, _TO_MAKE, mode, dir_fd=self.number)
         try:
@@ -101,7 +101,7 @@ class Folder:
         return found
 
     def remove(self, name: str) -> None:
-        """Where it can be."""
+        """Unlink a file, if that is possible."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self.number)
 
@@ -115,12 +115,12 @@ class Folder:
 
 
 def folder(path: pathlib.Path, make: bool = False) -> Folder:
-    """Open a folder. make: with all that is missing on its path, itself for this user alone.
+    """Open a folder. make: create what is missing of its path, the folder itself with mode 0700.
 
     Raises:
-        Untrusted: the folder, or one on its path, belongs to another user or may be written by others. On the path a
-            sticky one, as /tmp, does no harm: each user's names there are his own.
-        OSError: it is not there, or cannot be made.
+        Untrusted: another user owns the folder or one on its path, or may write it. Sticky folders on the path, as
+            /tmp, may be writable: names there can only be changed by their owners.
+        OSError: it does not exist, or cannot be created.
     """
     waiting, at, links = list(path.absolute().parts[:0:-1]), Descriptor(os.open("/", _TO_PASS)), 0
     _refuse("/", _why_not_passed(at.status), path)
@@ -160,19 +160,18 @@ def write(number: int, data: bytes) -> None:
 
 
 def shown(path) -> str:
-    """A path in characters that can be written anywhere, for names that are not UTF-8."""
+    """A path for messages: bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _entered(at, part, make):
-    """A folder in a folder, opened, and made where it is missing and make is a mode; or, where a link of the user's or
-    root's own stands there, what it says."""
+    """A subfolder, opened, or created first if make is a mode; for a link that the user or root made, its target."""
     try:
         return Descriptor(os.open(part, _TO_PASS, dir_fd=at.number))
     except FileNotFoundError:
         if make is None:
             raise
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        with contextlib.suppress(FileExistsError):  # created by another process meanwhile
             os.mkdir(part, make, dir_fd=at.number)
         return _entered(at, part, None)
     except NotADirectoryError:
@@ -183,7 +182,7 @@ def _entered(at, part, make):
 
 
 def _target(at, part) -> str | None:
-    """What a link in a folder says; None of anything else."""
+    """The target of a link in a folder; None for anything else."""
     status = os.stat(part, dir_fd=at.number, follow_symlinks=False)
     if not stat.S_ISLNK(status.st_mode):
         return None
@@ -200,14 +199,14 @@ def _refuse(part, why, path):
 
 
 def _why_not(status, regular=False) -> str | None:
-    """Why what is in a folder, or a file, is not to be run; None where it may be."""
+    """Why a file, or the files in a folder, must not be loaded; None if they may."""
     if regular and not stat.S_ISREG(status.st_mode):
         return "is no regular file"
     return _judged(status.st_uid, status.st_mode)
 
 
 def _why_not_passed(status) -> str | None:
-    """As ``_why_not``, of a folder on the path of another one."""
+    """As ``_why_not``, for a folder on the path to another one."""
     mode = status.st_mode
     if mode & stat.S_ISVTX or (not mode & stat.S_IWOTH and mode & stat.S_IWGRP and _is_private(status.st_gid)):
         mode &= ~_BY_OTHERS
@@ -224,8 +223,8 @@ def _judged(owner, mode):
 
 @functools.cache
 def _unmapped() -> int:
-    """The number that stands for all users that a container does not know, the machine's root among them; -1 where all
-    are known."""
+    """The user number that stands for all users outside of this user namespace, the machine's root among them; -1 if
+    every user is mapped."""
     try:
         lines = pathlib.Path("/proc/self/uid_map").read_text().split()
         known = sum(map(int, lines[2::3])) >= 2**32 - 1
@@ -236,8 +235,8 @@ def _unmapped() -> int:
 
 @functools.cache
 def _is_private(group: int) -> bool:
-    """Is it the group that a system makes for each user, of the user's name and without others? With such groups a
-    umask of 002 is usual, and folders like ~/.cache are writable by it."""
+    """Is it the user's private group: of the user's name, without other members? Systems with such groups have a umask
+    of 002, and folders like ~/.cache are writable by the group."""
     import grp
     import pwd
 
