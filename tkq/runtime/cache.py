@@ -1,11 +1,11 @@
 """Compiled kernels on disk: one folder, shared by all processes of a user, and others that are only read.
 
-An entry is one file: the object, a note about it, and a checksum of both and of how long they are. It is written under
-a temporary name and renamed, so that a reader sees all of it or nothing; one whose checksum is wrong counts as missing.
-The entries used longest ago go when there are too many. Whatever else lies in the folder is left alone: ours is a file
-of the user's with an entry's name and an entry's end. What is loaded is the file that was verified, by its descriptor
-(see ``trusted``). Where nothing can be written (a full disk), or the folder is not to be trusted, an entry lies in a
-folder that goes with the process. Knows nothing of what the objects hold.
+An entry is one file: the object, a note about it, the note's length, a checksum of all that, and a magic. It is
+written under a temporary name and renamed, so that readers see all of it or nothing; an entry with a wrong checksum
+counts as missing. The least recently used entries are removed when there are too many. Other files in the folder are
+never counted or changed: an entry has an entry's name, its magic, and the right owner. The file that is loaded is the
+one that was verified, through its descriptor (see ``trusted``). If the folder cannot be written (a full disk) or is not
+trusted, entries go to a temporary folder of the process. Independent of what the objects hold.
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from . import forks, locks, trusted
 
 MOST_BYTES = 1 << 30
 _MAGIC = b"tkq-entry-2\n"
-_IS_MAGIC = re.compile(rb"tkq-entry-\d\n")  # of all versions: old entries are to go too
+_IS_MAGIC = re.compile(rb"tkq-entry-\d\n")  # of all versions: old entries are removed too
 _TAIL = 8 + 32 + len(_MAGIC)  # length of the note, SHA-256 of object, note and that length, magic
-_IS_NAME = re.compile(r"(?!tkq-kernels\.)\w[\w-]*\.(so|o|obj)")  # a bundle, which is packed alike, is none
+_IS_NAME = re.compile(r"(?!tkq-kernels\.)\w[\w-]*\.(so|o|obj)")  # a bundle has the same format, and is no entry
 _IS_OURS_BESIDE = re.compile(r"\.tkq-.*|\.lock-\d+|tuned")  # locks, those of older versions, tuned configurations
 _ABANDONED = 3600  # seconds after which a temporary file belongs to a process that died
 _LOCKS = 64
@@ -38,15 +38,15 @@ _passed_over: set = set()  # paths of entries that are whole and did not load he
 
 @dataclass(frozen=True)
 class Entry:
-    """A verified entry. path: where it lay. note: what was told about it when it was stored. file: it, opened."""
+    """A verified entry. path: where it was found. note: as given to ``put``. file: the opened file."""
 
     path: pathlib.Path
     note: dict
     file: trusted.Descriptor = field(compare=False, repr=False)
 
     def loaded(self, load):
-        """load(path) of the very file that was verified, whatever stands at its path now. Where that cannot be loaded
-        as it lies, from a file system without execution say, a copy is tried. Raises what load raises of the first."""
+        """load(path) of the file that was verified, whatever its path names now. If that fails (a file system mounted
+        noexec), copies in memory and in a temporary folder are tried. Raises the first error of load."""
         try:
             return load(_path_of(self.file.number))
         except Exception as error:  # each loader has its own
@@ -59,7 +59,7 @@ class Entry:
             raise
 
     def object(self) -> bytes:
-        """What was stored."""
+        """The object, as given to ``put``."""
         return unpacked(self.file.bytes())[0]
 
 
@@ -80,8 +80,8 @@ class Cache:
             object.__setattr__(self, "before", tuple(before) if self.folder == last else ())
 
     def find(self, name: str) -> Entry | None:
-        """The entry, verified and marked as used; None where there is none, or a damaged one, or a file that others
-        may change. A folder that others may change has none either, and a warning says so."""
+        """The entry, verified and marked as used. None if it is missing, damaged or not trusted; a folder that is not
+        trusted counts as empty, with one warning."""
         for folder in self.before:
             with contextlib.suppress(OSError):  # one that may not be read has nothing
                 found = _entry_in(folder, name)
@@ -109,8 +109,8 @@ class Cache:
             return Cache(private, before=())._put(name, data, note)
 
     def leave(self, entry: Entry) -> None:
-        """An entry that is whole and does not load here, from a machine whose loader differs say: it counts as missing
-        from now on. In the folder that is written it is removed."""
+        """Treat an entry that is whole but does not load here (written on a machine with another loader, say) as
+        missing from now on. It is removed only from the folder that is written."""
         if entry.path.parent == self.folder:
             with contextlib.suppress(OSError):
                 folder = trusted.folder(self.folder)
@@ -119,10 +119,10 @@ class Cache:
         _passed_over.add(entry.path)
 
     def lock(self, name: str):
-        """A context: held by one process at a time. Some names share a lock, so that the files are few; they are never
-        deleted. Who waits for longer than ``locks.PATIENCE`` says so, once, by the logger "tkq".
+        """A context that one process at a time is in. Names share 64 lock files, which are never deleted. A process
+        that waits for longer than ``locks.PATIENCE`` says so once, by the logger "tkq".
 
-        Threads of one process must not race for it: that is the caller's business.
+        The caller keeps threads of one process from racing for it.
 
         Raises:
             RuntimeError: this thread holds it for the same name, and would wait for itself.
@@ -140,8 +140,8 @@ class Cache:
         return sum(size for _, size, _ in self._entries())
 
     def share(self) -> list[str]:
-        """Let everybody read it: a folder that a fleet mounts. Of files that are not ours nothing is changed: where
-        there are any, the folder stays as it is, too. They are returned, by name."""
+        """Make the entries readable by all, and the folder if nothing else is in it: for a fleet. Returns the names of
+        other files; their modes stay, and with any of them the folder's."""
         folder = trusted.folder(self.folder)
         ours = {name for _, _, name in self._entries()}
         foreign = sorted(name for name in set(folder.names()) - ours if not _IS_OURS_BESIDE.fullmatch(name))
@@ -154,14 +154,15 @@ class Cache:
         return foreign
 
     def make(self) -> trusted.Folder:
-        """See that the folder is there, for this user alone. Opened."""
+        """Open the folder, created with mode 0700 if it is missing."""
         return trusted.folder(self.folder, make=True)
 
     def _put(self, name, data, note):
         folder = self.make()
         file = folder.put(name, packed(data, note))
         _passed_over.discard(self.folder / name)
-        self._make_room(folder, keep=name)
+        with contextlib.suppress(OSError):  # the folder may be removed meanwhile
+            self._make_room(folder, keep=name)
         return Entry(self.folder / name, note, file)
 
     def _entries(self) -> list:
@@ -172,7 +173,7 @@ class Cache:
             return []
         found = []
         for name in filter(_IS_NAME.fullmatch, folder.names()):
-            with contextlib.suppress(OSError):  # none of the user's, or another process has just removed it
+            with contextlib.suppress(OSError):  # not trusted, or removed by another process meanwhile
                 file = folder.open(name)
                 if _IS_MAGIC.fullmatch(file.tail(len(_MAGIC))):
                     found.append((file.status.st_mtime_ns, file.status.st_size, name))
@@ -224,7 +225,7 @@ def _own_folder():
 
 
 def private_folder() -> pathlib.Path:
-    """A folder that goes with the process, for what cannot be written elsewhere."""
+    """A temporary folder of this process, for what cannot be written elsewhere."""
     return pathlib.Path(forks.private_folder())
 
 
@@ -232,8 +233,8 @@ def private_folder() -> pathlib.Path:
 
 
 def say_once(about, text: str) -> None:
-    """Warn, the first time in this process that something is said of this folder, say: several kernels would say the
-    same. Where files are limited in size, which many things fail of, whatever comes first is all that is said."""
+    """Warn once in a process about a folder or a program: each kernel would repeat it. If the size of files is limited
+    (RLIMIT_FSIZE), which makes compiler and cache fail alike, only the first warning of all is given."""
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         about = "file size"
     if about not in _said:
@@ -242,7 +243,7 @@ def say_once(about, text: str) -> None:
 
 
 def say_that_it_cannot_be_written(folder: pathlib.Path, error: OSError) -> None:
-    """Or not be used at all."""
+    """Or is not trusted."""
     if isinstance(error, trusted.Untrusted):
         say_once(folder, f"tkq: {error}. Until then it is not used; if it is the one to be written, what is compiled "
                  "is lost with each process.")
@@ -260,8 +261,8 @@ def _say_that_all_is_lost(why):
 
 
 def read_entry(path: pathlib.Path) -> Entry | None:
-    """The verified entry in a file; None for a damaged one. OSError where it cannot be read, or others may change it or
-    the folder."""
+    """The verified entry in a file; None if it is damaged. OSError if it cannot be read, or file or folder are not
+    trusted."""
     file = trusted.file(path)
     note = _note_of(file.bytes())
     return None if note is None else Entry(path, note, file)
@@ -294,7 +295,7 @@ def _note_of(data: bytes) -> dict | None:
 
 
 def _entry_in(path, name):
-    """An entry of a folder. OSError where there is none."""
+    """A folder's entry; None if it is damaged. OSError if it is missing or not trusted."""
     try:
         folder = trusted.folder(path)
     except trusted.Untrusted as error:
@@ -308,8 +309,8 @@ def _entry_in(path, name):
 
 
 def _path_of(number) -> str:
-    """A name of a descriptor for loaders of shared objects, each time another one: they take two files of one name for
-    the same. Dots and strokes in the middle tell the names apart, and lead nowhere."""
+    """A path of a descriptor, each time a different one: loaders take two files of the same path for one file. The
+    counter's bits are written as "./" and "/", which change the text and not the place."""
     steps = bin(next(_loads))[2:].replace("0", "/").replace("1", "./")
     return f"/proc/self/fd/{steps}{number}"
 
