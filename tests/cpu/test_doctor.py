@@ -103,6 +103,16 @@ def test_doctor_names_a_cache_that_cannot_be_used(capsys, monkeypatch, tmp_path)
     assert "TKQ_CACHE_DIR" in capsys.readouterr().out
 
 
+def test_doctor_names_a_folder_that_is_passed_over(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "examine", lambda: GOOD)
+    monkeypatch.setenv("TKQ_CACHE_DIR", f"{tmp_path / 'fleet'}:{tmp_path / 'cache'}")
+    (tmp_path / "fleet").mkdir(mode=0o700)
+    assert command.main(["doctor"]) == 0 and "passed over" not in capsys.readouterr().out
+    (tmp_path / "fleet").chmod(0o777)
+    assert command.main(["doctor"]) == 0
+    assert "note: A folder of TKQ_CACHE_DIR is passed over: the folder" in capsys.readouterr().out
+
+
 SCALE = Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", ())
 
 
@@ -111,7 +121,7 @@ def test_doctor_survives_a_cache_that_cannot_be_read(capsys, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(doctor, "examine", lambda: GOOD)
-    monkeypatch.setattr(Cache, "_files", refused)
+    monkeypatch.setattr(Cache, "_entries", refused)
     assert doctor.main() == 0  # what is compiled can be kept all the same: the folder was made just now
     assert "cannot be read (Permission denied)" in capsys.readouterr().out
 

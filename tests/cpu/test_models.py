@@ -89,7 +89,8 @@ def test_names_may_come_from_an_iterator(monkeypatch):
             sent.append(json.loads(self.getvalue()))
 
     sent = []
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: types.SimpleNamespace(stdin=Kept(), poll=lambda: 0))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: types.SimpleNamespace(
+        stdin=Kept(), poll=lambda: 0, communicate=lambda: ("", ""), returncode=0))
     prefetch_("llama-1b", ops=(name for name in ("gemm", "rmsnorm")))
     assert sent[0][1:] == [["gemm", "rmsnorm"], 1]
 

@@ -17,7 +17,7 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 # Recipe.sources; the others see no kernel.
 DYNAMIC = {"tkq", "tkq.catalog", "tkq.runtime.build", "tkq.runtime.sources", "tkq.gemm.epilogue",
            "tkq.integrations.transformers_modules", "tkq.reduction_launch", "tkq.reference", "tkq.rows.launch",
-           "tkq.testing", "tkq.tuning"}
+           "tkq.runtime.values", "tkq.testing", "tkq.tuning"}
 # Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and tells what of tkq it
 # then has.
 BUILD = """

@@ -5,7 +5,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from . import bundle, keys, link
+from . import bundle, keys, link, trusted
 from .build import cache
 
 _TESTED_DSL = ((4, 8, 1), (4, 9))
@@ -84,7 +84,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
     try:
         held = f"{len(kept.entries())} kernels, {kept.bytes() / 1e6:.1f} of {kept.most_bytes / 1e6:.0f} MB"
     except OSError as error:  # another user's, say: `_cache_findings` has the advice
-        held = f"cannot be read ({error.strerror})"
+        held = f"cannot be read ({error.strerror or error})"
     return [
         ("tkq", f"{__version__}, kernels for {keys.TARGET}"),
         ("python", f"{_dotted(facts.python)} on {platform.machine()} {platform.system()}"),
@@ -95,7 +95,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("CUDA runtime", facts.cudart or "not found"),
         ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
         ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
-        ("cache", f"{kept.folder}: {held}"),
+        ("cache", f"{trusted.shown(kept.folder)}: {held}"),
         ("bundle", facts.bundle or "none"),
         ("C compiler", link.compiler() or "none"),
         ("nvdisasm", facts.nvdisasm or "none"),
@@ -200,8 +200,16 @@ def _cache_findings():
         with cache().lock("doctor"):
             pass
     except (OSError, RuntimeError) as error:
-        return [Finding(f"The cache cannot be used: {error}. Set TKQ_CACHE_DIR to a folder of yours.")]
-    return []
+        return [Finding(f"The cache cannot be used: {error}. Set TKQ_CACHE_DIR to a folder of yours."), *_passed_over()]
+    return [*_passed_over()]
+
+
+def _passed_over():
+    for folder in cache().before:
+        try:
+            trusted.folder(folder)
+        except OSError as error:
+            yield Finding(f"A folder of TKQ_CACHE_DIR is passed over: {error}.", False)
 
 
 def _verdict(facts):

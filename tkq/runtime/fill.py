@@ -9,7 +9,7 @@ import sys
 import time
 
 from .. import catalog
-from . import bundle, bundling, keys, native
+from . import bundle, bundling, keys, native, trusted
 from .build import cache, configure, ensure
 
 
@@ -27,13 +27,29 @@ def main(chosen) -> int:
         print(f"All {len(kernels)} kernels that tkq ships, in {chosen.jobs} process{'es' * (chosen.jobs > 1)}. Fewer: "
               "--models, --ops or part of a NAME (--list shows them). Faster: -j N.", flush=True)
     if chosen.output:
-        configure(chosen.output)
+        try:
+            configure(chosen.output).make()
+        except (OSError, ValueError) as error:
+            print(f"tkq compile: --output: {error}", file=sys.stderr)
+            return 2
     if chosen.bundle:
         return into_bundle(kernels, chosen.jobs, chosen.bundle)
     status = into_cache(kernels, chosen.jobs, chosen.report)
     if chosen.output:
-        cache().share()
+        _share()
     return status
+
+
+def _share():
+    """Let everybody read what was made, and nothing else."""
+    try:
+        foreign = cache().share()
+    except OSError as error:
+        print(f"tkq compile: {error}", file=sys.stderr)
+        return
+    if foreign:
+        print(f"{trusted.shown(cache().folder)} has files that are not tkq's ({trusted.shown(foreign[0])}, ...), and "
+              "keeps its mode: where others are to read it, say chmod go+rx.")
 
 
 def into_cache(kernels, jobs: int, report: bool = False) -> int:
@@ -43,7 +59,7 @@ def into_cache(kernels, jobs: int, report: bool = False) -> int:
         progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
     for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
         native.library(kind)
-    print(f"{progress.ended()}; {cache().folder} has {cache().bytes() / 1e6:.1f} MB")
+    print(f"{progress.ended()}; {trusted.shown(cache().folder)} has {cache().bytes() / 1e6:.1f} MB")
     return 1 if progress.failed else 0
 
 
@@ -61,7 +77,8 @@ def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
     except (RuntimeError, OSError) as error:
         print(f"tkq compile: {error}", file=sys.stderr)
         return 1
-    print(f"{path}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; TKQ_BUNDLE={folder} uses it")
+    print(f"{trusted.shown(path)}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; "
+          f"TKQ_BUNDLE={trusted.shown(folder)} uses it")
     return 0
 
 
