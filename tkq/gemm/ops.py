@@ -138,9 +138,6 @@ def _launch(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
 
 def _product(a, b, out, extra, any_k, key=None):
     k = a.shape[-1]
-    if any_k and k % 8 and not inner_fits(a, b):
-        bias, activation, c, alpha, beta = extra
-        return _again_or_launch(*backward.padded(a, b), bias, activation, c, alpha, beta, out.dtype, True)
     if k % 8 or not k or not out.numel() or (extra.c is None) != (extra.beta == 0.0):
         # what the compiled function does not know, or where nothing is launched
         check_call(a, b, out.dtype, extra, any_k=any_k)
@@ -151,7 +148,17 @@ def _product(a, b, out, extra, any_k, key=None):
                 return out.copy_(_reference(a, b, extra, out.dtype))
             a, b = _zeros(a, b)
         key = None  # of a K that a user's call may not have
+    if k % 8 and not inner_fits(a, b):
+        return _of_any_k(a, b, out, extra)
     run(a, b, out, extra=extra, key=key)
+    return out
+
+
+def _of_any_k(a, b, out, extra):
+    """Of a K that is no multiple of 8 and contiguous in an operand: in a gradient it is a layer's number of outputs."""
+    if a.shape[-1] < 8:  # what is contiguous is not plain to see
+        a, b = backward.padded(a, b)
+    run(a, b, out, extra=extra, loose=a.shape[-1] % 8 > 0)
     return out
 
 
@@ -196,12 +203,7 @@ def _into(out, a, b, out_dtype, extra, way, key=None):
 
 def _cpu(a: Tensor, b: Tensor, bias: Optional[Tensor], activation: str, c: Optional[Tensor], alpha: float, beta: float,
          out_dtype: Optional[torch.dtype]) -> Tensor:
-    return _on_cpu(*_fitting(a, b), bias, activation, c, alpha, beta, out_dtype, True)
-
-
-def _fitting(a, b):
-    """a and b, padded where no kernel takes their inner size."""
-    return (a, b) if inner_fits(a, b) else backward.padded(a, b)
+    return _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, True)
 
 
 def _on_cpu(a, b, bias, activation, c, alpha, beta, out_dtype, any_k):
@@ -249,13 +251,10 @@ def _gradients(ctx, dy, needs):
 
 
 def multiply(x, y, alpha):
-    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows.
-
-    What is traced pads in the op, when it runs: to ask here would make a graph for sizes that have to be padded, and
-    another for those that have not."""
+    """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows."""
     check.refuse_tangent("gemm", a=x, b=y)
     if ops.direct(x, y):  # nothing is recorded in a backward
-        given = *_fitting(x, y), None, "", None, alpha, 0.0, None
+        given = x, y, None, "", None, alpha, 0.0, None
         return _cuda(*given) if x.is_cuda else _on_cpu(*given, True)
     return _op(x, y, None, "", None, alpha, 0.0, None)
 
