@@ -13,6 +13,7 @@ _PUBLIC = {
     "Errors": "rule",
     "assert_2x": "rule",
     "errors": "rule",
+    "pressure": "naps",
     "Expectation": "expectation",
     "KernelReport": "sass",
     "assert_sass": "sass",
