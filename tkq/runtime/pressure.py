@@ -13,10 +13,12 @@ MOST = 100_000  # nanoseconds, a third of what nanosleep takes
 
 @dataclass(frozen=True)
 class Pressure:
-    """naps: (place, nanoseconds), in order. poison: is what a load will overwrite made NaN first?"""
+    """naps: (place, nanoseconds), in order. poison: is what a load will overwrite made NaN first? stores: how often
+    each bulk store is made, 0 for once and no more."""
 
     naps: tuple = ()
     poison: bool = False
+    stores: int = 0
 
 
 _asked: Pressure | None = None  # of the process: kernels in memory have it or have it not

@@ -24,6 +24,8 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
 - ``poison``: what ``tk.load_async`` and ``tk.bulk_load`` are about to overwrite becomes NaN at once, hundreds of
   nanoseconds before the data are there. Whoever still reads the stage, a tensor core among them, reads NaN. Loads for
   several blocks of a cluster are left as they are.
+- ``stores``: each ``tk.bulk_store`` is made so many times over, and each ``tk.bulk_add`` waits behind as many looks at
+  its place: what is announced before it has left, behind a ``tk.store_wait`` that is missing, comes late.
 
 The setting is part of a kernel's name in the cache. Where nothing was asked for, machine code is the same as if there
 were no such places.
@@ -36,16 +38,17 @@ from tkq.runtime import build
 from tkq.runtime import pressure as setting
 
 
-def pressure(naps: Mapping[str, int] | None = None, poison: bool = False) -> None:
+def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, stores: int = 0) -> None:
     """From now on this process compiles its kernels so. Once a process, before its first kernel: kernels in memory, and
     calls that are replayed, would stay as they are.
 
     Args:
         naps: {place: nanoseconds}, 1 to 100,000; see above for the places.
         poison: spoil what is about to be loaded.
+        stores: 0, or how often each bulk store is made, up to 1000.
 
     Raises:
-        TypeError, ValueError: naps or poison are something else.
+        TypeError, ValueError: an argument is something else.
         RuntimeError: this process has kernels already.
     """
     if not isinstance(poison, bool):
@@ -57,6 +60,9 @@ def pressure(naps: Mapping[str, int] | None = None, poison: bool = False) -> Non
             raise ValueError(f"naps: got the place {place!r}, allowed are {', '.join(setting.PLACES)}")
         if type(ns) is not int or not 1 <= ns <= setting.MOST:
             raise ValueError(f"naps: {place} is {ns!r}, allowed are whole numbers from 1 to {setting.MOST}")
+    if type(stores) is not int or not 0 <= stores <= 1000:
+        raise ValueError(f"stores: got {stores!r}, allowed are whole numbers from 0 to 1000")
     if build._functions:
         raise RuntimeError("pressure: this process has kernels already, which would stay as they are; say it first")
-    setting.ask(setting.Pressure(tuple(sorted((naps or {}).items())), poison) if naps or poison else None)
+    setting.ask(setting.Pressure(tuple(sorted((naps or {}).items())), poison, stores) if naps or poison or stores
+                else None)

@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .assembly import _asm
-from .naps import nap, poison_alone, poisoned
+from .naps import nap, poison_alone, poisoned, stores_again
 
 
 def _size(what, bytes):
@@ -38,7 +38,7 @@ def bulk_store(dst, src, bytes, *, loc=None, ip=None):
     _size("bulk_store", bytes)
     nap("store")
     _asm([Int64(dst), Int32(src), Int32(bytes)],
-         "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", "l,r,r", loc, ip)
+         stores_again("cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"), "l,r,r", loc, ip)
 
 
 @dsl_user_op
@@ -46,6 +46,8 @@ def bulk_add(dst, src, bytes, *, loc=None, ip=None):
     """global dst += shared src, fp32, each element atomically. Then ``bulk_commit``, and ``store_wait``."""
     _size("bulk_add", bytes)
     nap("store")
+    if stores_again(""):  # the additions wait behind as many looks at their place
+        _asm([Int64(dst), Int32(bytes)], stores_again("cp.async.bulk.prefetch.L2.global [$0], $1;"), "l,r", loc, ip)
     _asm([Int64(dst), Int32(src), Int32(bytes)],
          "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;", "l,r,r", loc, ip)
 

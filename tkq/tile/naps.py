@@ -36,6 +36,15 @@ def poisoned() -> bool:
     return pressure is not None and pressure.poison
 
 
+def stores_again(text: str) -> str:
+    """PTX that has ``text`` as often as a test has asked for; text itself otherwise."""
+    pressure = _of_trace.get()
+    if pressure is None or not pressure.stores:
+        return text
+    return ("{ .reg .pred p; .reg .b32 n; mov.u32 n, 0; AGAIN: " + text +
+            f" add.u32 n, n, 1; setp.lo.u32 p, n, {pressure.stores}; @p bra AGAIN; }}")
+
+
 @dsl_user_op
 def _sleep(ns, *, loc=None, ip=None):
     """0 to 3 times ns, by the clock's fifth and sixth bit, the warp and the block."""
