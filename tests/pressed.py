@@ -279,9 +279,9 @@ def quantize():
 
 CASES = {f.__name__: f for f in (
     attention, attention_packed, attention_window, backward_in_background, backward_of_one_task, backward_wide,
-    backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm, gemm_long, gemm_cluster,
-    gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows, grouped, norm_backward,
-    norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize)}
+    backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm, gemm_long,
+    gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows, grouped,
+    norm_backward, norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize)}
 
 
 def main(kind, case):
