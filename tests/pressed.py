@@ -38,13 +38,19 @@ def processors(n):
 # ---- attention -----------------------------------------------------------------------------------------
 
 
-def attention():
+def attention(causal=True):
+    """Rows and tasks whose largest scores differ, and rise from block to block, which come last to first."""
     from tests.attention_run import compare, make
 
     processors(6)
     q, k, v = make(2, 640, 700, 8, 2, 128)
-    q = q * torch.rand(2, 640, 8, 1, device="cuda") * 5  # rows and tasks whose largest scores differ
-    same_bits(lambda: compare(q.to(BF16), k, v, causal=True))
+    q = (q * torch.rand(2, 640, 8, 1, device="cuda") * 5).to(BF16)
+    k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
+    same_bits(lambda: compare(q, k, v, causal=causal))
+
+
+def attention_whole():
+    attention(causal=False)
 
 
 def attention_packed():
@@ -219,7 +225,8 @@ def grouped():
 def norm_backward():
     from tests.gpu.test_norm_backward import check, make
 
-    given = make(1000, 1024)
+    processors(4)
+    given = make(600, 1024)
     same_bits(lambda: [x for x in check("rmsnorm", *given) if x is not None])
 
 
@@ -268,6 +275,18 @@ def cross_entropy():
     same_bits(lambda: check(*given), 4)
 
 
+def rope():
+    from tests.gpu.test_rope import check, make, tables
+
+    check(make((2, 37, 6, 128)), *tables(128), make((2, 37, 2, 128), seed=1))
+
+
+def gated():
+    from tests.gpu.test_gated import check_forward, make
+
+    check_forward("swiglu", *make((130, 1000), "bf16")[:2])
+
+
 def quantize():
     from tests.gpu.test_quantize import run
 
@@ -278,10 +297,11 @@ def quantize():
 
 
 CASES = {f.__name__: f for f in (
-    attention, attention_packed, attention_window, backward_in_background, backward_of_one_task, backward_wide,
-    backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm, gemm_long,
-    gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows, grouped,
-    norm_backward, norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize)}
+    attention, attention_whole, attention_packed, attention_window, backward_in_background, backward_of_one_task,
+    backward_wide, backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm,
+    gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows,
+    grouped, norm_backward, norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize,
+    rope, gated)}
 
 
 def main(kind, case):

@@ -7,9 +7,10 @@ import pytest
 
 from tests import pressed
 
-LOADED = ("attention", "attention_packed", "attention_window", "backward_in_background", "backward_of_one_task",
-          "backward_wide", "backward_in_order", "gemm", "gemm_long", "gemm_not_held", "gemm_few_rows", "fp8",
-          "fp8_promoted", "fp8_blocks", "fp8_few_rows", "grouped", "norm_backward", "norm_quantised")
+LOADED = ("attention", "attention_whole", "attention_packed", "attention_window", "backward_in_background",
+          "backward_of_one_task", "backward_wide", "backward_in_order", "gemm", "gemm_long", "gemm_not_held",
+          "gemm_few_rows", "fp8", "fp8_promoted", "fp8_blocks", "fp8_few_rows", "grouped", "norm_backward",
+          "norm_quantised")
 STORED = "backward_first", "backward_chain"
 
 
