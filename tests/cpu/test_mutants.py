@@ -59,7 +59,8 @@ def test_what_is_not_there_or_there_twice_is_refused():
 
 @pytest.mark.parametrize("status, output, verdict", (
     (1, "1 failed", "caught"), (None, "", "caught (time)"), (-11, "", "caught (signal 11)"),
-    (0, "2 passed", "SURVIVED"), (0, "3 skipped", "NOT JUDGED"), (5, "no tests ran", "NOT JUDGED"), (2, "1 error", "NOT JUDGED")))
+    (0, "2 passed", "SURVIVED"), (0, "3 skipped", "NOT JUDGED"),
+    (5, "no tests ran", "NOT JUDGED"), (2, "1 error", "NOT JUDGED")))
 def test_verdicts(status, output, verdict):
     ran = runner.Ran(status, output, 1.0)
     assert ran.verdict() == verdict and ran.passed == (verdict == "SURVIVED")

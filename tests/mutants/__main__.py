@@ -73,7 +73,8 @@ class Runner:
     def tests(self, tests: tuple, root: pathlib.Path, cache: str, timeout: float) -> Ran:
         """Of a copy."""
         path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "TKQ_CACHE_DIR": cache, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, "TKQ_CACHE_DIR": cache, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1",
+                       "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         began = time.monotonic()
         process = subprocess.Popen([*PYTEST, *(word for test in tests for word in shlex.split(test))], cwd=root,
                                    env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
