@@ -60,7 +60,8 @@ def test_what_is_not_there_or_there_twice_is_refused():
 @pytest.mark.parametrize("status, output, verdict", (
     (1, "1 failed", "caught"), (None, "", "caught (time)"), (-11, "", "caught (signal 11)"),
     (0, "2 passed", "SURVIVED"), (0, "3 skipped", "NOT JUDGED"),
-    (5, "no tests ran", "NOT JUDGED"), (2, "1 error", "NOT JUDGED")))
+    (1, "E   NameError: name 'x'\n1 failed", "NOT JUDGED"), (1, "cutlass.DSLRuntimeError: x\n1 failed", "NOT JUDGED"),
+    (1, "E   AssertionError: TypeError: x\n1 failed", "caught"), (5, "no tests ran", "NOT JUDGED"), (2, "1 error", "NOT JUDGED")))
 def test_verdicts(status, output, verdict):
     ran = runner.Ran(status, output, 1.0)
     assert ran.verdict() == verdict and ran.passed == (verdict == "SURVIVED")
@@ -70,6 +71,7 @@ def test_the_list_and_unknown_names(capsys):
     assert runner.main(["--list", "gemm", "rope_sign_of_the_sine"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 1 + sum(m.family == "gemm" for m in MUTANTS)
+    assert [m.name for m in runner.chosen(["attention_no_wait_for_k"])] == ["attention_no_wait_for_k"]
     with pytest.raises(SystemExit, match="no_such"):
         runner.main(["no_such"])
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple
 
 from .every import MUTANTS
@@ -21,6 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPIED = ("tkq", "tests", "examples", "bench", "pyproject.toml")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "results", "plots", ".*_cache")
 BASELINE_SECONDS = 240
+# What Python or the DSL says of a fault that no longer compiles: a test that fails of that has seen no wrong result.
+BROKEN = re.compile(r"^(E\s+)?(\w+\.)*(DSL\w*Error|NameError|AttributeError|TypeError|SyntaxError|IndentationError|"
+                    r"ImportError|ModuleNotFoundError)\b", re.MULTILINE)
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short")
 
 
@@ -43,7 +46,7 @@ class Ran(NamedTuple):
         if self.status < 0:
             return f"caught (signal {-self.status})"
         if self.status == 1 and re.search(r"\d+ failed", self.output):
-            return "caught"
+            return "NOT JUDGED" if BROKEN.search(self.output) else "caught"
         return "SURVIVED" if self.passed else "NOT JUDGED"
 
     def why(self) -> str:
@@ -109,10 +112,12 @@ def chosen(names: list[str]) -> list:
     Raises:
         SystemExit: a name that no mutant has.
     """
+    exact = {m.name for m in MUTANTS}.intersection(names)
     unknown = [name for name in names if not any(m.name.startswith(name) for m in MUTANTS)]
     if unknown:
         raise SystemExit(f"no mutant's name begins with {', '.join(unknown)}; python -m tests.mutants --list has them")
-    return [m for m in MUTANTS if not names or any(m.name.startswith(name) for name in names)]
+    return [m for m in MUTANTS if not names or m.name in exact
+            or any(m.name.startswith(name) for name in names if name not in exact)]
 
 
 def failing_as_they_are(runner: Runner, pool, mutants) -> set:
@@ -149,7 +154,9 @@ def main(arguments=None) -> int:
         print(f"baseline: {len(failing)} selections do not pass ({time.monotonic() - began:.0f} s)", flush=True)
         judged = [m for m in mutants if m.tests not in failing]
         counts["NOT JUDGED"] += len(mutants) - len(judged)
-        for m, ran in zip(judged, pool.map(runner.mutant, judged)):
+        running = {pool.submit(runner.mutant, m): m for m in judged}
+        for done in as_completed(running):
+            m, ran = running[done], done.result()
             verdict = ran.verdict()
             counts[next(word for word in counts if verdict.startswith(word))] += 1
             print(f"{verdict:18} {m.name} ({ran.seconds:.0f} s) {ran.why()}", flush=True)
