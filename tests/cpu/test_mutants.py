@@ -61,7 +61,8 @@ def test_what_is_not_there_or_there_twice_is_refused():
     (1, "1 failed", "caught"), (None, "", "caught (time)"), (-11, "", "caught (signal 11)"),
     (0, "2 passed", "SURVIVED"), (0, "3 skipped", "NOT JUDGED"),
     (1, "E   NameError: name 'x'\n1 failed", "NOT JUDGED"), (1, "cutlass.DSLRuntimeError: x\n1 failed", "NOT JUDGED"),
-    (1, "E   AssertionError: TypeError: x\n1 failed", "caught"), (5, "no tests ran", "NOT JUDGED"), (2, "1 error", "NOT JUDGED")))
+    (1, "E   AssertionError: TypeError: x\n1 failed", "caught"), (5, "no tests ran", "NOT JUDGED"),
+    (2, "1 error", "NOT JUDGED")))
 def test_verdicts(status, output, verdict):
     ran = runner.Ran(status, output, 1.0)
     assert ran.verdict() == verdict and ran.passed == (verdict == "SURVIVED")

@@ -10,16 +10,13 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
 - ``naps``: at places where the order of roles is decided, each warp sleeps a while, 0 to 3 times as long as asked,
   another time at each visit. Places are those of the tile layer, so a kernel of your own has them too:
 
-  ========== ==========================================================================================
-  start      before a block initialises its semaphores
-  producer   a stage is free and nothing was loaded into it; before a stage that was written is announced
-  consumer   a stage is full and nothing was read; after it was given back
-  wait       behind each other ``tk.wait``
-  arrive     behind each other ``tk.arrive``
-  barrier    before and behind a named barrier
-  cluster    before the arrival at the cluster's barrier, and behind the wait
-  store      before a copy out of shared memory is issued
-  ========== ==========================================================================================
+  - "start": before a block initialises its semaphores;
+  - "producer": a stage is free and nothing was loaded into it, or it was written and nobody knows;
+  - "consumer": a stage is full and nothing was read, or it has just been given back;
+  - "wait", "arrive": behind each other ``tk.wait`` and ``tk.arrive``;
+  - "barrier": before and behind a named barrier;
+  - "cluster": before the arrival at the cluster's barrier, and behind the wait;
+  - "store": before a copy out of shared memory is issued.
 
 - ``poison``: what ``tk.load_async`` and ``tk.bulk_load`` are about to overwrite becomes NaN at once, hundreds of
   nanoseconds before the data are there. Whoever still reads the stage, a tensor core among them, reads NaN. Loads for

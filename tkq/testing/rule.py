@@ -6,9 +6,9 @@
 An absolute bound says little: how far a bf16 result may be from the truth depends on the operation, its sizes and its
 data. So the same computation in PyTorch, at the same precision and on the same inputs, says what is to be expected.
 
-It is asked of each block of rows by itself. Under a causal mask the gradients of the first keys are a hundred times
-those of the last ones, which might be wholly wrong and yet be within the error that is allowed for the first: a late
-row's error is judged against late rows.
+It is asked of each block of rows by itself. Under a causal mask the gradients of the first keys, which all queries see,
+are far larger than those of the last ones, whose errors might be as large as they are and yet be within what is allowed
+for the first: a late row's error is judged against late rows.
 Source: the tests of FlashAttention (Dao et al., 2022); the blocks and the test for a bias are ours.
 """
 from __future__ import annotations
