@@ -17,7 +17,7 @@ from tests.mutants.mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = {"attention", "window", "packed", "backward", "gemm", "few", "fp8", "grouped", "rows", "softmax", "loss",
-            "norm", "quantize", "rope", "tile"}
+            "norm", "quantize", "rope", "gated", "tile"}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)

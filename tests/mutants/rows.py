@@ -151,6 +151,16 @@ MUTANTS = (
                 column = t // SIDE + i * SIDE  # sixteen threads take one, a vector of its rows each
          """, QUANTIZE)),
     *family(
+        "loss", "tkq/losses/backward.py",
+        ("backward_of_another_row", "top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]",
+         "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]", LOSS)),
+    *family(
+        "gated", "tkq/pointwise/gated.py",
+        ("last_vector_left_out", "if mine[j] < work.vectors:  # all the work, not only the store: or the compiler moves "
+         "loads down past work", "if mine[j] < work.vectors - 1:", GATED),
+        ("up_without_its_gate", "return [act(g) * u for g, u in self._pairs(gate, up)]",
+         "return [g * u for g, u in self._pairs(gate, up)]", GATED)),
+    *family(
         "rope", "tkq/pointwise/rope.py",
         ("heads_past_the_last", "if (unit < work.units) & (head < heads.count):",
          "if (unit < work.units) & (head <= heads.count):", ROPE),

@@ -18,8 +18,8 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
   - "cluster": before the arrival at the cluster's barrier, and behind the wait;
   - "store": before a copy out of shared memory is issued.
 
-- ``poison``: what ``tk.load_async`` and ``tk.bulk_load`` are about to overwrite becomes NaN at once, hundreds of
-  nanoseconds before the data are there. Whoever still reads the stage, a tensor core among them, reads NaN. Loads for
+- ``poison``: what ``tk.load_async`` and ``tk.bulk_load`` are about to overwrite becomes NaN at once, long before the
+  data are there. Whoever still reads the stage, a tensor core among them, reads NaN. Loads for
   several blocks of a cluster are left as they are.
 - ``stores``: each ``tk.bulk_store`` is made so many times over, and each ``tk.bulk_add`` waits behind as many looks at
   its place: what is announced before it has left, behind a ``tk.store_wait`` that is missing, comes late.
