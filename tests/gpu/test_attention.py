@@ -58,6 +58,15 @@ def test_heads(dim, causal):
 
 @pytest.mark.parametrize("dim", (64, 128))
 @pytest.mark.parametrize("causal", (False, True))
+def test_each_block_s_tasks_have_maxima_of_their_own(dim, causal):
+    """512 tasks: a block has several, and goes on to the next one before it has written O and lse of the last."""
+    q, k, v = make(8, 256, 256, 32, 8, dim)
+    apart = torch.linspace(0.2, 5, 8 * 32, device="cuda")[torch.randperm(8 * 32, device="cuda")]
+    compare((q * apart.view(8, 1, 32, 1)).to(q.dtype), k, v, "tasks", causal=causal)
+
+
+@pytest.mark.parametrize("dim", (64, 128))
+@pytest.mark.parametrize("causal", (False, True))
 def test_hard_data(dim, causal):
     q, k, v = make(2, 517, 517, 4, 4, dim, torch.bfloat16)
     compare(q * 20, k, v, causal, what="large scores")

@@ -156,8 +156,9 @@ MUTANTS = (
          "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]", LOSS)),
     *family(
         "gated", "tkq/pointwise/gated.py",
-        ("last_vector_left_out", "if mine[j] < work.vectors:  # all the work, not only the store: or the compiler moves "
-         "loads down past work", "if mine[j] < work.vectors - 1:", GATED),
+        ("last_vector_left_out", """
+            if mine[j] < work.vectors:  # all the work, not only the store: or the compiler moves loads down past work
+         """, "if mine[j] < work.vectors - 1:", GATED),
         ("up_without_its_gate", "return [act(g) * u for g, u in self._pairs(gate, up)]",
          "return [g * u for g, u in self._pairs(gate, up)]", GATED)),
     *family(
