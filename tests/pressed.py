@@ -38,19 +38,21 @@ def processors(n):
 # ---- attention -----------------------------------------------------------------------------------------
 
 
-def attention(causal=True):
+def attention(causal=True, bridge=False):
     """Rows and tasks whose largest scores differ, and rise from block to block, which come last to first."""
     from tests.attention_run import compare, make
+    from tkq.attention.config import AttentionConfig
 
     processors(6)
     q, k, v = make(2, 640, 700, 8, 2, 128)
     q = (q * torch.rand(2, 640, 8, 1, device="cuda") * 5).to(BF16)
     k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
-    same_bits(lambda: compare(q, k, v, causal=causal))
+    config = AttentionConfig(bridge=True) if bridge else None
+    same_bits(lambda: compare(q, k, v, causal=causal, config=config))
 
 
-def attention_whole():
-    attention(causal=False)
+def attention_bridge():
+    attention(causal=False, bridge=True)
 
 
 def attention_packed():
@@ -297,7 +299,7 @@ def quantize():
 
 
 CASES = {f.__name__: f for f in (
-    attention, attention_whole, attention_packed, attention_window, backward_in_background, backward_of_one_task,
+    attention, attention_bridge, attention_packed, attention_window, backward_in_background, backward_of_one_task,
     backward_wide, backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm,
     gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows,
     grouped, norm_backward, norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize,

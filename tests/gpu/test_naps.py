@@ -7,7 +7,7 @@ import pytest
 
 from tests import pressed
 
-LOADED = ("attention", "attention_whole", "attention_packed", "attention_window", "backward_in_background",
+LOADED = ("attention", "attention_bridge", "attention_packed", "attention_window", "backward_in_background",
           "backward_of_one_task", "backward_wide", "backward_in_order", "gemm", "gemm_long", "gemm_not_held",
           "gemm_few_rows", "fp8", "fp8_promoted", "fp8_blocks", "fp8_few_rows", "grouped", "norm_backward",
           "norm_quantised")

@@ -1,8 +1,8 @@
 """Faults in attention's forward."""
 from .mutant import family, pressed
 
-NAPS, POISON, WHOLE, WINDOW, PACKED = (pressed(x) for x in (
-    "naps-attention", "poison-attention", "naps-attention_whole", "naps-attention_window", "naps-attention_packed"))
+NAPS, POISON, BRIDGE, WINDOW, PACKED = (pressed(x) for x in (
+    "naps-attention", "poison-attention", "naps-attention_bridge", "naps-attention_window", "naps-attention_packed"))
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
@@ -65,7 +65,7 @@ MUTANTS = (
          """, POISON),
         ("no_wait_for_q", "tk.wait(s.q_full[i], c.q.phase)", "", NAPS),
         ("no_correction_of_o", "tk.mul_row(c.o, c.o, c.correct)", "tk.mul(c.o, c.o, cutlass.Float32(1.0))", NAPS),
-        ("o_not_divided", "tk.mul_row(c.o, c.o, c.last_norm)", "tk.mul_row(c.o, c.o, c.norm)", WHOLE),
+        ("o_not_divided", "tk.mul_row(c.o, c.o, c.last_norm)", "tk.mul_row(c.o, c.o, c.norm)", BRIDGE),
         ("lse_of_other_rows", "return first, first + rows * pack", "return first, first + rows * pack - 1", NAPS)),
     *family(
         "attention", FOLDER + "producer.py",
@@ -85,7 +85,7 @@ MUTANTS = (
         "attention", FOLDER + "softmax.py",
         ("lse_of_the_next_task", "c.last_max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
          "c.max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
-         ("tests/gpu/test_attention.py::test_each_block_s_tasks_have_maxima_of_their_own[False-128]",)),
+         ("tests/gpu/test_attention.py::test_each_task_has_its_own_largest_scores[False-True]",)),
         ("norm_not_corrected", "tk.mul(c.norm, c.norm, c.correct)", "tk.copy(c.norm, c.norm)", NAPS)),
     *family(
         "attention", FOLDER + "ranges.py",
@@ -93,7 +93,7 @@ MUTANTS = (
          "return first, None if e.right is None else own + e.right + 2 - start, e.rows_k - start", NAPS),
         ("keys_past_the_end", "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start",
          "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start + 1",
-         WHOLE),
+         BRIDGE),
         ("one_mask_too_few", "masked = most(end - whole, 1)", "masked = most(end - whole - 1, 1)", NAPS),
         ("left_off_by_one", "first = None if e.left is None else own - e.left - start",
          "first = None if e.left is None else own - e.left + 1 - start", WINDOW)),
