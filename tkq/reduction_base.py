@@ -96,6 +96,7 @@ class ReductionBase:
         The caller waits for the cluster (`cute.arch.cluster_wait`, best as `row_reduce`'s hook_fn) before it exchanges.
         """
         if const_expr(self.cluster_n > 1):
+            tk.nap("start")
             if tidx < self.stage:
                 cute.arch.mbarrier_init(mbar_ptr + tidx, 1)
                 if const_expr(is_persistent):

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 
-from . import forks, keys, link, scratch
+from . import forks, keys, link, pressure, scratch
 from .cache import Cache, Entry, default_folder, private_folder, say_once, say_that_it_cannot_be_written
 from .recipe import Recipe
 
@@ -83,8 +83,20 @@ def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET):
         args = (*args, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
     # The architecture is said here, not by CUTE_DSL_ARCH: that is read once, when whoever comes first imports the DSL.
     words = filter(None, (keys.OPTIONS, f"--gpu-arch {arch}", recipe.options, options))
-    with _one_at_a_time:
+    with _one_at_a_time, _pressure():
         return cute.compile(kernel, *args, options=" ".join(words))
+
+
+def _pressure():
+    """What tests have asked for, for the tile layer to see; nothing, and nothing imported, where nothing was."""
+    asked = pressure.asked()
+    return contextlib.nullcontext() if asked is None else _tile_naps().traced_under(asked)
+
+
+def _tile_naps():
+    from ..tile import naps
+
+    return naps
 
 
 def _remembered(recipe):

@@ -7,7 +7,7 @@ import platform
 import re
 from importlib import metadata
 
-from . import sources, values
+from . import pressure, sources, values
 
 TARGET = "sm_90a"
 OPTIONS = "--enable-tvm-ffi"
@@ -31,7 +31,8 @@ def bundled_name(recipe, arch: str = TARGET) -> str:
 
 def _named(recipe, arch, options, compiler):
     parts = (recipe.builder, repr(recipe.args), recipe.options, arch, options, machine(), compiler, switches(),
-             sources.digest(modules_of(recipe)), sources.environment(modules_of(recipe)))
+             sources.digest(modules_of(recipe)), sources.environment(modules_of(recipe)),
+             *filter(None, [pressure.asked()]))
     stem = recipe.module.rpartition(".")[2].strip("_") or "kernel"
     return f"{stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 

@@ -1,11 +1,13 @@
 """What tests, the demo and the bench share, and helpers for people who write kernels on tkq.
 
-    from tkq.testing import Expectation, assert_2x, assert_sass
+    from tkq.testing import Expectation, assert_2x, assert_sass, pressure
 
-    assert_2x(ours, truth, same_precision)          # numerics: at most twice PyTorch's error
+    assert_2x(ours, truth, same_precision)          # numerics: at most twice PyTorch's error, in each block of rows
     assert_sass(recipe, Expectation(registers=64))  # machine code: no spills, registers, instructions; needs no GPU
+    pressure(naps={"consumer": 1000}, poison=True)  # races: delays and spoilt stages in all kernels of the process
 
-Modules: ``rule``, ``sass``, ``expectation``, ``timing``. ``expectation`` and ``sass`` need neither torch nor the DSL.
+Modules: ``rule``, ``sass``, ``expectation``, ``naps``, ``timing``. ``expectation`` and ``sass`` need neither torch nor
+the DSL.
 """
 import importlib
 
@@ -13,6 +15,7 @@ _PUBLIC = {
     "Errors": "rule",
     "assert_2x": "rule",
     "errors": "rule",
+    "pressure": "naps",
     "Expectation": "expectation",
     "KernelReport": "sass",
     "assert_sass": "sass",

@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
+from .naps import nap
 from .sync import WARPGROUP
 
 REGISTERS_OF_A_BLOCK = 65536
@@ -40,6 +41,7 @@ def thread_in_warpgroup():
 def init_block(initialise: Constexpr[Callable], cluster: Constexpr[int] = 1):
     """One thread runs ``initialise()`` (the semaphores' counts); then all threads, of the whole cluster, go on.
     Every thread calls it."""
+    nap("start")
     if warp_id() == 0:
         with cute.arch.elect_one():
             initialise()

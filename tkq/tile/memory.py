@@ -13,6 +13,7 @@ from cutlass import Constexpr, Float32, Int16
 from cutlass.cute.nvgpu import cpasync
 
 from .dtypes import HALF, type_name
+from .naps import nap, poison, poisoned
 from .shared import SharedTile, st
 from .sync import Semaphore, _semaphore, cluster_rank
 from .views import PIECE
@@ -193,6 +194,8 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
     _semaphore("load_async", sem)
     s, g = src._partition("load_async", dst, coord)
     if src.multicast == 1:
+        if poisoned():
+            poison(dst.tensor.iterator.toint(), dst.type.bytes)
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr)
     else:
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr, mcast_mask=Int16((1 << src.multicast) - 1))
@@ -204,6 +207,7 @@ def store_async(dst: gl, src: SharedTile, coord):
     see ``gl.store``."""
     _descriptor("store_async", dst)
     s, g = dst._partition("store_async", src, coord)
+    nap("store")
     cute.copy(dst.atom, s, g)
     cute.arch.cp_async_bulk_commit_group()
 

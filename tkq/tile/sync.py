@@ -4,6 +4,8 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Uint32, const_expr
 
+from .naps import nap
+
 WARPGROUP = 128
 
 # ---- barriers ------------------------------------------------------------------------------------
@@ -14,7 +16,9 @@ def sync(barrier, threads):
 
     barrier: 1 to 15 (0 is the whole block's); threads: a multiple of 32."""
     _named("sync", barrier, threads)
+    nap("barrier")
     cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
+    nap("barrier")
 
 
 def sync_arrive(barrier, threads):
@@ -43,17 +47,20 @@ def cluster_rank():
 
 def cluster_arrive():
     """Arrive at the cluster's barrier, releasing what this thread wrote. Every thread of every block calls it."""
+    nap("cluster")
     cute.arch.cluster_arrive()
 
 
 def cluster_arrive_relaxed():
     """``cluster_arrive`` without the release: where nothing but initialised semaphores has to be seen."""
+    nap("cluster")
     cute.arch.cluster_arrive_relaxed()
 
 
 def cluster_wait():
     """Wait until every thread of the cluster has arrived."""
     cute.arch.cluster_wait()
+    nap("cluster")
 
 
 def cluster_sync():
@@ -98,15 +105,25 @@ def init(sem: Semaphore, arrivals):
 
 def wait(sem: Semaphore, phase):
     """Wait until the phase of this parity (0, 1, 0, ..) is complete. Every thread that goes on calls it."""
+    _wait("wait", sem, phase)
+
+
+def _wait(place, sem, phase):
     _semaphore("wait", sem)
     cute.arch.mbarrier_wait(sem.ptr, phase)
+    nap(place)
 
 
 def arrive(sem: Semaphore):
     """One arrival from the calling warp."""
+    _arrive("arrive", sem)
+
+
+def _arrive(place, sem):
     _semaphore("arrive", sem)
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(sem.ptr)
+    nap(place)
 
 
 @cute.jit
@@ -228,23 +245,25 @@ class Pipe:
 
     def acquire_empty(self, r: Ring):
         """Producer that writes with its own stores: wait until the stage is free; ``commit`` announces it later."""
-        wait(self.empty[r.stage], r.phase ^ 1)
+        _wait("producer", self.empty[r.stage], r.phase ^ 1)
 
     def commit(self, r: Ring):
         """Producer that writes with its own stores (and has ``publish``\\ ed them): one warp's part is there."""
+        nap("producer")
         cute.arch.sync_warp()
         arrive(self.full[r.stage])
 
     def wait(self, r: Ring):
         """Consumer: wait until the stage is full. Every thread that reads it."""
-        wait(self.full[r.stage], r.phase)
+        _wait("consumer", self.full[r.stage], r.phase)
 
     def release(self, r: Ring):
         """Consumer: one warp has done with the stage. Each of ``consumers`` warps, once a stage."""
         if self.cluster == 1:
-            arrive(self.empty[r.stage])
+            _arrive("consumer", self.empty[r.stage])
         else:
             arrive_cluster(self.empty[r.stage], self.cluster)
+            nap("consumer")
 
 
 @dataclass(frozen=True)
