@@ -47,10 +47,10 @@ def test_a_bench_rests_before_each_turn_that_counts(batches, monkeypatch):
     log, found = batches
     monkeypatch.setattr(timing.time, "sleep", lambda s: log.append(("sleep", s)))
     effort = timing.Effort(7, 0.1, warmup_seconds=0.1, idle_seconds=0.05)
-    assert [len(x) for x in timing._take_turns(found, {}, effort, None, int).values()] == [7, 7]
+    assert [len(x) for x in timing.take_turns(found, {}, effort, None, int).values()] == [7, 7]
     assert log[:2] == [("torch", 0.1, False), ("tkq", 0.1, False)] and log[2::2] == [("sleep", 0.05)] * 14
     log.clear()
-    timing._take_turns(found, {}, timing.Effort(7, 0.1, warmup_seconds=0.1), None, int)
+    timing.take_turns(found, {}, timing.Effort(7, 0.1, warmup_seconds=0.1), None, int)
     assert ("sleep", 0.05) not in log and len(log) == 16
 
 
