@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import tkq
-from bench import harness, peers
+from bench import harness, liger_cute_peers, peers
 from bench.command import Bench, Job, main
 from bench.harness import Call
 from bench.results import Bound
@@ -51,7 +51,8 @@ def forward_jobs(shapes) -> Iterator[Job]:
                        for rows in ends(m))
 
         yield Job(_question("forward", "cross_entropy", m, n, 1),
-                  lambda x, t: tkq.cross_entropy(x, t, reduction="none"), "cross_entropy", PEERS, _logits(m, n), error)
+                  lambda x, t: tkq.cross_entropy(x, t, reduction="none"), "cross_entropy",
+                  (*PEERS, liger_cute_peers.NAME), _logits(m, n), error)
 
 
 def mean_jobs(shapes) -> Iterator[Job]:
@@ -99,7 +100,7 @@ def both_jobs(shapes) -> Iterator[Job]:
 
         yield Job(_question("both", "both", m, n, 2, (*PEERS, "Liger")),
                   lambda x, t: cross_entropy_and_gradient(x, t, reduction="sum"), "both",
-                  (*PEERS, "tkq apart", "copy", "Liger"), _logits(m, n), error)
+                  (*PEERS, "tkq apart", "copy", liger_cute_peers.NAME, "Liger"), _logits(m, n), error)
 
 
 def calls() -> dict[str, Call]:

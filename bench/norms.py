@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 import tkq
-from bench import harness, norms_peers, peers
+from bench import harness, liger_cute_peers, norms_peers, peers
 from bench.command import Bench, Job, main
 from bench.foundation import BF16, generator, norm_job
 from bench.harness import Call
@@ -38,7 +38,7 @@ SAMPLE_ROWS = 256
 
 peers.PEERS.update(norms_peers.PEERS)
 for _op, _make in norms_peers.LIGER.items():
-    peers.PEERS[_op]["Liger"] = _make
+    peers.PEERS[_op] = {**peers.PEERS[_op], "Liger": _make, liger_cute_peers.NAME: liger_cute_peers.PEERS[_op]}
 
 
 def _randn(i: int, *shape: int, dtype=BF16) -> torch.Tensor:
@@ -62,12 +62,14 @@ def forward_jobs(shapes) -> Iterator[Job]:
     for m, n in shapes:
         for op, with_bias in (("rmsnorm", False), ("layernorm", False), ("layernorm", True)):
             job = norm_job(op, m, n, with_bias)
-            liger = ("Liger",) if n <= 65536 and (op == "rmsnorm" or with_bias) else ()
+            has = op == "rmsnorm" or with_bias
+            liger = ("Liger",) if n <= 65536 and has else ()
+            cute = liger_cute_peers.names(n) if has else ()
             against = ("QuACK", "torch.compile", *liger)
             question = dataclasses.replace(
                 job.question, section="forward", bound=Bound(against, BEST_PEER), roof=_copy(n)
             )
-            yield dataclasses.replace(job, question=question, peer_names=(*against, "copy"))
+            yield dataclasses.replace(job, question=question, peer_names=(*against, *cute, "copy"))
 
 
 def residual_jobs(shapes) -> Iterator[Job]:
@@ -102,7 +104,7 @@ def _residual_job(m: int, n: int) -> Job:
     op = "rmsnorm + residual"
     question = harness.Question("residual", op, f"M{m} N{n}", "GB/s", 4 * m * n * 2, Bound(against, BEST_PEER),
                                 roof=_copy(n))
-    return Job(question, ours, op, (*against, "copy"), inputs, error)
+    return Job(question, ours, op, (*against, *liger_cute_peers.names(n), "copy"), inputs, error)
 
 
 def quant_jobs(shapes) -> Iterator[Job]:

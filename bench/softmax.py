@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 import tkq
-from bench import harness, peers
+from bench import harness, liger_cute_peers, peers
 from bench.command import Bench, Job, main
 from bench.harness import Call
 from bench.results import Bound
@@ -42,7 +42,7 @@ def forward_jobs(shapes) -> Iterator[Job]:
             "forward", "softmax", f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(against, FORWARD),
             roof=Bound(("copy",), OF_COPY) if n >= 4096 else None
         )
-        yield Job(question, lambda x: tkq.softmax(x), "softmax", (*against, "copy"),
+        yield Job(question, lambda x: tkq.softmax(x), "softmax", (*against, *liger_cute_peers.names(n), "copy"),
                   lambda i, m=m, n=n: (randn(i, m, n),), error)
 
 
@@ -63,7 +63,7 @@ def backward_jobs(shapes) -> Iterator[Job]:
             "backward", "softmax_backward", f"M{m} N{n}", "GB/s", 3 * m * n * 2, Bound(against, BACKWARD)
         )
         yield Job(question, lambda y, dy: _launch_backward(y, dy, 1.0, False), "softmax_backward",
-                  (*against, "add"), inputs, error)
+                  (*against, *liger_cute_peers.names(n), "add"), inputs, error)
 
 
 def calls() -> dict[str, Call]:
