@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from bench import ahead, bounds, calls, command, compared, harness, ops, plots, tables, turns
+from bench import ahead, bounds, calls, command, compared, harness, ops, plots, summary, turns
 from bench.command import Bench, Job
 from bench.join_results import Mixed, join_folders
 from bench.progress import Progress
@@ -359,8 +359,8 @@ def warm_part(options) -> int:
 def tell(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
     """Write the tables and the pictures of results, and print the short one."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.md").write_text(tables.document(reports))
-    print(f"\n{tables.summary(reports)}\n")
+    (out / "results.md").write_text(summary.document(reports))
+    print(f"\n{summary.summary(reports)}\n")
     try:
         pictures = plots.write(reports, out / "plots") if draw else []
     except ImportError as problem:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import ops, tables
+from bench import ops, summary
 from bench.results import Case, Report, geometric_mean
 
 STYLE = 3  # to be raised where the drawing changes: pictures of another style are stale
@@ -181,7 +181,7 @@ def _is_scale(sizes: Iterable[str]) -> bool:
 
 def overview(reports: Mapping[str, Report]) -> dict[str, list[float]]:
     """For each operation how many times as fast as the fastest peer tkq is, at each shape."""
-    found = {name: tables.strongest(case for _, case in pairs) for name, pairs in tables.grouped(reports).items()}
+    found = {name: summary.strongest(case for _, case in pairs) for name, pairs in summary.grouped(reports).items()}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
