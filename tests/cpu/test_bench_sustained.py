@@ -96,10 +96,12 @@ def test_candidates_agree(kind, monkeypatch):
     assert ((got - want).norm() / want.norm()).item() < 0.01
 
 
-@pytest.mark.parametrize("kind, quack", (("bf16", 2), ("tensor", 2), ("row", 0), ("block", 0)))
-def test_quack_is_beside_where_it_has_such_a_product(kind, quack):
+@pytest.mark.parametrize("kind, others", (
+    ("bf16", ("QuACK", "QuACK tuned", "DeepGEMM")), ("tensor", ("QuACK", "QuACK tuned")), ("row", ()),
+    ("block", ("DeepGEMM",))))
+def test_others_are_beside_where_they_have_such_a_product(kind, others):
     makers, _ = sustained.candidates(kind, 128, 128, 128)
-    assert list(makers) == ["torch", *("QuACK", "QuACK tuned")[:quack], "tkq"]
+    assert list(makers) == ["torch", *others, "tkq"] and set(others) <= set(sustained.OTHERS)
 
 
 class Gpu:

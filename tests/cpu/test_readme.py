@@ -231,8 +231,11 @@ def test_the_section_has_a_row_for_each_operation(tmp_path):
     dataclasses.replace(report(), cases=[*cases, more]).save(tmp_path / "norms.json")
     report().save(tmp_path / "foundation.json")  # its cases are other files' too
     text = readme_table.section(tmp_path)
-    assert "| `rmsnorm` | QuACK, compiled | 2 | 1.20 | 1.20 | 1.20 | 0.50 | 2026-11-21 |" in text
+    not_asked = ", ".join(f"{name} 0 of 2 (not asked)" for name in ("torch.compile", "Liger", "Liger CuTe"))
+    ratios = "1.20 | 1.20 | 1.20 | 0.50 (1 of 2)"
+    assert f"| `rmsnorm` | QuACK, compiled, {not_asked} | 2 | {ratios} | 2026-11-21 |" in text
     assert text.count("| `") == 1  # beside the others' cases nothing was timed
+    assert "Beside neither a peer nor a copy, but tkq's own: `layernorm`." in text
 
 
 def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
@@ -249,8 +252,7 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     of("sustained", "08:00", op="gemm bf16", shape="8192^3 sustained").save(tmp_path / "gemm_sustained.json")
     assert not summary.are_of_one_run({**found, **readme_table.reports(tmp_path)})  # the second table is of another
     (tmp_path / "gemm_sustained.json").unlink()
-    assert summary.not_timed(found) == "Not timed: `rmsnorm` beside FA4."
-    assert summary.not_timed({"gemm": found["gemm"]}) == ""
+    assert "| `rmsnorm` | QuACK, compiled, FA4 0 of 1 (not asked), " in summary.summary(found)  # its bound names it
     found["gemm"] = of("few", "11:10", op="gemm", shape="1x2x3")
     assert summary.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
     assert summary.timings_of_which_run(found) == "Of an earlier run than the other timings: norms."
@@ -260,7 +262,7 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
     section = readme_table.section(tmp_path)
-    assert f"{summary.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in section
+    assert summary.of_which_run(found) in section
     assert ", in each run\nwith " in section
     page = readme_table.page(tmp_path)
     assert "Each has the day of its run. The timings are of several runs, on 2026-11-21." in page
