@@ -6,6 +6,7 @@
     python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder
     python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
     python -m tkq bench --resume --out results             what that folder lacks: a run that was ended, continued
+    python -m tkq bench --again short --out results        short kernels that it has not between others yet
     python -m tkq bench --calls-only --out results         what eager calls cost, and nothing else
     python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
 
@@ -35,7 +36,7 @@ from bench.asked import jobs_of, parse
 from bench.command import Bench, Job
 from bench.join_results import Mixed, join_folders
 from bench.progress import Progress
-from bench.results import Report, reports_in
+from bench.results import Case, Report, reports_in
 from tkq.runtime import ignore_tuned
 
 # ---- running -----------------------------------------------------------------------------------------------------
@@ -48,8 +49,7 @@ def measure(options) -> int:
     every = every_job(options)
     jobs = every[i::n]
     options.once = _begun_here([bench.name for bench, _ in every], i, n)
-    if options.resume:
-        jobs = _not_there(jobs, options.out)
+    jobs = _left(jobs, options)
     extras = [name for name in options.ops if name in ops.EXTRAS][i::n]
     by_bench = _by_file(jobs)
     for name, why in ops.absent(options.against).items():
@@ -58,8 +58,8 @@ def measure(options) -> int:
         if not any(set(job.peer_names) & set(ops.meant(name, job)) for _, job in jobs):
             print(f"missing: {name}: no case is timed beside it", flush=True)
     if not jobs and not extras:
-        print("no cases: --sections, --match, --shapes, --part and --resume leave none")
-        return 0 if options.resume else 1
+        print("no cases: --sections, --match, --shapes, --part, --resume and --again leave none")
+        return 0 if options.resume or options.again else 1
     progress, left = Progress(len(jobs) + len(extras)), len(jobs)
     options.deadline = time.monotonic() + options.seconds
     copy_gbs = harness.device_copy() if jobs else None
@@ -102,12 +102,26 @@ def every_job(options) -> list[tuple[Bench, Job]]:
     return [pair for op in options.ops if op in ops.OPS for pair in jobs_of(op, options)]
 
 
-def _not_there(jobs: list[tuple[Bench, Job]], out: Path) -> list[tuple[Bench, Job]]:
-    """Those of the cases that a folder's files lack."""
-    there = {(name, case.section, case.op, case.shape)
-             for name, report in (reports_in(out).items() if out.is_dir() else ()) for case in report.cases}
-    return [(bench, job) for bench, job in jobs
-            if (bench.name, job.question.section, job.question.op, job.question.shape) not in there]
+def _left(jobs: list[tuple[Bench, Job]], options) -> list[tuple[Bench, Job]]:
+    """Those of the cases that --resume and --again leave, by what the folder's files have."""
+    if not options.resume and not options.again:
+        return jobs
+    there = {(name, case.section, case.op, case.shape): case for name, report in
+             (reports_in(options.out).items() if options.out.is_dir() else ()) for case in report.cases}
+
+    def wanted(bench: Bench, job: Job) -> bool:
+        q = job.question
+        case = there.get((bench.name, q.section, q.op, q.shape))
+        return options.resume if case is None else bool(_stale(case, job) & set(options.again))
+
+    return [(bench, job) for bench, job in jobs if wanted(bench, job)]
+
+
+def _stale(case: Case, job: Job) -> set[str]:
+    """How a case would now be timed that its file lacks, of `asked.AGAIN`: between other kernels, beside more peers."""
+    short = {"short"} if case.short and not case.between else set()
+    new = [name for name in job.peer_names if row_peers.became_of(case, name) == row_peers.NOT_ASKED]
+    return short | ({"peers"} if new else set())
 
 
 def _begun_here(names: list[str], i: int, n: int) -> set[str]:
@@ -210,7 +224,7 @@ def warm_part(options) -> int:
     once = () if options.no_calls else _begun_here([bench.name for bench, _ in pairs], i, n)
     run = command.Run(options.out / "never.json", 0.0, command.QUICK, _left_out(options, (job for _, job in pairs)))
     priced = [bench.calls for name, bench in benches.items() if name in once and bench.calls]
-    mine = [] if options.calls_only else _not_there(pairs[i::n], options.out) if options.resume else pairs[i::n]
+    mine = [] if options.calls_only else _left(pairs[i::n], options)
     ahead.compile_part(run, priced, [job for _, job in mine], options.warm_part)
     return 0
 

@@ -11,6 +11,7 @@ from bench.command import Bench, Job
 from bench.results import reports_in
 
 OUT = Path("bench_results")
+AGAIN = ("short", "peers")
 
 
 def parse(argv: list[str] | None, doc: str = "") -> argparse.Namespace:
@@ -30,6 +31,9 @@ def parse(argv: list[str] | None, doc: str = "") -> argparse.Namespace:
     parser.add_argument("--results", type=Path, metavar="DIR", action="append", help="take a folder's results "
                         "instead of measuring; given several times, those folders' results joined, into --out")
     parser.add_argument("--resume", action="store_true", help="only cases that the files in --out lack")
+    parser.add_argument("--again", type=names, default=(), metavar="short,peers", help="only cases that the files in "
+                        "--out have otherwise than they would be timed now: short kernels, but not between others; "
+                        "without one of the peers, as nobody asked for it")
     parser.add_argument("--sections", type=names, default=(), help="only cases of these sections, of any file")
     parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
     parser.add_argument("--part", type=_share, default=(0, 1), metavar="I/N", help="every Nth case from the Ith")
@@ -53,6 +57,7 @@ def parse(argv: list[str] | None, doc: str = "") -> argparse.Namespace:
     parser.add_argument("--warm-part", type=_share, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     for what, given, valid in (("op", options.ops, every), ("--against", options.against, ops.AGAINST),
+                               ("--again", options.again, AGAIN),
                                ("--sections", options.sections, sorted(_sections()) if options.sections else ())):
         if problem := ops.unknown(what, given, valid):
             parser.error(problem)

@@ -1,8 +1,8 @@
 """Short kernels timed once more with a kernel of another kind before each call. For `tkq.testing.timing`.
 
 A graph that replays one kernel lets a programmatic dependent launch of it begin while its own predecessor ends. In a
-program the kernel before is another one, which need not allow that. Here each call follows an elementwise kernel that was
-launched in the ordinary way; that kernel alone, timed in the same round, is taken off.
+program the kernel before is another one, which need not allow that. Here each call follows an elementwise kernel that
+was launched in the ordinary way; that kernel alone, timed in the same round, is taken off.
 """
 
 from __future__ import annotations
