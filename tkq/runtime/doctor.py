@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from . import bundle, keys, link
 from .build import cache
 
-_TESTED_DSL = ((4, 8, 1), (4, 9))
-_TESTED_FFI = ((0, 1, 15), (0, 2))
+_TESTED_DSL = ((4, 8, 0), (4, 9))
+_TESTED_FFI = ((0, 1, 11), (0, 2))
 _TESTED_CUDA_PYTHON = ((12, 8), (14,))
 _OLDEST_TORCH = (2, 9)
 _NEEDED_DRIVER = {13: "580", 12: "525"}  # the first driver branch of each CUDA version, on Linux
@@ -134,7 +134,7 @@ def _wrong_packages(facts):
 def _wrong_version(package, found, tested, extra=""):
     """tested: from which version on, and before which one."""
     low, high = map(_dotted, tested)
-    command = f"pip install '{package}{extra}>={low},<{high}'"
+    command = f"pip install '{package}{extra}{_allowed(tested)}'"
     if found is None:
         yield Finding(f"{package} is missing: {command}.")
     elif not tested[0] <= _numbers(found) < tested[1]:
@@ -180,7 +180,8 @@ def _flavour_mismatch(facts):
     start = f"PyTorch is built for CUDA {torch}, but the DSL uses its {facts.flavour} libraries"
     if f"cu{torch}" not in facts.flavours:
         extra = f"[cu{torch}]" if torch > 12 else ""
-        return f"{start}; those for CUDA {torch} are missing: pip install 'nvidia-cutlass-dsl{extra}>=4.8.1,<4.9'."
+        return (f"{start}; those for CUDA {torch} are missing: pip install 'nvidia-cutlass-dsl{extra}"
+                f"{_allowed(_TESTED_DSL)}'.")
     return (f"{start}, the newest that the driver can run: install a PyTorch for CUDA {facts.flavour[2:]}, or "
             f"pip uninstall nvidia-cutlass-dsl-libs-{facts.flavour}.")
 
@@ -231,6 +232,12 @@ def _numbers(version: str) -> tuple:
             break
         numbers.append(int(part))
     return tuple(numbers)
+
+
+def _allowed(tested) -> str:
+    """As pip takes it."""
+    low, high = map(_dotted, tested)
+    return f">={low},<{high}"
 
 
 def _dotted(numbers) -> str:
