@@ -16,18 +16,23 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from . import names as _names
 from .norms.ops import layernorm, rmsnorm
 from .runtime import check
 
-__all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-           "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
+__all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "LayerNorm", "LayerNormQuant", "Linear",  # noqa: F822
+           "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 
 def __getattr__(name):
     if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
         from .quantize.linear import Fp8Linear
         return Fp8Linear
-    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")
+    raise _names.unknown("tkq.nn", name, __all__)
+
+
+def __dir__():
+    return _names.listed(globals(), __all__)
 
 
 class RMSNorm(nn.RMSNorm):

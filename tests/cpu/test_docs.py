@@ -1,5 +1,4 @@
 """The docs: they build without a warning, their links lead somewhere, their code runs, and what is made agrees."""
-import argparse
 import ast
 import html.parser
 import importlib.util
@@ -307,6 +306,4 @@ def test_commands_on_pages_are_there():
     assert len(modules) > 10 and all(importlib.util.find_spec(name) for name, *_ in modules)
     assert {line[1] for line in lines if line[:1] == ["make"]} <= targets
     for words in (words for name, *words in modules if name == "tkq" and words[0] == "compile"):
-        parser = argparse.ArgumentParser()
-        fill.describe(parser)
-        parser.parse_args(words[1:])
+        fill.parsed(words[1:])

@@ -130,7 +130,7 @@ def two_kernels(monkeypatch):
 def test_compile_fills_the_cache(capsys, two_kernels):
     assert command.main(["compile", "good"]) == 0
     assert "[1/1] scale_good: compiled" in capsys.readouterr().out
-    assert command.main(["compile"]) == 0
+    assert command.main(["compile", "--all"]) == 0
     out = capsys.readouterr().out
     assert "scale_good: in the cache" in out and "scale_bad: compiled" in out and "2 kernels, 1 of them" in out
 
@@ -138,12 +138,12 @@ def test_compile_fills_the_cache(capsys, two_kernels):
 def test_compile_reports_and_judges(capsys, two_kernels):
     assert command.main(["compile", "good", "--report"]) == 0
     assert "LDG.128 1" in capsys.readouterr().out
-    assert command.main(["compile", "--report"]) == 1
+    assert command.main(["compile", "--all", "--report"]) == 1
     assert "WRONG: 0 tensor-core instructions" in capsys.readouterr().out
 
 
 def test_compile_in_processes(capsys, two_kernels, tmp_path):
-    assert command.main(["compile", "--jobs", "2"]) == 0
+    assert command.main(["compile", "--all", "--jobs", "2"]) == 0
     assert "2 of them compiled now" in capsys.readouterr().out
     assert len(list((tmp_path / "cache").glob("kernels_for_tests-*.*o"))) == 2
 
@@ -151,7 +151,7 @@ def test_compile_in_processes(capsys, two_kernels, tmp_path):
 def test_a_kernel_that_fails_does_not_stop_the_others(capsys, monkeypatch, two_kernels):
     kernels = [Shipped("none", Recipe("tests.cpu.kernels_for_tests:build_nothing")), *catalog.shipped()]
     monkeypatch.setattr(catalog, "shipped", lambda: kernels)
-    assert command.main(["compile"]) == 1
+    assert command.main(["compile", "--all"]) == 1
     out = capsys.readouterr().out
     assert "none: FAILED: TypeError" in out and "scale_bad: compiled" in out
 
@@ -162,7 +162,7 @@ def test_compile_lists_and_refuses(capsys, two_kernels, tmp_path):
     assert not (tmp_path / "cache").exists()
     assert command.main(["compile", "no_such"]) == 2
     assert "no_such" in capsys.readouterr().err
-    assert command.main(["compile", "--jobs", "0"]) == 2
+    assert command.main(["compile", "--all", "--jobs", "0"]) == 2
     with pytest.raises(SystemExit):
         command.main(["no_such_command"])
 

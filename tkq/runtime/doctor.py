@@ -112,6 +112,12 @@ def diagnose(facts: Facts) -> list[Finding]:
     return [*_wrong_packages(facts), *_wrong_device(facts), *_costs(facts)]
 
 
+def why_no_compiling() -> str | None:
+    """One line on what is missing for kernels to be compiled here; None where the DSL is installed."""
+    version = keys.version("nvidia-cutlass-dsl")
+    return None if version else next(_wrong_version("nvidia-cutlass-dsl", version, _TESTED_DSL, "[cu13]")).text
+
+
 def _wrong_packages(facts):
     if facts.python < (3, 10):
         yield Finding(f"Python {_dotted(facts.python)} is too old: tkq needs 3.10 or newer.")
@@ -192,8 +198,9 @@ def _costs(facts):
                       "import the DSL (0.5 s, once), and eager calls cost the CPU some microseconds more. Not so with "
                       "a C compiler (apt install gcc, say).", False)
     if facts.nvdisasm is None:
-        yield Finding("nvdisasm is missing: `python -m tkq compile --report`, the demo without a GPU and the SASS "
-                      "tests need it: pip install nvidia-cuda-nvdisasm.", False)
+        yield Finding("nvdisasm is missing: `python -m tkq compile --report` and the demo without a GPU show no "
+                      "instructions and no spills, and tests of machine code are skipped: pip install "
+                      "nvidia-cuda-nvdisasm.", False)
 
 
 def _cache_findings():
