@@ -171,7 +171,8 @@ HANGS = {
         ValueError, "specialise: the kernel is launched with blocks of 128 threads, allowed are 256"),
     "pipe_not_initialised": (
         uses(lambda pipe: pipe.acquire(pipe.ring())),
-        ValueError, "wait: the semaphore of SharedAllocator.pipe was not initialised: call its init.. inside init_block"),
+        ValueError, "wait: the semaphore of SharedAllocator.pipe was not initialised: call its init.. inside "
+                    "init_block, before the roles begin"),
     "pipe_not_initialised_to_wait": (
         uses(lambda pipe: pipe.wait(pipe.ring())),
         ValueError, "wait: the semaphore of SharedAllocator.pipe was not initialised"),

@@ -75,8 +75,8 @@ def initialised(what, made):
     """``init`` comes before any use, in the order in which a kernel is traced."""
     if made is not None and not made.initialised:
         missing = "tk.init(sem, arrivals)" if made.by == "semaphores" else "its init()"
-        raise ValueError(f"{what}: the semaphore of SharedAllocator.{made.by} was not initialised: call {missing} inside "
-                         "init_block, before the roles begin")
+        raise ValueError(f"{what}: the semaphore of SharedAllocator.{made.by} was not initialised: call {missing} "
+                         "inside init_block, before the roles begin")
 
 
 # ---- bytes of a stage --------------------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ class Stage:
             raise ValueError(self._said())
 
     def _said(self):
-        return (f"Pipe.acquire: bytes is {self.bytes} a stage, but {self.loads} loads into the stage bring {self.loaded}: "
-                "pass SharedAllocator.pipe the sum of the tiles' bytes")
+        return (f"Pipe.acquire: bytes is {self.bytes} a stage, but {self.loads} loads into the stage bring "
+                f"{self.loaded}: pass SharedAllocator.pipe the sum of the tiles' bytes")
 
 
 def _place():
