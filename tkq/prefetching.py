@@ -67,6 +67,12 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
     Raises:
         TypeError: jobs that is no integer.
         ValueError: a name that is not known, a configuration that lacks a size, or jobs below 1.
+
+    Example::
+
+        ready = tkq.prefetch("llama-8b", ops=("rmsnorm", "flash_attn"), jobs=4)
+        ...  # load weights
+        ready.wait()
     """
     from .runtime import cache
 

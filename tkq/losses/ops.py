@@ -53,6 +53,13 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
+
+    Example::
+
+        logits = torch.randn(32, 1000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss = tkq.cross_entropy(logits, target, label_smoothing=0.1, z_loss=1e-4)  # () float32
+        loss.backward()
     """
     softcap = 0.0 if softcap is None else cap(softcap)
     try:
@@ -101,6 +108,14 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
     reduction: "mean" or "sum". inplace: the gradient is written over the logits, no two of which may share memory;
     autograd follows as for any in-place operation. Otherwise as ``tkq.cross_entropy``, which does not do this by
     itself: its logits stay what they are until the backward, whatever is done in between.
+
+    Example::
+
+        x = torch.randn(32, 64, device="cuda", requires_grad=True)
+        logits = x @ torch.randn(64, 1000, device="cuda")
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss, gradient = tkq.cross_entropy_and_gradient(logits.detach(), target)  # () float32; (32, 1000) float32
+        logits.backward(gradient)
     """
     terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
     check_call(logits, target, terms)

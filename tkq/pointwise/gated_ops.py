@@ -47,6 +47,12 @@ def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") 
             is not known.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        both = torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)  # gate and up, as one product gives them
+        y = tkq.swiglu(both)  # (64, 1024) bfloat16
+        y = tkq.swiglu(both[:, :1024], both[:, 1024:])  # (64, 1024) bfloat16
     """
     return _gated("swiglu", gate, up, layout)
 
@@ -75,6 +81,11 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
             approximation that is not known.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        gate, up = torch.randn(2, 64, 1024, device="cuda", dtype=torch.bfloat16)
+        y = tkq.geglu(gate, up, approximate="tanh")  # (64, 1024) bfloat16
     """
     if approximate not in _APPROXIMATIONS:  # a tuple, which can be asked for what has no hash
         raise ValueError(f"geglu: approximate: got {approximate!r}, allowed are 'none', 'tanh'")

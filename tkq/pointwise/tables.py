@@ -41,6 +41,10 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
         TypeError: a size that is no integer, a base that is no number, a dtype that is not allowed, an inv_freq that is
             no tensor.
         ValueError: a size or a base that is not allowed, an inv_freq on meta for tables elsewhere.
+
+    Example::
+
+        cos, sin = tkq.rope_cos_sin(2048, 64, device="cuda")  # (2048, 32) float32; (2048, 32) float32
     """
     _check(seqlen, dim, base, dtype, device, inv_freq)
     if inv_freq is not None:
