@@ -131,8 +131,8 @@ def test_the_search_works_from_the_disk(site):
         pytest.skip("node is not installed: the index and the shim are there, no query was made")
     worker = re.search(r'"search": "([^"]+)"', (home.parent / "api" / "gemm.html").read_text())[1]
     for query, wanted in (("flash_attn deterministic", "api/flash_attn.html"), ("nvdisasm", "install.html")):
-        done = subprocess.run(["node", "-e", SEARCH, str(home.parent), (home.parent / "api" / "gemm.html").as_uri(), worker,
-                               query], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["node", "-e", SEARCH, str(home.parent), (home.parent / "api" / "gemm.html").as_uri(),
+                               worker, query], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert any(found.partition("#")[0] == wanted for found in json.loads(done.stdout)), done.stdout
 
@@ -298,6 +298,20 @@ def test_fields_of_a_dataclass_become_a_list():
 def test_no_page_of_the_api_has_a_section_that_was_not_understood():
     for name, text in api.pages().items():
         assert not re.search(r"^(Args|Returns|Raises|Attributes):$", text, re.MULTILINE), name
+
+
+def test_pages_have_what_kernels_of_your_own_take():
+    """The runtime's modules, and of base classes what a subclass calls and overrides."""
+    pages = api.pages()
+    for said in ("tkq.runtime.fake.tensor(dtype_name, shape", "tkq.runtime.fake.sym(", "tkq.runtime.arch.processors(",
+                 "tkq.runtime.counters.counter(", "tkq.runtime.counters.kept("):
+        assert said in pages["api/runtime.md"], said
+    for said in ("ReductionBase._set_cluster_n(self)", "ReductionBase._calculate_threads_per_row(self)",
+                 "ReductionBase._get_num_threads(self)", "ReductionBase._get_tv_layout(self",
+                 "ReductionBase._initialize_cluster(self", "### RowPass", "RowPass._layout(self)",
+                 "tkq.reduction_plan.cluster("):
+        assert said in pages["api/kernels.md"], said
+    assert "_whole" not in pages["api/tile.md"] and "__init__" not in pages["api/kernels.md"]
 
 
 def test_the_page_of_the_tile_layer_says_who_calls():

@@ -1,4 +1,4 @@
-"""Each public function's docstring ends with an example that runs, on the CPU here, and whose results are as it says."""
+"""Each public function's docstring ends with an example that runs, on the CPU here, and gives what it says."""
 import ast
 import inspect
 import re
