@@ -9,6 +9,8 @@ import torch
 
 import tkq
 from docs.tools import api
+from tkq import testing, viz
+from tkq.runtime import build
 
 FUNCTIONS = sorted(api.operations())
 # Take a GPU, or compile for minutes: their examples are read, and their calls must fit the signatures.
@@ -17,9 +19,9 @@ _EXAMPLE = re.compile(r"^Example::\n\n((?:    .*\n|\n)+?)\Z", re.MULTILINE)
 _RESULT = re.compile(r"^(\w+(?:, \w+)*) = [^#\n]+  # (\(.*)$")
 
 
-def example(name):
+def example(name, module=tkq):
     """The code of the docstring's last section."""
-    found = _EXAMPLE.search(inspect.getdoc(getattr(tkq, name)) + "\n")
+    found = _EXAMPLE.search(inspect.getdoc(getattr(module, name)) + "\n")
     assert found, f"{name}: no example at the docstring's end"
     return textwrap.dedent(found[1])
 
@@ -50,6 +52,19 @@ def test_calls_fit_the_signature(name):
     assert calls
     for call in calls:
         inspect.signature(getattr(tkq, name)).bind(*call.args, **{k.arg: k.value for k in call.keywords})
+
+
+@pytest.mark.parametrize("module, name", ((testing, "report"), (testing, "expect"), (testing, "assert_sass"),
+                                          (viz, "pipeline"), (viz, "shared_tile"), (viz, "tv_layout")), ids=str)
+def test_helpers_of_kernels_run(module, name, capsys, tmp_path):
+    if module is testing and testing.sass.nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    before, _ = build._cache, build.configure(tmp_path)
+    try:
+        exec(example(name, module), dict(tkq=tkq, testing=testing, viz=viz))
+    finally:
+        build._cache = before
+    assert name == "assert_sass" or len(capsys.readouterr().out) > 5
 
 
 def test_an_example_is_a_block_of_the_page():

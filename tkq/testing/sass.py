@@ -110,6 +110,13 @@ def report(what, instructions: bool = True) -> list[KernelReport]:
     Raises:
         RuntimeError: nvdisasm is not installed, or refuses the code.
         ValueError: nothing in it was compiled for a GPU.
+
+    Example::
+
+        from tkq import catalog
+
+        kernel, = testing.report(catalog.select(["softmax-bf16-n4096"])[0].recipe)
+        print(kernel.registers, kernel.smem, kernel.count("LDG.E.128"))
     """
     data, dynamic = _code(what)
     found = [_kernel(name, facts, dynamic.get(name), lines)
@@ -142,6 +149,14 @@ def expect(kernel: KernelReport, wanted: Expectation = Expectation()) -> list[st
     Args:
         kernel: one of those that ``report`` returns. Without instructions, they are not judged.
         wanted: limits on registers and shared memory, instructions that must or must not be there.
+
+    Example::
+
+        from tkq import catalog
+
+        kernel, = testing.report(catalog.select(["softmax-bf16-n4096"])[0].recipe)
+        wrong = testing.expect(kernel, testing.Expectation(registers=16))
+        print(wrong)  # a sentence for each limit that does not hold
     """
     wrong = [] if kernel.opcodes is None else _wrong_instructions(kernel, wanted)
     if kernel.stack and not wanted.local_memory:
@@ -186,6 +201,13 @@ def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]
 
     Raises:
         AssertionError: with the report, and what is wrong. And what ``report`` raises.
+
+    Example::
+
+        from tkq import catalog
+
+        shipped = catalog.select(["softmax-bf16-n4096"])[0]
+        testing.assert_sass(shipped.recipe, testing.Expectation(registers=64, instructions=("STG.E.128",)))
     """
     kernels = report(what)
     wrong = expect_all(kernels, wanted)
