@@ -55,7 +55,7 @@ def parse(argv: list[str] | None, doc: str = "") -> argparse.Namespace:
     parser.add_argument("--warm-only", type=int, default=0, metavar="N", help="compile like that, and time nothing: a "
                         "run after it finds everything compiled")
     parser.add_argument("--warm-part", type=_share, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)  # operations may stand behind options, too
     for what, given, valid in (("op", options.ops, every), ("--against", options.against, ops.AGAINST),
                                ("--again", options.again, AGAIN),
                                ("--sections", options.sections, sorted(_sections()) if options.sections else ())):

@@ -16,11 +16,12 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from . import names as _names
 from .norms.ops import layernorm, rmsnorm
 from .runtime import arguments, check
 
-__all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-           "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
+__all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "LayerNorm", "LayerNormQuant", "Linear",  # noqa: F822
+           "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
 
 # what constructors are given, refused there and not in the first forward
 _loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
@@ -37,7 +38,11 @@ def __getattr__(name):
     if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
         from .quantize.linear import Fp8Linear
         return Fp8Linear
-    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")
+    raise _names.unknown("tkq.nn", name, __all__)
+
+
+def __dir__():
+    return _names.listed(globals(), __all__)
 
 
 class RMSNorm(nn.RMSNorm):

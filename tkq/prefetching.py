@@ -86,6 +86,12 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
     Raises:
         TypeError: jobs is no int; ops are no names.
         ValueError: jobs is below 1; a name that is not known, a configuration that lacks a size.
+
+    Example::
+
+        ready = tkq.prefetch("llama-8b", ops=("rmsnorm", "flash_attn"), jobs=4)
+        ...  # load weights
+        ready.wait()
     """
     from .runtime import arguments, cache, child
 

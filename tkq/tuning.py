@@ -75,6 +75,13 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
         TypeError: again is no bool; effort is of another kind.
         ValueError: another function, tensors on the CPU.
         And what the function itself raises.
+
+    Example::
+
+        x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16)
+        found = tkq.tune(tkq.gemm, x, w.t(), activation="silu")
+        y = tkq.gemm(x, w.t(), activation="silu")  # runs what was found
     """
     name, again = _name(function), _again(again)
     if not isinstance(effort, timing.Effort):

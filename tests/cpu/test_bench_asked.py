@@ -17,6 +17,12 @@ from tkq.testing import timing
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 
 
+def test_operations_may_stand_anywhere():
+    given = asked.parse(["--quick", "rmsnorm", "--against", "torch.compile", "swiglu", "--sections", "forward"])
+    assert given.ops == ["rmsnorm", "swiglu"] and given.against == ("torch.compile",)
+    assert given.sections == ("forward",) and given.quick
+
+
 @NO_GPU
 def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     assert front.main([]) == 2

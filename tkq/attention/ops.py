@@ -76,6 +76,13 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024; FlashAttention-4 for when o is
     corrected. CPU tensors take ``tkq.reference.flash_attn``, by the same rules.
+
+    Example::
+
+        q = torch.randn(2, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
+        k, v = torch.randn(2, 2, 128, 2, 64, device="cuda", dtype=torch.bfloat16)  # four query heads share one of these
+        o = tkq.flash_attn(q, k, v, causal=True)  # (2, 128, 8, 64) bfloat16
+        o, lse = tkq.flash_attn(q, k, v, return_lse=True)  # (2, 128, 8, 64) bfloat16; (2, 8, 128) float32
     """
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
         flags["flash_attn"](causal, deterministic, return_lse)

@@ -77,6 +77,12 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
     Differentiable once, in q, k, v and sinks, through o and lse.
 
     CPU tensors take ``tkq.reference.flash_attn_varlen``.
+
+    Example::
+
+        cu_seqlens = torch.tensor([0, 40, 100, 101], device="cuda", dtype=torch.int32)  # of 40, 60, 1 tokens
+        q, k, v = torch.randn(3, 101, 4, 64, device="cuda", dtype=torch.bfloat16)
+        o = tkq.flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens, 60, 60, causal=True)  # (101, 4, 64) bfloat16
     """
     if not (type(causal) is type(deterministic) is type(return_lse) is bool
             and type(max_seqlen_q) is type(max_seqlen_k) is int):

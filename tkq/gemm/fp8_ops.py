@@ -88,6 +88,14 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
         RuntimeError: a GPU other than Hopper.
 
     CPU tensors take ``tkq.reference_fp8.fp8_gemm``.
+
+    Example::
+
+        x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+        a, scale_a = tkq.quantize_fp8(x, "row")
+        b, scale_b = tkq.quantize_fp8(w, "row")
+        y = tkq.fp8_gemm(a, b.t(), scale_a, scale_b.t())  # (64, 512) bfloat16
     """
     if not ops.traced():
         found = _again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)

@@ -61,6 +61,13 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
 
     Differentiable once, in a and b where b is (G, K, N) of 16 bits. Under torch.autocast a and b are cast,
     but for float8. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
+
+    Example::
+
+        x = torch.randn(100, 64, device="cuda", dtype=torch.bfloat16)  # tokens, sorted by their expert
+        experts = torch.randn(4, 64, 128, device="cuda", dtype=torch.bfloat16)
+        offsets = torch.tensor([10, 10, 70, 100], device="cuda", dtype=torch.int32)  # where each expert's rows end
+        y = tkq.grouped_gemm(x, experts, offsets)  # (100, 128) bfloat16
     """
     if ops.traced() or autocast.on():
         a, b = autocast.lowered(a, b)

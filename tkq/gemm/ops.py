@@ -76,6 +76,14 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     Under torch.autocast a and b are cast, and c where neither out nor out_dtype says what type it has.
 
     CPU tensors take ``tkq.reference.gemm``.
+
+    Example::
+
+        x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)  # as torch.nn.Linear keeps it: w.t() is no copy
+        bias = torch.zeros(512, device="cuda", dtype=torch.bfloat16)
+        y = tkq.gemm(x, w.t(), bias=bias, activation="silu")  # (64, 512) bfloat16
+        z = tkq.gemm(x, w.t(), out_dtype=torch.float32)  # (64, 512) float32
     """
     name = "" if activation is None else name_of(activation)
     traced = ops.traced()

@@ -56,6 +56,14 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
 
     Source: the chunks are Liger-Kernel's idea (Hsu et al., 2024). CPU tensors take
     ``tkq.reference_losses.linear_cross_entropy``.
+
+    Example::
+
+        x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)  # the last hidden states
+        weight = torch.randn(1000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)  # the head of the model
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss = tkq.linear_cross_entropy(x, weight, target)  # () float32
+        loss.backward()
     """
     ignore_index, reduction, label_smoothing, z_loss = _OPTIONS(ignore_index, reduction, label_smoothing, z_loss)
     terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap("linear_cross_entropy", softcap))

@@ -66,6 +66,13 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
+
+    Example::
+
+        logits = torch.randn(32, 1000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss = tkq.cross_entropy(logits, target, label_smoothing=0.1, z_loss=1e-4)  # () float32
+        loss.backward()
     """
     softcap = 0.0 if softcap is None else cap("cross_entropy", softcap)
     if inplace_backward is False and not (ops.traced() or debug.enabled()):
@@ -115,6 +122,14 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
             to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
             devices, a last dimension that is not contiguous, no classes; inplace with logits that share memory.
         NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``.
+
+    Example::
+
+        x = torch.randn(32, 64, device="cuda", requires_grad=True)
+        logits = x @ torch.randn(64, 1000, device="cuda")
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss, gradient = tkq.cross_entropy_and_gradient(logits.detach(), target)  # () float32; (32, 1000) float32
+        logits.backward(gradient)
     """
     ignore_index, reduction, label_smoothing, z_loss, inplace = _OPTIONS_OF_BOTH(
         ignore_index, reduction, label_smoothing, z_loss, inplace)

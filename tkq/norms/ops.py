@@ -53,6 +53,13 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
             residual_dtype without prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x, residual = torch.randn(2, 64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+        y = tkq.rmsnorm(x, weight, eps=1e-6)  # (64, 1024) bfloat16
+        y, total = tkq.rmsnorm(x, weight, residual=residual, prenorm=True)  # (64, 1024) bfloat16; (64, 1024) bfloat16
     """
     if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
             and type(weight_offset) is float and weight_offset == 0.0):
@@ -97,6 +104,12 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
             residual_dtype without prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight, bias = torch.ones(1024, device="cuda"), torch.zeros(1024, device="cuda")
+        y = tkq.layernorm(x, weight, bias, eps=1e-5)  # (64, 1024) bfloat16
     """
     if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
             and type(weight_offset) is float and weight_offset == 0.0):

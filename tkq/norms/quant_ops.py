@@ -52,6 +52,14 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
             (weight_offset without a weight, residual_dtype without prenorm).
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+        y, scale = tkq.rmsnorm_quant(x, weight)  # (64, 1024) float8_e4m3fn; (64, 1) float32
+        w, scale_w = tkq.quantize_fp8(torch.randn(256, 1024, device="cuda"), "row")
+        z = tkq.fp8_gemm(y, w.t(), scale, scale_w.t())  # (64, 256) bfloat16
     """
     return _quant("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
 
@@ -90,6 +98,12 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
             (weight_offset without a weight, residual_dtype without prenorm).
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight, bias = torch.ones(1024, device="cuda"), torch.zeros(1024, device="cuda")
+        y, scale = tkq.layernorm_quant(x, weight, bias)  # (64, 1024) float8_e4m3fn; (64, 1) float32
     """
     return _quant("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
 

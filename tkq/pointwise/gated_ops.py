@@ -49,6 +49,12 @@ def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") 
             contiguous.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        both = torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)  # gate and up, as one product gives them
+        y = tkq.swiglu(both)  # (64, 1024) bfloat16
+        y = tkq.swiglu(both[:, :1024], both[:, 1024:])  # (64, 1024) bfloat16
     """
     return _gated("swiglu", gate, up, layout)
 
@@ -77,6 +83,11 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
             not contiguous.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        gate, up = torch.randn(2, 64, 1024, device="cuda", dtype=torch.bfloat16)
+        y = tkq.geglu(gate, up, approximate="tanh")  # (64, 1024) bfloat16
     """
     if type(approximate) is not str or approximate not in _GELU:
         approximate = _approximate(approximate)

@@ -50,6 +50,13 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
         RuntimeError: a GPU other than Hopper; inplace where autograd allows no writing over x: a leaf, or a view that
             split, chunk or unbind returned, where a gradient is recorded.
+
+    Example::
+
+        cos, sin = tkq.rope_cos_sin(2048, 64, device="cuda")
+        x = torch.randn(2, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
+        y = tkq.rope(x, cos, sin)  # (2, 128, 8, 64) bfloat16
+        y = tkq.rope(x, cos, sin, seqlen_offsets=500)  # (2, 128, 8, 64) bfloat16
     """
     if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:  # most calls
         cos, sin = _rows_of_all(x, cos, sin, seqlen_offsets)
@@ -99,6 +106,13 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
             a last dimension that is not contiguous, a table too short for S and an integer offset, arguments that
             contradict each other.
         NotImplementedError, RuntimeError: as ``rope``.
+
+    Example::
+
+        cos, sin = tkq.rope_cos_sin(2048, 64, device="cuda")
+        q = torch.randn(2, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
+        k = torch.randn(2, 128, 2, 64, device="cuda", dtype=torch.bfloat16)
+        q, k = tkq.rope_qk(q, k, cos, sin)  # (2, 128, 8, 64) bfloat16; (2, 128, 2, 64) bfloat16
     """
     if position_ids is cu_seqlens is max_seqlen is None is not k and type(seqlen_offsets) is int:
         cos, sin = _rows_of_all(q, cos, sin, seqlen_offsets)

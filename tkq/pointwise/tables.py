@@ -39,6 +39,10 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
             inv_freq is no dense tensor of bf16, fp16, fp32 or float64.
         ValueError: seqlen is outside 0 to 2^31 - 1; dim is outside 2 to 65536; base is not above 0; device is one that
             is not there; a number that is not finite; an odd dim, an inv_freq on meta for tables elsewhere.
+
+    Example::
+
+        cos, sin = tkq.rope_cos_sin(2048, 64, device="cuda")  # (2048, 32) float32; (2048, 32) float32
     """
     seqlen, dim, base, dtype, device = _checked(seqlen, dim, base, dtype, device, inv_freq)
     if inv_freq is not None:

@@ -57,6 +57,12 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     One kernel is launched; by rows of more than 262144 elements, without the transpose, three are.
 
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
+
+    Example::
+
+        x = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+        q, scale = tkq.quantize_fp8(x, "row")  # (256, 512) float8_e4m3fn; (256, 1) float32
+        again = q.float() * scale  # (256, 512) float32
     """
     if type(transpose) is not bool or type(granularity) is not str:  # what is asked below takes all that is equal
         granularity, transpose = _ways(granularity, transpose)

@@ -28,7 +28,7 @@ _ALWAYS = ("runtime/build.py", "runtime/link.py", "runtime/shim.c")  # what ever
 _FAKE = "tkq.runtime.fake"  # nearly every builder imports it: for all, so that none is forgotten
 # These see no kernel, and those that kernels share a module with lead here.
 _HOST_ONLY = re.compile(
-    r"tkq\.(runtime(?!\.fake$)|testing|integrations|catalog|demo|models|nn|prefetching|__main__|reference\w*)(\..*)?")
+    r"tkq\.(runtime(?!\.fake$)|testing|integrations|catalog|demo|models|names|nn|prefetching|__main__|reference\w*)(\..*)?")
 # After "import": names in brackets, with comments between them, or the names up to the end of the statement.
 _IMPORT = re.compile(r"import(?=[\s\\(*])[ \t\\\r\n]*(?:\(((?:[^()#]|#[^\n]*)*)\)|((?:[^\n;#\\]|\\\r?\n)*))")
 _FROM = re.compile(r"(?<![\w.])from(?!\w)[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")

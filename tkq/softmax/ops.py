@@ -48,6 +48,11 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         RuntimeError: a GPU other than Hopper.
 
     CPU tensors take ``tkq.reference_losses.softmax``.
+
+    Example::
+
+        x = torch.randn(32, 1000, device="cuda", dtype=torch.bfloat16)
+        y = tkq.softmax(x, scale=0.5)  # (32, 1000) bfloat16
     """
     return _softmax(x, dim, scale, False)
 
@@ -77,6 +82,11 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         RuntimeError: a GPU other than Hopper.
 
     CPU tensors take ``tkq.reference_losses.softmax`` with ``log``.
+
+    Example::
+
+        x = torch.randn(32, 1000, device="cuda", dtype=torch.bfloat16)
+        y = tkq.log_softmax(x)  # (32, 1000) bfloat16
     """
     return _softmax(x, dim, scale, True)
 
