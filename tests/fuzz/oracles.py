@@ -89,15 +89,28 @@ def cross_entropy(given, z=None, weight="weight"):
     return [Wanted("loss", loss, 2**6, torch.float32)]
 
 
+def _parts(given, target):
+    """What each row adds to a mean's divisor; of one that is no class anything but 0."""
+    ignored, weight = target == int(given["ignore_index"]), wide(given["weight"])
+    known = (target >= 0) & (target < given["logits"].shape[-1])
+    of_class = 1.0 if weight is None else torch.where(known, weight[torch.where(known, target, 0)], math.nan)
+    return torch.where(ignored, 0.0, of_class)
+
+
 def cross_entropy_and_gradient(given):
+    """The gradient of an ignored row is 0 whatever its logits are, and that of a mean of nothing is 0. Of a row with an
+    infinite logit not every number is NaN, and which ones are not is not compared."""
     x = wide(given["logits"]).requires_grad_()
     (loss, *rest), = cross_entropy({**given, "leaves": {"logits": x}})[:1]
     value = rest[0]
     gradient, = torch.autograd.grad(value, x)
-    target = wide(given["target"]).long()
-    bad = ((target < 0) | (target >= x.shape[-1])) & (target != int(given["ignore_index"]))
+    target, ignore_index = wide(given["target"]).long(), int(given["ignore_index"])
+    bad = ((target < 0) | (target >= x.shape[-1])) & (target != ignore_index)
     gradient = torch.where(bad[..., None], math.nan, gradient)
-    return [Wanted(loss, value.detach(), 2**6, torch.float32), Wanted("gradient", gradient, 4, given["logits"].dtype)]
+    nothing = given["reduction"] == "mean" and not _parts(given, target).sum()
+    gradient = torch.where((target == ignore_index)[..., None] | nothing, 0.0, gradient)
+    return [Wanted(loss, value.detach(), 2**6, torch.float32),
+            Wanted("gradient", gradient, 4, given["logits"].dtype, ~torch.isinf(x).any(-1))]
 
 
 def linear_cross_entropy(given):
