@@ -141,7 +141,7 @@ def _rows_of_all(x, cos, sin, offset):
     """Tables (1, S, R / 2) of x (B, S, H, D), a row for each token of any sequence, as (S, R / 2), whose row p is of
     position p: calls with these take the host a third of the time (without a GPU; docs/attempts.md)."""
     if (type(x) is type(cos) is type(sin) is Tensor and cos.dim() == 3 and offset == 0 and x.dim() == 4
-            and cos.shape == sin.shape and cos.shape[0] == 1 and cos.shape[1] == x.shape[1]):
+            and not (x.is_nested or cos.is_nested or sin.is_nested) and cos.shape == sin.shape and cos.shape[0] == 1 and cos.shape[1] == x.shape[1]):
         return cos[0], sin[0]
     return cos, sin
 
