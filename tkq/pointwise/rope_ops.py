@@ -141,7 +141,8 @@ def _rows_of_all(x, cos, sin, offset):
     """Tables (1, S, R / 2) of x (B, S, H, D), a row for each token of any sequence, as (S, R / 2), whose row p is of
     position p: calls with these take the host a third of the time (without a GPU; docs/attempts.md)."""
     if (type(x) is type(cos) is type(sin) is Tensor and cos.dim() == 3 and offset == 0 and x.dim() == 4
-            and not (x.is_nested or cos.is_nested or sin.is_nested) and cos.shape == sin.shape and cos.shape[0] == 1 and cos.shape[1] == x.shape[1]):
+            and cos.layout is sin.layout is torch.strided and not (x.is_nested or cos.is_nested or sin.is_nested)
+            and cos.shape == sin.shape and cos.shape[0] == 1 and cos.shape[1] == x.shape[1]):
         return cos[0], sin[0]
     return cos, sin
 
@@ -197,8 +198,10 @@ def _forward_qk(q, k, turn):
 def _in_place(x, turn):
     if not x.is_cuda:
         check_call((x,), Turn(*turn))
+        check.refuse_inference("rope", x=x)
         check.refuse_overlap("rope", x=x)
         return x.copy_(reference.rope(x, *turn))
+    check.refuse_inference("rope", x=x)
     if launch_simple(turn, x, in_place=True) is None:
         check.refuse_overlap("rope", x=x)
         columns_ = 2 * turn[0].shape[-1]
