@@ -143,6 +143,29 @@ def test_a_traced_program_has_the_op(case, grad):
         assert_same(found, run(case, case.inputs(seed=3, grad=True)), False, case.name)
 
 
+MODULES_TO_TRACE = {
+    "RMSNorm": lambda: tkq.nn.RMSNorm(64), "Linear": lambda: tkq.nn.Linear(64, 32, dtype=torch.bfloat16),
+    "LinearCrossEntropyLoss": lambda: tkq.nn.LinearCrossEntropyLoss(64, 32),
+    "Fp8Linear": lambda: tkq.nn.Fp8Linear(64, 32, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize("name", MODULES_TO_TRACE)
+def test_a_traced_module_has_ops_alone(name):
+    module, x = MODULES_TO_TRACE[name](), torch.randn(6, 64, dtype=torch.bfloat16)
+    given = (x, torch.zeros(6, dtype=torch.long)) if "Loss" in name else (x,)
+    program = torch.jit.trace(module, given)
+    kinds = {node.kind() for node in program.inlined_graph.nodes()}
+    assert any(kind.startswith("tkq::") for kind in kinds) and "prim::PythonOp" not in kinds
+    found = program(*given)
+    torch.testing.assert_close(found, module(*given), rtol=2**-6, atol=2**-6)
+    if name != "Fp8Linear":
+        found.sum().backward()
+        assert all(p.grad is not None for p in module.parameters())
+    else:
+        with pytest.raises(RuntimeError, match="fp8_gemm.*no autograd formula"):
+            found.sum().backward()
+
+
 # ---- modules, tune, prefetch ----------------------------------------------------------------------------------------
 
 MODULES = {  # (what a constructor is given, the function whose arguments these are)
