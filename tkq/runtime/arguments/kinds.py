@@ -25,8 +25,8 @@ DOUBLE_END = sys.float_info.max
 
 @dataclass(frozen=True)
 class Argument:
-    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "function" (a choice, or the user's function),
-    "window" (a pair of limits), "device" or "other" (the function itself has the words).
+    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "window" (a pair of limits), "device"; "function" (a
+    choice, or the user's function) and "other", which the function itself checks.
 
     none: is None allowed? default: what stands in the signature; `REQUIRED` where nothing does.
     dtypes: of a tensor, or the values of a dtype, by their names ("bf16"). Of an integer: of a tensor in its place.
@@ -60,9 +60,8 @@ class Argument:
         """The values that are allowed, in words: "numbers from 0 to 1"."""
         if self.kind == "flag":
             return "True and False"
-        if self.kind in ("choice", "function"):
+        if self.kind == "choice":
             words = ", ".join(map(repr, self.choices))
-            words += ", and functions that a module has under their own name" * (self.kind == "function")
         elif self.kind in ("dtype", "tensor"):
             words = ", ".join(map(str, self.types))
         else:
