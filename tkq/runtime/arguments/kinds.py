@@ -25,8 +25,8 @@ DOUBLE_END = sys.float_info.max
 
 @dataclass(frozen=True)
 class Argument:
-    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "window" (a pair of limits), "device"; "function" (a
-    choice, or the user's function) and "other", which the function itself checks.
+    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "window" (a pair of limits), "device"; "function"
+    (a choice, or the user's function) and "other", which the function itself checks.
 
     none: is None allowed? default: what stands in the signature; `REQUIRED` where nothing does.
     dtypes: of a tensor, or the values of a dtype, by their names ("bf16"). Of an integer: of a tensor in its place.
