@@ -131,7 +131,7 @@ class _Refused:
     @staticmethod
     def device(_):
         return [(value, TypeError) for value in ([], 1.5, True)] + [
-            (value, ValueError) for value in ("nonsense", "cuda:99", "cpu:5")]
+            (value, ValueError) for value in ("nonsense", "cuda:99", "cpu:5", "mps", "xpu:0")]
 
     @staticmethod
     def tensor(a):

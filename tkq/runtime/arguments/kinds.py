@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import check, dtypes
 
 END = check.FLOAT32_END
+_DEVICES = "cuda", "cpu", "meta"
 EXACT = 1 << 53  # ints below it are the same as floats; from there on torch and tvm-ffi may not take them as ints
 DOUBLE_END = sys.float_info.max
 
@@ -144,10 +145,11 @@ class Argument:
             kind = ValueError if isinstance(value, (str, int)) and not isinstance(value, bool) else TypeError
             raise kind(f"{where}got {came(value)}, allowed are devices as torch.device takes them"
                        f"{', and None' * self.none}: {error}") from None
+        if found.type not in _DEVICES:
+            raise ValueError(f"{where}got {came(value)}, allowed are {', '.join(_DEVICES)}{', and None' * self.none}")
         count = torch.cuda.device_count() if found.type == "cuda" else 1
-        if found.type in ("cuda", "cpu") and not 0 <= (found.index or 0) < max(count, found.type == "cpu"):
-            raise ValueError(f"{where}got {came(value)}, and there are {count} such devices"
-                             f"{' (cuda)' * (found.type == 'cuda')}")
+        if not 0 <= (found.index or 0) < count:
+            raise ValueError(f"{where}got {came(value)}, and of {found.type} there are {count} here")
         return found
 
     def _tensor(self, where, value):
