@@ -144,7 +144,7 @@ class Argument:
         except (TypeError, RuntimeError, ValueError) as error:
             kind = ValueError if isinstance(value, (str, int)) and not isinstance(value, bool) else TypeError
             raise kind(f"{where}got {came(value)}, allowed are devices as torch.device takes them"
-                       f"{', and None' * self.none}: {error}") from None
+                       f"{', and None' * self.none}: {str(error)[:200]}") from None
         if found.type not in _DEVICES:
             raise ValueError(f"{where}got {came(value)}, allowed are {', '.join(_DEVICES)}{', and None' * self.none}")
         count = torch.cuda.device_count() if found.type == "cuda" else 1
@@ -195,6 +195,8 @@ def came(value) -> str:
     """A value in an error's words: never long, and never read from a GPU."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {tuple(value.shape)}"
+    if isinstance(value, int) and value.bit_length() > 1000:  # of which Python makes no text
+        return f"an int of {value.bit_length()} bits"
     return reprlib.repr(value) if isinstance(value, (str, bytes, tuple, list, dict, set, int)) else repr(value)[:80]
 
 
