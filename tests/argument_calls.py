@@ -15,7 +15,7 @@ from tests.every_op import BF16, F8, F32, INT, Maker
 from tkq.runtime import arguments
 
 FUNCTIONS = [name for name in arguments.names() if name not in ("tune", "prefetch")]
-HUGE = 10**400
+HUGE = 10**5000  # of which Python makes no text
 
 
 def call(name: str, device="cpu") -> dict:
@@ -53,8 +53,8 @@ def call(name: str, device="cpu") -> dict:
 
 
 def negated(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers, as a view with a pending negation; integers and float8 as they are."""
-    return torch._neg_view(x.neg()) if x.dtype.is_floating_point and x.itemsize > 1 else x
+    """The same numbers, as a view with a pending negation; float8, which torch cannot negate, as it is."""
+    return torch._neg_view(x.neg()) if x.itemsize > 1 else x
 
 
 def run(name: str, given: dict):
@@ -131,7 +131,7 @@ class _Refused:
     @staticmethod
     def device(_):
         return [(value, TypeError) for value in ([], 1.5, True)] + [
-            (value, ValueError) for value in ("nonsense", "cuda:99", "cpu:5")]
+            (value, ValueError) for value in ("nonsense", "cuda:99", "cpu:5", "mps", "xpu:0")]
 
     @staticmethod
     def tensor(a):

@@ -86,6 +86,7 @@ OTHERS = {
     "a list": (X, W, [0.5]), "a subclass": (X.as_subclass(type("Mine", (torch.Tensor,), {})), W, 0.5),
     "not dense": (torch.zeros(4, 8).to_sparse(), W, 0.5), "no memory": (torch.zeros(4, 8, device="meta"), W, 0.5),
     "zeros that are nowhere": (torch._efficientzerotensor((4, 8)), W, 0.5),
+    "a pending negation": (torch._neg_view(X), W, 0.5), "of another input": (X, torch._neg_view(W), 0.5),
     "too many dimensions": (X.view(1, 1, 1, 1, 4, 8), W, 0.5)}
 
 
@@ -377,3 +378,60 @@ def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch,
             assert y.shape == (m, n)
     assert len(asked) <= 3, "found in Python"
     fp8_ops.forget()
+
+
+# ---- the way of a call ----------------------------------------------------------------------------------------------
+
+
+def ways(*tensors):
+    """(what is said in C, what Python says)"""
+    assert again._library() is not None
+    return ops.short.route(*tensors), ops._route(tensors)
+
+
+LEAF = torch.zeros(4, 8, requires_grad=True)
+ROUTES = {"plain": ("direct", (X, W)), "None": ("direct", (X, None, W)), "no first": (None, (None, X)),
+          "nothing": (None, ()), "a leaf": ("record", (LEAF, W)), "another leaf": ("record", (X, None, LEAF)),
+          "a parameter": ("record", (torch.nn.Parameter(X),)), "no tensor": (None, (X, 1.0)),
+          "a subclass": (None, (X.as_subclass(type("Mine", (torch.Tensor,), {})),)),
+          "a pending negation": (None, (torch._neg_view(X),)), "of a second": (None, (X, torch._neg_view(W))),
+          "of a leaf": (None, (LEAF, torch._neg_view(W))), "nowhere": (None, (torch._efficientzerotensor((4, 8)),))}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_the_way_of_a_call_is_the_same_in_c(name):
+    wanted, tensors = ROUTES[name]
+    found, said = ways(*tensors)
+    assert found == wanted and said == (wanted or ("op" if tensors else "direct"))
+    with torch.no_grad():
+        assert ways(*tensors)[0] == ("direct" if wanted else None)
+
+
+@pytest.mark.parametrize("name", ("a dispatch mode", "functorch", "forward mode", "torch.jit.trace"))
+def test_there_is_no_short_way_where_something_watches(name):
+    seen = []
+
+    def look(x):
+        seen.append(ways(X, W))
+        return x + 1
+
+    if name == "a dispatch mode":
+        with Watching():
+            look(X)
+    elif name == "functorch":
+        torch.func.vmap(look)(X)
+    elif name == "forward mode":
+        with forward_ad.dual_level():
+            look(X)
+    else:
+        torch.jit.trace(look, X, check_trace=False)
+    assert seen == [(None, "op")] and ways(X, W) == ("direct", "direct")
+
+
+def test_a_traced_call_is_not_replayed():
+    calls, call, _ = op(Kernel())
+    for _ in range(3):
+        call(X, W, 0.5)
+    seen = []
+    torch.jit.trace(lambda x: (seen.append(calls.take(X, W, 0.5)), x + 1)[1], X, check_trace=False)
+    assert seen == [None] and calls.take(X, W, 0.5) is not None

@@ -9,7 +9,7 @@ import torch
 
 import tkq
 from tests import argument_calls as calls
-from tests.every_op import CASES, assert_same, of_all, results, run
+from tests.every_op import CASES, assert_same, of_each, results, run
 from tkq.runtime import arguments
 
 pytestmark = [pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
@@ -82,10 +82,50 @@ def test_numbers_of_numpy_are_taken_by_their_value(name, argument):
         assert_same(found, wanted)
 
 
+def allowed(argument):
+    """Some of the values that an argument may have, and what they are taken as."""
+    a, numbers = argument, {argument.low, argument.high} - {None}
+    values = {"flag": (True, False), "number": (0.5, 1), "integer": (3,), "choice": a.choices,
+              "dtype": a.types, "device": ("cpu", torch.device("cpu")), "window": ((None, 1), (-1, 0), [3, 4])}[a.kind]
+    if a.kind in ("number", "integer"):
+        values = [v for v in (*values, *numbers) if not (a.above and v == a.low)]
+    if a.kind == "integer":
+        values += [numpy.int64(3)]
+    return [*values, None] if a.none else values
+
+
+@pytest.mark.parametrize("name, argument", [p for p in ARGUMENTS if p.values[1].kind not in ("tensor", "function")])
+def test_the_code_that_is_written_is_the_table(name, argument):
+    """It takes and refuses what the argument itself does."""
+    check = arguments.checker(name, argument.name)
+    for value in allowed(argument):
+        taken = argument.take(name, value)
+        assert check(value) == taken and type(check(value)) is type(taken)
+    for value, error in calls.refused(argument):
+        for refuse in (check, lambda value: argument.take(name, value)):
+            with pytest.raises(error, match=rf"^{name}: {argument.name}: got"):
+                refuse(value)
+
+
+def test_words_are_those_of_the_specs():
+    from tkq.gemm import epilogue, fp8_ops, fp8_spec
+    from tkq.losses.spec import REDUCTIONS
+    from tkq.norms.spec import SCALES
+    from tkq.quantize.spec import GRANULARITIES
+
+    words = {(name, a.name): set(a.choices) for name in arguments.names() for a in arguments.table(name) if a.choices}
+    assert words["gemm", "activation"] == {*epilogue.ACTIVATIONS, *epilogue.GATED}
+    assert words["fp8_gemm", "activation"] == set(fp8_spec.ACTIVATIONS)
+    assert words["fp8_gemm", "accumulate"] == set(fp8_ops.ACCUMULATE)
+    assert words["cross_entropy", "reduction"] == words["linear_cross_entropy", "reduction"] == set(REDUCTIONS)
+    assert words["rmsnorm_quant", "granularity"] == words["layernorm_quant", "granularity"] == set(SCALES)
+    assert words["quantize_fp8", "granularity"] == set(GRANULARITIES)
+
+
 # ---- views that have something to be done ---------------------------------------------------------------------------
 
 
-@of_all(CASES.values())
+@of_each(CASES.values())
 @pytest.mark.parametrize("grad", [False, True])
 def test_views_with_a_pending_negation(case, grad):
     if grad and not case.leaves:
@@ -125,7 +165,7 @@ def test_what_is_written_to_may_have_a_pending_negation():
 # ---- torch.jit.trace ------------------------------------------------------------------------------------------------
 
 
-@of_all(CASES.values())
+@of_each(CASES.values())
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_traced_program_has_the_op(case, grad):
     """Traced with tensors that require a gradient, and with others that do not: it runs with either."""
@@ -141,6 +181,29 @@ def test_a_traced_program_has_the_op(case, grad):
     if case.leaves:
         found = run(case, case.inputs(seed=3, grad=True), lambda *x: program(*x))
         assert_same(found, run(case, case.inputs(seed=3, grad=True)), False, case.name)
+
+
+MODULES_TO_TRACE = {
+    "RMSNorm": lambda: tkq.nn.RMSNorm(64), "Linear": lambda: tkq.nn.Linear(64, 32, dtype=torch.bfloat16),
+    "LinearCrossEntropyLoss": lambda: tkq.nn.LinearCrossEntropyLoss(64, 32),
+    "Fp8Linear": lambda: tkq.nn.Fp8Linear(64, 32, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize("name", MODULES_TO_TRACE)
+def test_a_traced_module_has_ops_alone(name):
+    module, x = MODULES_TO_TRACE[name](), torch.randn(6, 64, dtype=torch.bfloat16)
+    given = (x, torch.zeros(6, dtype=torch.long)) if "Loss" in name else (x,)
+    program = torch.jit.trace(module, given)
+    kinds = {node.kind() for node in program.inlined_graph.nodes()}
+    assert any(kind.startswith("tkq::") for kind in kinds) and "prim::PythonOp" not in kinds
+    found = program(*given)
+    torch.testing.assert_close(found, module(*given), rtol=2**-6, atol=2**-6)
+    if name != "Fp8Linear":
+        found.sum().backward()
+        assert all(p.grad is not None for p in module.parameters())
+    else:
+        with pytest.raises(RuntimeError, match="fp8_gemm.*no autograd formula"):
+            found.sum().backward()
 
 
 # ---- modules, tune, prefetch ----------------------------------------------------------------------------------------

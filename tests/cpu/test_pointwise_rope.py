@@ -312,7 +312,7 @@ FLAT, STARTS = X.flatten(0, 1), torch.tensor([0, 4, 10], dtype=torch.int32)
      lambda: tkq.rope(FLAT, COS, COS, cu_seqlens=STARTS, seqlen_offsets=torch.zeros(3).int())),
     (ValueError, "max_seqlen 10 from offset 0 needs 10",
      lambda: tkq.rope(FLAT, COS, COS, cu_seqlens=STARTS, max_seqlen=10)),
-    (ValueError, "max_seqlen: got -1, allowed are integers from 0 on",
+    (ValueError, "max_seqlen: got -1, allowed are integers from 0 to",
      lambda: tkq.rope(FLAT, COS, COS, cu_seqlens=STARTS, max_seqlen=-1)),
     (TypeError, "interleaved: got a Tensor", lambda: tkq.rope(X, COS, COS, interleaved=torch.ones(2))),
     (ValueError, "cos: is on meta", lambda: tkq.rope(X, *[COS.to("meta")] * 2)),

@@ -7,7 +7,7 @@ import torch
 
 import tkq
 from tests import argument_calls as calls
-from tests.every_op import CASES, assert_same, of_each, results, run
+from tests.every_op import CASES, assert_same, incoming, of_each, results, run
 from tkq.runtime import arguments
 
 DEVICE = "cuda"
@@ -29,6 +29,18 @@ def test_views_with_a_pending_negation(case, grad):
                 calls.negated(x) if which in (None, name) else x for name, x in zip(inputs, given))))
             assert_same(found, wanted, case.exact, f"{case.name}, {which or 'all'} negated")
     assert_same(run(case, case.inputs(DEVICE, grad=grad)), wanted, case.exact, case.name)
+
+
+@of_each([case for case in CASES.values() if case.leaves])
+def test_gradients_that_come_in_with_a_pending_negation(case):
+    found = []
+    for pending in (False, False, False, True, True):
+        inputs = case.inputs(DEVICE, grad=True)
+        recorded, gradients = incoming(case.call(*inputs.values()))
+        torch.autograd.backward(recorded, [calls.negated(g) if pending else g for g in gradients])
+        found.append([inputs[name].grad for name in case.leaves])
+    for gradients in found[3:]:
+        assert_same(gradients, found[0], case.exact, case.name)
 
 
 @pytest.mark.parametrize("name", calls.FUNCTIONS)

@@ -69,9 +69,9 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
             no dense tensor of int32; max_seqlen_q or max_seqlen_k is no int; causal, return_lse or deterministic is no
             bool; softmax_scale or softcap is no number; window_size is no pair of ints and None; sinks is no dense
             tensor of bf16, fp16 or fp32; dtypes that do not go together.
-        ValueError: max_seqlen_q, max_seqlen_k or softcap is below 0; softmax_scale is not above 0; window_size has a
-            number outside -1 to 2^30 - 1; a number that is not finite in float32; shapes that do not go together,
-            devices that differ, strides or a base that TMA cannot take.
+        ValueError: max_seqlen_q or max_seqlen_k is outside 0 to 2^31 - 1; softmax_scale is not above 0; window_size has
+            a number outside -1 to 2^30 - 1; softcap is below 0; a number that is not finite in float32; shapes that do
+            not go together, devices that differ, strides or a base that TMA cannot take.
         NotImplementedError, RuntimeError: as flash_attn.
 
     Differentiable once, in q, k, v and sinks, through o and lse.
@@ -97,6 +97,7 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
         found = _again.take(q, k, v, sinks, *lengths, causal, softmax_scale, left, right, softcap, return_lse)
         if found is not None:
             return found if return_lse else found[0]
+    longest(max_seqlen_q, max_seqlen_k)
     softmax_scale, softcap = numbers["flash_attn_varlen"](softmax_scale, softcap)
     options = causal, softmax_scale, left, right, softcap
     way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)

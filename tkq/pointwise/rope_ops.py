@@ -44,9 +44,9 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
         TypeError: x, cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved or inplace is no bool;
             seqlen_offsets is no int or tensor of int32 or int64; position_ids is no dense tensor of int32 or int64;
             cu_seqlens is no dense tensor of int32; max_seqlen is no int.
-        ValueError: seqlen_offsets is outside 0 to 2^31 - 1; max_seqlen is below 0; shapes or devices that do not match,
-            a last dimension that is not contiguous, a table too short for S and an integer offset, arguments that
-            contradict each other.
+        ValueError: seqlen_offsets or max_seqlen is outside 0 to 2^31 - 1; shapes or devices that do not match, a last
+            dimension that is not contiguous, a table too short for S and an integer offset, arguments that contradict
+            each other.
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
         RuntimeError: a GPU other than Hopper; inplace where autograd allows no writing over x: a leaf, or a view that
             split, chunk or unbind returned, where a gradient is recorded.
@@ -102,9 +102,9 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
         TypeError: q, k, cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved is no bool; seqlen_offsets is
             no int or tensor of int32 or int64; position_ids is no dense tensor of int32 or int64; cu_seqlens is no
             dense tensor of int32; max_seqlen is no int.
-        ValueError: seqlen_offsets is outside 0 to 2^31 - 1; max_seqlen is below 0; shapes or devices that do not match,
-            a last dimension that is not contiguous, a table too short for S and an integer offset, arguments that
-            contradict each other.
+        ValueError: seqlen_offsets or max_seqlen is outside 0 to 2^31 - 1; shapes or devices that do not match, a last
+            dimension that is not contiguous, a table too short for S and an integer offset, arguments that contradict
+            each other.
         NotImplementedError, RuntimeError: as ``rope``.
 
     Example::

@@ -85,9 +85,23 @@ def together(x: Tensor, layers) -> list[Tensor]:
     """What each of the layers, of one recipe, makes of x (..., in_features), which is quantised once for all."""
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
-    ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
+    if ops.kept_by_jit():
+        with torch.no_grad():
+            ys = _products(rows, layers)
+    else:
+        parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
+        ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
     return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys[:len(layers)]]
+
+
+def _products(x, layers):
+    """The forward alone, of which torch.jit.trace keeps the ops: a program that it made has no gradient here, and says
+    so when one is asked for."""
+    granularity = layers[0].recipe.granularity
+    q, scale = quantize_fp8(x, granularity)
+    weights = (quantize_fp8(layer.weight, WEIGHTS[granularity]) for layer in layers)
+    return [fp8_gemm(q, w.t(), scale, scale_w.t(), bias=layer.bias, out_dtype=x.dtype)
+            for (w, scale_w), layer in zip(weights, layers)]
 
 
 class _Linear(Function):

@@ -112,7 +112,8 @@ def _softmax(x, dim, scale, log):
 def _along(x, dim, scale, log):
     _check_tensor(x, log)
     if not -x.dim() <= dim < x.dim():
-        raise IndexError(f"dim: got {dim} for x of {x.dim()} dimensions, allowed are {-x.dim()} to {x.dim() - 1}")
+        raise IndexError(f"dim: got {arguments.came(dim)} for x of {x.dim()} dimensions, allowed are {-x.dim()} to "
+                         f"{x.dim() - 1}")
     if dim == x.dim() - 1:
         return _softmax(x, _LAST, scale, log)
     return _softmax(x.movedim(dim, -1), _LAST, scale, log).movedim(-1, dim)

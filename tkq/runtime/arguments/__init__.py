@@ -4,12 +4,12 @@
 come the checks and their words (``checker``), the docstrings' "Raises" (``raises``; a test compares), and the bad
 values of the fuzz tests.
 """
-from .kinds import Argument
+from .kinds import Argument, came
 from .tables import REQUIRED, TABLES
 from .words import raises
 from .written import checker
 
-__all__ = ["REQUIRED", "Argument", "checker", "names", "raises", "table"]
+__all__ = ["REQUIRED", "Argument", "came", "checker", "names", "raises", "table"]
 
 
 def table(name: str) -> tuple[Argument, ...]:

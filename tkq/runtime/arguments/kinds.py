@@ -19,14 +19,15 @@ from torch import Tensor
 from .. import check, dtypes
 
 END = check.FLOAT32_END
+_DEVICES = "cuda", "cpu", "meta"
 EXACT = 1 << 53  # ints below it are the same as floats; from there on torch and tvm-ffi may not take them as ints
 DOUBLE_END = sys.float_info.max
 
 
 @dataclass(frozen=True)
 class Argument:
-    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "function" (a choice, or the user's function),
-    "window" (a pair of limits), "device" or "other" (the function itself has the words).
+    """kind: "tensor", "flag", "number", "integer", "dtype", "choice", "window" (a pair of limits), "device"; "function"
+    (a choice, or the user's function) and "other", which the function itself checks.
 
     none: is None allowed? default: what stands in the signature; `REQUIRED` where nothing does.
     dtypes: of a tensor, or the values of a dtype, by their names ("bf16"). Of an integer: of a tensor in its place.
@@ -60,9 +61,8 @@ class Argument:
         """The values that are allowed, in words: "numbers from 0 to 1"."""
         if self.kind == "flag":
             return "True and False"
-        if self.kind in ("choice", "function"):
+        if self.kind == "choice":
             words = ", ".join(map(repr, self.choices))
-            words += ", and functions that a module has under their own name" * (self.kind == "function")
         elif self.kind in ("dtype", "tensor"):
             words = ", ".join(map(str, self.types))
         else:
@@ -144,11 +144,12 @@ class Argument:
         except (TypeError, RuntimeError, ValueError) as error:
             kind = ValueError if isinstance(value, (str, int)) and not isinstance(value, bool) else TypeError
             raise kind(f"{where}got {came(value)}, allowed are devices as torch.device takes them"
-                       f"{', and None' * self.none}: {error}") from None
+                       f"{', and None' * self.none}: {str(error)[:200]}") from None
+        if found.type not in _DEVICES:
+            raise ValueError(f"{where}got {came(value)}, allowed are {', '.join(_DEVICES)}{', and None' * self.none}")
         count = torch.cuda.device_count() if found.type == "cuda" else 1
-        if found.type in ("cuda", "cpu") and not 0 <= (found.index or 0) < max(count, found.type == "cpu"):
-            raise ValueError(f"{where}got {came(value)}, and there are {count} such devices"
-                             f"{' (cuda)' * (found.type == 'cuda')}")
+        if not 0 <= (found.index or 0) < count:
+            raise ValueError(f"{where}got {came(value)}, and of {found.type} there are {count} here")
         return found
 
     def _tensor(self, where, value):
@@ -194,6 +195,8 @@ def came(value) -> str:
     """A value in an error's words: never long, and never read from a GPU."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {tuple(value.shape)}"
+    if isinstance(value, int) and value.bit_length() > 1000:  # of which Python makes no text
+        return f"an int of {value.bit_length()} bits"
     return reprlib.repr(value) if isinstance(value, (str, bytes, tuple, list, dict, set, int)) else repr(value)[:80]
 
 

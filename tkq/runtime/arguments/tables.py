@@ -69,9 +69,10 @@ def _logits(written):
     return tensor("logits", *WIDE, written=written), tensor("target", *INDEX)
 
 
+_LONGEST = (1 << 31) - 1
 _TURN = (tensor("cos", *WIDE), tensor("sin", *WIDE), flag("interleaved"),
-         integer("seqlen_offsets", 0, 0, (1 << 31) - 1, dtypes=INDEX), tensor("position_ids", *INDEX, none=True),
-         tensor("cu_seqlens", "int32", none=True), integer("max_seqlen", None, 0))
+         integer("seqlen_offsets", 0, 0, _LONGEST, dtypes=INDEX), tensor("position_ids", *INDEX, none=True),
+         tensor("cu_seqlens", "int32", none=True), integer("max_seqlen", None, 0, _LONGEST))
 _LAYOUT = choice("layout", "split", "split", "interleaved")
 _GATES = tensor("gate", *WIDE), tensor("up", *WIDE, none=True)
 _QKV = tensor("q", *HALF), tensor("k", *HALF), tensor("v", *HALF)
@@ -92,7 +93,7 @@ TABLES = {
                              *_loss("class_weight")),
     "rope": (tensor("x", *WIDE, written="inplace"), *_TURN, flag("inplace")),
     "rope_qk": (tensor("q", *WIDE), tensor("k", *WIDE), *_TURN),
-    "rope_cos_sin": (integer("seqlen", REQUIRED, 0, (1 << 31) - 1), integer("dim", REQUIRED, 2, 1 << 16),
+    "rope_cos_sin": (integer("seqlen", REQUIRED, 0, _LONGEST), integer("dim", REQUIRED, 2, 1 << 16),
                      number("base", 10000.0, 0, above=True, end=DOUBLE_END), dtype("dtype", *WIDE, default="fp32"),
                      Argument("device", "device", none=True), tensor("inv_freq", *WIDE, "float64", none=True)),
     "swiglu": (*_GATES, _LAYOUT),
@@ -111,8 +112,9 @@ TABLES = {
                      tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),
     "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse")),
     "flash_attn_varlen": (
-        *_QKV, tensor("cu_seqlens_q", "int32"), tensor("cu_seqlens_k", "int32"), integer("max_seqlen_q", REQUIRED, 0),
-        integer("max_seqlen_k", REQUIRED, 0), _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS,
+        *_QKV, tensor("cu_seqlens_q", "int32"), tensor("cu_seqlens_k", "int32"),
+        integer("max_seqlen_q", REQUIRED, 0, _LONGEST), integer("max_seqlen_k", REQUIRED, 0, _LONGEST),
+        _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS,
         tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
         flag("deterministic")),
     "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),

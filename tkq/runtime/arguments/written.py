@@ -46,7 +46,7 @@ def _wrong(argument) -> str:
     if kind == "integer":
         inside = f"{'' if low is None else f'{low} <= '}{name}{'' if high is None else f' <= {high}'}"
         return f"type({name}) is not int" + (f" or not {inside}" if inside != name else "")
-    if kind in ("choice", "function"):
+    if kind == "choice":
         return f"type({name}) is not str or {name} not in {argument.choices!r}"
     if kind == "dtype":
         return f"type({name}) is not dtype or {name} not in types_{name}"
