@@ -14,6 +14,7 @@ from torch.autograd import grad
 
 from tests.bad_indices import CUTS, labels, positions
 from tests.sanitized import main, on, randn
+from tkq import reference
 from tkq.attention.arguments import Lengths, Options
 from tkq.attention.backward_varlen_ops import attention_varlen_backward
 
@@ -25,24 +26,31 @@ def told(*found):
     return [part for x in found for part in (x.detach().float().nan_to_num(0.0) + 1, x.detach().isnan().float() + 1)]
 
 
-def cross_entropy(device):
-    """Held rows, rows that are walked along, of a cluster, that begin anywhere; with a weight that is looked up."""
+def of_classes(device, V, rows, dtype, options):
     import tkq
     from tkq.losses.ops import cross_entropy_and_gradient
 
-    for dtype in (torch.int64, torch.int32):
-        for V, rows, options in ((1000, 32, {}), (8, 32, {}), (1000, 32, EVERYTHING), (50257, 24, {}), (131072, 24, {}),
-                                 (131072, 24, EVERYTHING)):
-            target, _ = labels(V, dtype, rows)
-            x, t, w = on(device, randn(0, rows, V, grad=True), target, randn(1, V).float().abs() + 0.1)
-            for weight, ignore_index in ((None, -1), (w, 1 << 40)):
-                given = dict(weight=weight, ignore_index=ignore_index, **options)
-                loss = tkq.cross_entropy(x, t, reduction="none", **given)
-                yield f"{dtype} {V} {options}", told(loss, *grad(loss.sum(), x))
-                loss = tkq.cross_entropy(x, t, **given)
-                yield f"{dtype} {V} {options} mean", told(loss, *grad(loss, x))
-                both = cross_entropy_and_gradient(x.detach(), t, **given)
-                yield f"{dtype} {V} {options} at once", told(*both)
+    target, _ = labels(V, dtype, rows)
+    x, t, w = on(device, randn(0, rows, V, grad=True), target, randn(1, V).float().abs() + 0.1)
+    given = dict(weight=w if options else None, ignore_index=1 << 40 if options else -1, **options)
+    loss = tkq.cross_entropy(x, t, reduction="none", **given)
+    yield f"{dtype} {V} {options}", told(loss, *grad(loss.sum(), x))
+    loss = tkq.cross_entropy(x, t, **given)
+    yield f"{dtype} {V} {options} mean", told(loss, *grad(loss, x))
+    both = cross_entropy_and_gradient(x.detach(), t, **given)
+    yield f"{dtype} {V} {options} at once", told(*both)
+
+
+def cross_entropy(device):
+    """Rows that are held, of 32- and 64-bit labels; class weights are looked up with them."""
+    for V, dtype, options in ((1000, torch.int64, EVERYTHING), (1000, torch.int32, {}), (8, torch.int64, {})):
+        yield from of_classes(device, V, 32, dtype, options)
+
+
+def long_rows(device):
+    """Rows that begin anywhere, of a cluster, that are walked along."""
+    for V, options in ((50257, {}), (131072, {}), (131072, EVERYTHING)):
+        yield from of_classes(device, V, 24, torch.int64, options)
 
 
 def linear(device):
@@ -95,31 +103,55 @@ def grouped(device):
         yield f"float8 along K {cuts}", told(tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=sx, scale_b=sy.t()))
 
 
+USED = torch.tensor([1 << 30, -3, -(1 << 31), 20], dtype=torch.int32)  # lengths in use that are none
+
+
+def packed(device, cuts, dim, heads, in_use):
+    """(q, k, v, do, o, lse), o and lse from the CPU, cu_seqlens and what is in use."""
+    cu = torch.tensor(cuts, dtype=torch.int32)
+    used = (USED, USED) if in_use else (None, None)
+    q, k, v, do = (randn(i, 300, n, dim) for i, n in enumerate((heads, 1, 1, heads)))
+    o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, *used, True)
+    # where cu does not begin with 0, which is an error on the CPU, that counts as 0
+    given = cu if device != "cpu" else torch.cat((cu[:1] * 0, cu[1:]))
+    q, k, v, do, o, lse, given = on(device, q, k, v, do, o, lse, given)
+    return (q, k, v, do, o, lse), given, on(device, *used) if in_use else used
+
+
 def attention(device):
-    """Forward and backward, of which each kernel finds its sequences by itself; lengths in use that are none; lengths
-    that are said to be shorter than they are."""
+    """Sequences by the running maximum of cu_seqlens; longest: what is said, and is not so."""
     import tkq
 
-    used = torch.tensor([1 << 30, -3, -(1 << 31), 20], dtype=torch.int32)
-    for cuts in CUTS:
-        cu = torch.tensor(cuts, dtype=torch.int32)
-        # where cu does not begin with 0, which is an error on the CPU, it is taken as 0
-        given = cu if device != "cpu" else torch.cat((cu[:1] * 0, cu[1:]))
-        for dim, heads, longest, in_use in ((128, 2, 0, False), (64, 2, 900, True), (128, 1, 4096, False),
-                                            (128, 2, 8200, True)):
-            q, k, v, do = (randn(i, 300, n, dim) for i, n in enumerate((heads, 1, 1, heads)))
-            q, k, v, do, c, *u = on(device, q, k, v, do, given, *([used, used] if in_use else []))
-            more = dict(zip(("seqused_q", "seqused_k"), u))
-            o, lse = tkq.flash_attn_varlen(q, k, v, c, c, longest, longest, causal=True, return_lse=True, **more)
+    for dim, heads, longest, in_use in ((128, 2, 0, False), (64, 2, 900, True), (128, 1, 8200, False)):
+        for cuts in CUTS:
+            (q, k, v, *_), cu, used = packed(device, cuts, dim, heads, in_use)
+            o, lse = tkq.flash_attn_varlen(q, k, v, cu, cu, longest, longest, causal=True, return_lse=True,
+                                           seqused_q=used[0], seqused_k=used[1])
             yield f"{cuts} D{dim} up to {longest}", told(o, lse.nan_to_num(neginf=-9.0))
-            for deterministic in (False, True):
-                found = attention_varlen_backward(
-                    (do, q, k, v, o, lse, None), None, Lengths(c, c, *(u or (None, None)), longest, longest),
-                    Options(True), deterministic=deterministic)
-                yield f"{cuts} D{dim} up to {longest} backward {deterministic}", told(*found[:3])
 
 
-FAMILIES = {f.__name__: f for f in (cross_entropy, linear, rope, grouped, attention)}
+def backward(device, dim, heads, longest, in_use, deterministic=False):
+    for cuts in CUTS:
+        (q, k, v, do, o, lse), cu, used = packed(device, cuts, dim, heads, in_use)
+        found = attention_varlen_backward((do, q, k, v, o, lse, None), None, Lengths(cu, cu, *used, longest, longest),
+                                          Options(True), deterministic=deterministic)
+        yield f"{cuts} D{dim} up to {longest} {deterministic}", told(*found[:3])
+
+
+def gradients(device):
+    """Of blocks that have one task; dQ by a kernel of its own."""
+    yield from backward(device, 128, 2, 0, False)
+    yield from backward(device, 64, 2, 150, True, deterministic=True)
+
+
+def gradients_of_long(device):
+    """Of blocks that stay, with dQ made behind, also the statistics."""
+    yield from backward(device, 64, 2, 900, True)
+    yield from backward(device, 128, 1, 8200, False)
+
+
+FAMILIES = {f.__name__: f for f in (cross_entropy, long_rows, linear, rope, grouped, attention, gradients,
+                                    gradients_of_long)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILIES))

@@ -258,10 +258,9 @@ def attention(tensors, cu, used, longest, **options):
     return (o, lse, *again[:3]), gradients[:3]
 
 
-@ENDS
-@pytest.mark.parametrize("dim, heads, longest, causal, in_use", [
-    (128, 2, 300, True, False), (128, 2, 0, False, True), (64, 4, 900, True, True), (128, 2, 4096, True, False),
-    (128, 2, 8200, True, True), (256, 2, 300, True, False)])
+@pytest.mark.parametrize("dim, heads, longest, causal, in_use, where", [
+    (128, 2, 300, True, False, "end"), (128, 2, 0, False, True, "front"), (64, 4, 900, True, True, "end"),
+    (128, 2, 4096, True, False, "front"), (128, 2, 8200, True, True, "end"), (256, 2, 300, True, False, "end")])
 def test_cu_seqlens(dim, heads, longest, causal, in_use, where):
     """As those that they mean, bit by bit; more sequences than a warp looks at together; longest: what is said."""
     g = torch.Generator("cuda").manual_seed(0)
