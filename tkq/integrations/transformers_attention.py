@@ -247,7 +247,7 @@ def _packed_by(kwargs, query, key, mask):
                                   "sequences in a row, allowed are those without keys from before and without a static "
                                   "cache")
     if query.dtype not in DTYPES or isinstance(mask, Tensor):
-        return packed_rows.within(mask, cu, B, S)
+        return packed_rows.within(mask if isinstance(mask, Tensor) else None, cu, B, S)
     return Layout(keys=layout.keys, cu=cu)
 
 
