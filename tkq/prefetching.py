@@ -87,7 +87,7 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
         TypeError: jobs that is no integer.
         ValueError: a name that is not known, a configuration that lacks a size, or jobs below 1.
     """
-    from .runtime import cache, child
+    from .runtime import cache
 
     if not isinstance(jobs, int):
         raise TypeError(f"prefetch: jobs: got {type(jobs).__name__}, expected an int")
@@ -101,6 +101,8 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
             raise ValueError(f"prefetch: ops: got {op!r}, allowed are functions of tkq: rmsnorm, flash_attn, gemm, ...")
     known = [models.found(one) for one in of]
     folders = os.pathsep.join(map(str, (*cache().before, cache().folder)))
+    from .runtime import child
+
     process = subprocess.Popen(
         child.command("tkq.prefetching"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, errors="replace", start_new_session=True, env={**os.environ, "TKQ_CACHE_DIR": folders})
