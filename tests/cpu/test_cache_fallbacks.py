@@ -6,6 +6,7 @@ import resource
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -158,6 +159,14 @@ def test_a_cache_from_which_nothing_may_be_run(folder, mounted, monkeypatch, als
     said = run(temporary(mounted("tmp", "noexec")) if also else lambda: None)
     assert len(said) == 1 and "cannot be loaded from there" in said[0]
     assert len(list((place / "kernels").glob("*.so"))) == 3  # kept all the same
+
+
+@needs_compiler
+def test_without_proc(folder, monkeypatch):
+    """Descriptors have no paths there: copies in the process's own folder have."""
+    monkeypatch.setattr(sys.modules["tkq.runtime.cache"], "_path_of", lambda number: f"/nowhere/{number}")
+    said = run()
+    assert len(said) == 1 and "copied by each process" in said[0]
 
 
 @needs_compiler

@@ -137,6 +137,16 @@ def two_kernels(monkeypatch):
     monkeypatch.setattr(catalog, "shipped", lambda: kernels)
 
 
+def test_compile_says_that_the_cache_cannot_be_used(capsys, two_kernels, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.warns(UserWarning, match="written by everybody"):
+        assert command.main(["compile", "scale_good"]) == 0
+    assert "cannot be used: the folder" in capsys.readouterr().out
+    assert command.main(["compile", "scale_good", "--output", str(tmp_path / "cache")]) == 2
+    assert "--output: the folder" in capsys.readouterr().err and not list((tmp_path / "cache").iterdir())
+
+
 def test_compile_fills_the_cache(capsys, two_kernels):
     assert command.main(["compile", "good"]) == 0
     assert "[1/1] scale_good: compiled" in capsys.readouterr().out

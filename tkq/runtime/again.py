@@ -31,14 +31,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import forks, inside, native, ops
+from . import inside, native, ops
 from .ffi import tvm_ffi
+from .forks import Renewed
 
 _GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
 _MOST_GIVEN = 24  # as in again.c
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 _all: weakref.WeakSet = weakref.WeakSet()
-_one_at_a_time = forks.Renewed(threading.Lock)
+_one_at_a_time = Renewed(threading.Lock)
 
 
 class Address(NamedTuple):

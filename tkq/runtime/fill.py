@@ -74,8 +74,15 @@ def into_cache(kernels, jobs: int, report: bool = False) -> int:
         _left_out()
     for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
         native.library(kind)
-    print(f"{progress.ended()}; {trusted.shown(cache().folder)} has {cache().bytes() / 1e6:.1f} MB")
+    print(f"{progress.ended()}; {trusted.shown(cache().folder)} {_size()}")
     return 1 if progress.failed else 0
+
+
+def _size():
+    try:
+        return f"has {cache().bytes() / 1e6:.1f} MB"
+    except OSError as error:
+        return f"cannot be used: {error}"
 
 
 def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:

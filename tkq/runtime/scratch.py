@@ -9,7 +9,7 @@ import tempfile
 
 from . import trusted
 
-LONGEST = 60.0  # seconds: a C compiler takes one or two for what it is given here
+LONGEST = 30.0  # seconds: a C compiler takes one or two for the files here
 
 
 class NoEnd(OSError):

@@ -6,9 +6,10 @@ code. Found in what the kernel's class, builder or function refers to, in module
 - attributes of its classes, defaults and closed-over values of its functions;
 - environment variables whose names stand in a function that names ``environ`` or ``getenv``.
 
-Plain are numbers, strings, None, enumerations, frozen dataclasses, and tuples, lists, sets and dictionaries of them.
-What the text gives as a literal is left out: the text counts anyway, and a kernel whose module is not loaded has the
-same name then. Values are read when a kernel is asked for the first time in a process.
+Plain are numbers, strings, None, dtypes, enumerations, frozen dataclasses, and tuples, lists, sets and dictionaries of
+them; classes and functions by another name than their own count by their own. A value that the text has as a literal is
+left out: the text counts anyway, and a kernel whose module is not loaded has the same name then. Values are read when a
+kernel is first asked for in a process.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import contextlib
 import enum
 import importlib
 import inspect
+import numbers
 import os
 import re
 import sys
@@ -26,7 +28,7 @@ from . import sources
 
 _ASSIGNED = re.compile(r"^[ \t]*(\w+)[ \t]*(?::[^=\n]+)?=(?!=)[ \t]*(.+?)[ \t]*(?:#.*)?$", re.MULTILINE)
 _NAMED = re.compile(r"([\w.]+):(\w+)")
-_NUMBERS = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (numbers.Number, str, bytes, type(None), enum.Enum)
 _IN_ENVIRONMENT = {"environ", "getenv"}
 
 
@@ -90,7 +92,7 @@ class _Found:
     """values: {(where, name, repr)}, of all that was visited."""
 
     def __init__(self):
-        self.values, self._seen, self._texts = set(), set(), {}
+        self.values, self._seen = set(), set()
 
     def visit(self, what) -> None:
         """A class or a function, with what it refers to, as far as it is the user's."""
@@ -118,13 +120,16 @@ class _Found:
                     self._value(value.__name__, attribute, getattr(value, attribute))
             else:
                 self._value(module, name, value)
-        given = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-        for i, value in enumerate((*given, *_closed_over(function))):
-            self._value(module, f"{function.__qualname__}({i})", value)
+        for name, value in _given(function):
+            given = re.findall(rf"\b{name}\s*(?::[^=,()\n]*)?=\s*([^,)\n]+)", self._text_of(module))
+            if not _is_plain(value) or _text(value) not in map(_literal, given):
+                self._value(module, f"{function.__qualname__}({name})", value)
         if names & _IN_ENVIRONMENT:
             self.values.update(("environment", c, os.environ[c]) for c in constants if c in os.environ)
 
     def _value(self, module, name, value):
+        if isinstance(value, (type, types.FunctionType)) and value.__name__ != name.rpartition(".")[2]:
+            self.values.add((module, name, f"{value.__module__}.{value.__qualname__}"))
         if not _is_plain(value):
             self.visit(value)
         elif name.rpartition(".")[2].startswith("__"):
@@ -134,16 +139,18 @@ class _Found:
 
     def _literal(self, module, name):
         """The one literal that the module's text has for a name; None where there is none, or several."""
-        if module not in self._texts:
-            path, found = sources._file(module), {}
-            text = sources._read(path).decode(errors="replace") if path else ""
-            for match in _ASSIGNED.finditer(text):
-                found.setdefault(match[1], []).append(match[2])
-            self._texts[module] = found
-        given = self._texts[module].get(name, ())
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            return _text(ast.literal_eval(given[0])) if len(given) == 1 else None
-        return None
+        given = [m[2] for m in _ASSIGNED.finditer(self._text_of(module)) if m[1] == name]
+        return _literal(given[0]) if len(given) == 1 else None
+
+    def _text_of(self, module):
+        path = sources._file(module)
+        return sources._read(path).decode(errors="replace") if path else ""
+
+
+def _literal(text):
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return _text(ast.literal_eval(text.strip()))
+    return None
 
 
 def _unwrapped(what):
@@ -166,14 +173,18 @@ def _words(code):
     return names, constants
 
 
-def _closed_over(function):
-    for cell in function.__closure__ or ():
+def _given(function):
+    """(name, value) of a function's defaults and of what it closes over."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults):code.co_argcount], defaults)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # an empty one
-            yield cell.cell_contents
+            yield name, cell.cell_contents
 
 
 def _is_plain(value, depth=4):
-    if isinstance(value, (*_NUMBERS, enum.Enum)):
+    if isinstance(value, _PLAIN) or "dtype" in type(value).__name__.lower():
         return True
     if depth and isinstance(value, (tuple, list, set, frozenset)):
         return all(_is_plain(item, depth - 1) for item in value)
