@@ -3,8 +3,8 @@
     python -m bench.tune_gemm_pitches --precompile                  compile only; needs no GPU
     python -m bench.tune_gemm_pitches [--cases 0:12] [--sections copies,cases,small] --out FILE
 
-"elements": nothing is copied; "copy": the operands are; "scratch": the result too, after the product. copies: the copy
-alone, by units a thread and threads of a block, beside torch's `copy_` and a copy of whole rows.
+"elements": nothing is copied; "copy": operands are; "out by elements": results do not go through shared memory. copies:
+the copy alone, by threads of a block and units of each, beside torch's `copy_` and a copy of whole rows.
 """
 
 from __future__ import annotations
@@ -22,43 +22,35 @@ from tkq.gemm.realign_plan import Around
 from tkq.runtime import Recipe, function
 
 COPIES = ((2048, 50256, Lies(1)), (4096, 4096, Lies(1, 1)), (1024, 1024, Lies(1, 1)), (50256, 1024, Lies(3, 5)))
-SPECS = tuple(RealignSpec("bf16", aligned, threads, units) for aligned in (True, False)
+SPECS = tuple(RealignSpec("bf16", False, threads, units)
               for threads, units in ((256, 1), (256, 2), (256, 4), (128, 2), (512, 1)))
 PROCESSORS = 132  # of an H100: what the plan is asked for ahead
 
 
 def ways(p: Product, a, b, out) -> dict:
-    """By name: (what is copied or None, what to compile, blocks)."""
+    """By name: (copies or None, what to compile, blocks)."""
     loose = p.k % 8 > 0
     x, y, kind = call.kind_of(a, b, out, False, False, call.PLAIN, loose)
-    majors, (dtype, out_dtype, (_, _, load, store, _), *rest) = kind[2][:2], kind
+    majors, (dtype, out_dtype, (_, _, load, _, _), *rest) = kind[2][:2], kind
     fits = realigned.fits(x, y, out, majors, False, loose)
-    elements = dtype, out_dtype, (*majors, False, False, False), *rest
-    kinds = {"elements": (None, elements)} if not load else {"as it is": (None, kind)}
+    kinds = {"as it is": (None, kind)}
     if not load:
-        kinds["copy"] = call.between(x, y, out, majors, Around(not fits.a, not fits.b, False), call.PLAIN)
-    if not fits.out:
-        kinds["scratch"] = call.between(x, y, out, majors, Around(not fits.a, not fits.b, True), call.PLAIN)
+        elements = dtype, out_dtype, (*majors, False, False, False), *rest
+        copied = call.copied(x, y, out, majors, Around(not fits.a, not fits.b), call.PLAIN)
+        kinds = {"elements": (None, elements), "copy": copied}
     found = {}
-    for name, (copied, kind) in kinds.items():
+    for name, (copies, kind) in kinds.items():
         spec, sizes, batches = call.spec_of(*kind[:-1])
-        stores = (spec.store, "rows") if (spec.load, spec.store) == ("tma", "elements") else (spec.store,)
-        for store in stores:
-            this = replace(spec, store=store)
-            recipe, blocks = plan.launch(this, *sizes, PROCESSORS, None, batches)
-            if all(recipe != other for _, other, _ in found.values()) or copied is not None:
-                found[name if store == spec.store else f"{name} rows"] = copied, recipe, blocks
-            config = recipe.args[1] if len(recipe.args) > 1 else None
-            if store == "rows" and getattr(config, "hold", False) and not p.batches:
-                config = replace(config, hold=False, spread=0, late=False)
-                recipe, blocks = plan.launch(this, *sizes, PROCESSORS, config, batches)
-                found[f"{name} rows at once"] = copied, recipe, blocks
+        for store in dict.fromkeys((spec.store, "elements")):
+            recipe, blocks = plan.launch(replace(spec, store=store), *sizes, PROCESSORS, None, batches)
+            if all(recipe != other for _, other, _ in found.values()) or copies is not None:
+                found[name if store == spec.store else f"{name}, out by elements"] = copies, recipe, blocks
     return found
 
 
 def recipes(cases) -> list:
     """Of everything that is timed. On a machine without a GPU too: memory is asked for, and not touched."""
-    found = [Recipe("tkq.gemm.realign:build", (s,)) for s in (*SPECS, RealignSpec(), RealignSpec(aligned=False))]
+    found = [Recipe("tkq.gemm.realign:build", (s,)) for s in (*SPECS, RealignSpec(both=True))]
     for p in cases:
         tensors = [_empty(lies, *shape, p.batches) for lies, shape in (
             (p.a, (p.m, p.k)), (p.b, (p.k, p.n)), (p.out, (p.m, p.n)))]
@@ -79,11 +71,11 @@ def _empty(lies, rows, cols, batches):
 
 def _candidates(p: Product, a, b, out) -> dict:
     found = {}
-    for name, (copied, recipe, blocks) in ways(p, a, b, out).items():
+    for name, (copies, recipe, blocks) in ways(p, a, b, out).items():
         kernel = function(recipe)
         kernel = call.Paced(kernel) if recipe.module == "tkq.gemm.paced" else kernel
-        if copied is not None:
-            kernel = realigned.Realigned(kernel, *copied)
+        if copies is not None:
+            kernel = realigned.Realigned(kernel, copies)
 
         def run(a, b, out, kernel=kernel, blocks=blocks):
             kernel(a, b, out, None, None, 1.0, 0.0, blocks)
@@ -123,12 +115,7 @@ def tune(p: Product, effort) -> dict:
 
 
 def copies(rows: int, cols: int, lies: Lies, effort) -> dict:
-    """The copy alone, both ways."""
-    found = {name: _copies(rows, cols, lies, effort, name == "in") for name in ("in", "back")}
-    return dict(rows=rows, cols=cols, **asdict(lies), ms=found)
-
-
-def _copies(rows, cols, lies, effort, aligned) -> dict:
+    """The copy alone."""
     import torch
 
     from tkq.testing import timing
@@ -137,15 +124,14 @@ def _copies(rows, cols, lies, effort, aligned) -> dict:
 
     def inputs(i):
         x = lies.make(rows, cols)
-        room = torch.full((rows, wide), float("nan"), dtype=x.dtype, device="cuda")
-        (x if aligned else room[:, :cols]).copy_(torch.randn(rows, cols, device="cuda"))
-        return (x, room) if aligned else (room[:, :cols], x)
+        x.copy_(torch.randn(rows, cols, device="cuda"))
+        return x, torch.full((rows, wide), float("nan"), dtype=x.dtype, device="cuda")
 
     def ours(spec):
         f = function(Recipe("tkq.gemm.realign:build", (spec,)))
 
         def copied(src, dst):
-            f(src[None], dst[None])
+            f(src[None], dst[None], None, None)
             return dst
 
         return copied
@@ -157,14 +143,15 @@ def _copies(rows, cols, lies, effort, aligned) -> dict:
     def error(name, inputs, output):
         return None if name == "whole rows" else float((output[:, :cols] != inputs[0]).sum().item())
 
-    candidates = {f"{s.threads} x {s.units}": ours(s) for s in SPECS if s.aligned is aligned}
+    candidates = {f"{s.threads} x {s.units}": ours(s) for s in SPECS}
     whole = torch.empty(rows, wide, dtype=torch.bfloat16, device="cuda").normal_()
     done = timing.compare({**candidates, "copy_": theirs, "whole rows": lambda src, dst: whole.clone()}, inputs, effort,
                           error=error)
-    print(f"copy {rows}x{cols} {lies.name} {'in' if aligned else 'back'}: " + "  ".join(
-        f"{t.name} {4e-6 * rows * cols / t.median_ms:.0f}{' WRONG' * bool(t.error)}" for t in done.timings if t.ok)
-        + "".join(f" {t.name} FAILED {t.note}" for t in done.timings if not t.ok), flush=True)
-    return {t.name: t.times_ms for t in done.timings}
+    rate = lambda t: 4e-6 * rows * cols / t.median_ms
+    print(f"copy {rows}x{cols} {lies.name}, GB/s: " + "  ".join(
+        f"{t.name} {rate(t):.0f}{' WRONG' * bool(t.error)}" for t in done.timings if t.ok) + "".join(
+        f" {t.name} FAILED {t.note}" for t in done.timings if not t.ok), flush=True)
+    return dict(rows=rows, cols=cols, **asdict(lies), ms={t.name: t.times_ms for t in done.timings})
 
 
 def main() -> None:

@@ -16,16 +16,15 @@ import json
 from pathlib import Path
 
 from bench import tuning
-from tkq.reduction_plan import SMEM_BYTES
 from tkq.rows import plan as rows
 from tkq.rows.launch import recipe_of
 from tkq.rows.spec import RowSpec, Stream
 
 SHAPES = ((32768, 1024), (16384, 4096), (4096, 16384), (1024, 65536))
-MOST_STAGES = {"mean": (8, 3), "scaled": (8,)}  # each of them is tried
+MOST_STAGES = {"mean": (3,), "scaled": (8,)}  # each of them is tried
 FINALISTS = 5
 # (warps, blocks on a multiprocessor)
-BLOCKS = ((8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 3), (8, 3))
+BLOCKS = ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3), (8, 4), (16, 1), (16, 2))
 
 
 def spec_of(kind: str, n: int) -> RowSpec:
@@ -41,8 +40,8 @@ def name_of(p: rows.RowPlan) -> str:
 
 def _stages(shape, p, most: int) -> int:
     """As many as fit beside ``p.resident`` blocks."""
-    room = (SMEM_BYTES + rows.RESERVED) // p.resident - rows.RESERVED
-    return next((s for s in range(most, 0, -1) if rows.smem_bytes(shape, dataclasses.replace(p, stages=s)) <= room), 0)
+    return next((s for s in range(most, 0, -1)
+                 if rows.smem_bytes(shape, dataclasses.replace(p, stages=s)) <= rows.room(p)), 0)
 
 
 def candidates(kind: str, n: int) -> dict:
@@ -60,27 +59,21 @@ def candidates(kind: str, n: int) -> dict:
             found[name_of(p)] = p
         return p
 
-    for (warps, resident), per_thread in itertools.product(BLOCKS, (16, 32)):
+    for (warps, resident), per_thread in itertools.product(BLOCKS, (16, 32, 64) if kind == "scaled" else (32, 64)):
         cluster = 1
         while cluster < 16 and cluster * warps * 32 * per_thread < n:
             cluster *= 2
-        for c in (cluster, 2 * cluster) if kind == "mean" else (cluster,):
-            if c > 16 or (c > 1 and n // c < 2048):
-                continue
-            try:
-                base = rows.plan(shape, cluster=c, per_thread=per_thread, warps=warps)
-            except ValueError:
-                continue
-            base = dataclasses.replace(base, resident=resident)
-            for most in MOST_STAGES[kind] if c == cluster else MOST_STAGES[kind][:1]:
-                stages = _stages(shape, base, most)
-                if stages > len(shape.sums):
-                    add(cluster=c, per_thread=per_thread, warps=warps, stages=stages, resident=resident)
-    for warps, resident in ((8, 2), (8, 4), (16, 2)):
-        for per_thread in (16, 32):
-            cluster = max(1, n // (warps * 32 * per_thread))
-            if cluster <= 16:
-                add(cluster=cluster, per_thread=per_thread, warps=warps, stages=0, resident=resident)
+        if cluster > 1 and n // cluster < 2048:
+            continue
+        try:
+            base = rows.plan(shape, cluster=cluster, per_thread=per_thread, warps=warps)
+        except ValueError:
+            continue
+        base = dataclasses.replace(base, resident=resident)
+        for most in MOST_STAGES[kind]:
+            stages = _stages(shape, base, most)
+            if stages > len(shape.sums):
+                add(cluster=cluster, per_thread=per_thread, warps=warps, stages=stages, resident=resident)
     add(evict_first=True)
     return found
 

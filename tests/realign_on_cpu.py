@@ -13,9 +13,9 @@ class RealignOnCpu(realign.Realign):
     space = cute.AddressSpace.generic
 
     @cute.jit
-    def __call__(self, src: cute.Tensor, dst: cute.Tensor):
+    def __call__(self, src: cute.Tensor, dst: cute.Tensor, src2, dst2):
         work = self._work(dst)
-        for block in cutlass.range(cute.ceil_div(work.units, self.spec.threads * self.spec.units)):
+        for block in cutlass.range(self._blocks(work)):
             for thread in cutlass.range(self.spec.threads):
                 self.thread(Int32(block), Int32(thread), src, dst, work)
 

@@ -141,35 +141,30 @@ def test_the_memory_of_copies_is_free_again():
     assert torch.cuda.max_memory_allocated() - before <= a.numel() * 2 + 4096
 
 
-def _buffer(rows, cols, first, more, fill, dtype):
-    """(all of it, two matrices in it)."""
-    x = torch.full((first + 2 * (rows * (cols + more) + 4),), fill, dtype=dtype, device="cuda")
-    return x, x.as_strided((2, rows, cols), (rows * (cols + more) + 3, cols + more, 1), first)
-
-
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
 @pytest.mark.parametrize("rows, cols", ((1, 1), (3, 7), (5, 64), (100, 4099), (3000, 257)))
-def test_the_copy_alone(dtype, rows, cols):
-    name = {BF16: "bf16", torch.float32: "fp32"}[dtype]
-    each = 16 // dtype.itemsize
-    into, back = (function(Recipe("tkq.gemm.realign:build", (RealignSpec(name, x),))) for x in (True, False))
+def test_the_copies_alone(dtype, rows, cols):
+    """One matrix, and two in one launch."""
+    name, each = {BF16: "bf16", torch.float32: "fp32"}[dtype], 16 // dtype.itemsize
+    one, two = (function(Recipe("tkq.gemm.realign:build", (RealignSpec(name, both),))) for both in (False, True))
     for first, more in itertools.product(range(each), (0, 1, 5)):
-        _, src = _buffer(rows, cols, first, more, math.nan, dtype)
-        src.copy_(torch.randint(-99, 99, src.shape, device="cuda"))
-        wide = -(-cols // each) * each
-        room = torch.full((2, rows, wide + each), POISON, dtype=dtype, device="cuda")
-        into(src, room[..., :wide])
-        assert torch.equal(room[..., :cols], src) and not room[..., cols:wide].any()
-        assert (room[..., wide:] == POISON).all()
-        whole, dst = _buffer(rows, cols, first, more, POISON, dtype)
-        want = whole.clone()
-        want.as_strided(dst.shape, dst.stride(), dst.storage_offset()).copy_(src)
-        room[..., cols:] = math.nan
-        back(room[..., :cols], dst)
-        assert torch.equal(whole, want)
+        given, rooms = [], []
+        for height in (rows, 2 * rows + 1):
+            x = torch.full((first + 2 * (height * (cols + more) + 4),), math.nan, dtype=dtype, device="cuda")
+            src = x.as_strided((2, height, cols), (height * (cols + more) + 3, cols + more, 1), first)
+            given.append(src.copy_(torch.randint(-99, 99, src.shape, device="cuda")))
+            rooms.append(torch.full((2, height, -(-cols // each) * each + each), POISON, dtype=dtype, device="cuda"))
+        one(given[0], rooms[0][..., :-each], None, None)
+        alone = rooms[0].clone()
+        rooms[0].fill_(POISON)
+        two(given[0], rooms[0][..., :-each], given[1], rooms[1][..., :-each])
+        assert torch.equal(alone, rooms[0])
+        for src, room in zip(given, rooms):
+            assert torch.equal(room[..., :cols], src) and not room[..., cols:-each].any()
+            assert (room[..., -each:] == POISON).all()
 
 
-def test_few_rows_and_small_products_read_element_by_element():
+def test_small_products_read_element_by_element():
     """Where a copy would take longer, nothing is allocated."""
     a, b = numbers(Lies(1), 64, 64), numbers(PLAIN, 64, 64, seed=1)
     launched = call.run(a, b, torch.empty(64, 64, dtype=BF16, device="cuda"))

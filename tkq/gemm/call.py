@@ -138,10 +138,10 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, lo
 
     Returns the kernel and its blocks; None where it took other views of a or b than these."""
     x, y, kind = kind_of(a, b, out, accumulate, room, extra, loose)
-    if config or room or _loads_and_stores(kind):
+    if config or kind[2][2]:  # or TMA takes both operands
         kernel, planned = _launcher(kind, config)
     else:
-        kernel, planned = _between_copies(x, y, out, kind, extra, loose)
+        kernel, planned = _behind_copies(x, y, out, kind, extra, loose)
     kernel(x, y, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
     if x is not a or y is not b:
         return None
@@ -171,28 +171,25 @@ def kind_of(a, b, out, accumulate, room, extra, loose=False):
     return a, b, (a.dtype, out.dtype, ways, (m, n, k, *batch), epilogue, a.device)
 
 
-def _loads_and_stores(kind) -> bool:
-    """Does TMA take all of it?"""
-    _, _, (_, _, load, store, _), *_ = kind
-    return load and store
-
-
-def _between_copies(a, b, out, kind, extra, loose):
-    """(kernel, blocks) with copies of what TMA does not take around it, where those are worth their time."""
+def _behind_copies(a, b, out, kind, extra, loose):
+    """(kernel, blocks) behind copies of what TMA does not take, where those are worth their time."""
     majors = kind[2][:2]
-    around = realigned.around(realigned.fits(a, b, out, majors, False, loose), kind, out.element_size())
+    around = realigned.around(realigned.fits(a, b, out, majors, False, loose), kind)
     if around is None:
         return _launcher(kind, None)
-    copied, kind = between(a, b, out, majors, around, extra)
+    copies, kind = copied(a, b, out, majors, around, extra)
     kernel, blocks = _launcher(kind, None)
-    return realigned.Realigned(kernel, *copied), blocks
+    return realigned.Realigned(kernel, copies), blocks
 
 
-def between(a, b, out, majors, around, extra):
-    """(the copies around a product, as of ``realigned.copies``, and what decides on the kernel between them)."""
-    copied = realigned.copies(a, b, out, majors, around)
-    *_, kind = kind_of(*realigned.samples(a, b, out, copied), False, around.out, extra)
-    return copied, kind
+def copied(a, b, out, majors, around, extra):
+    """(the copies of a product's operands, what decides on the kernel behind them)."""
+    copies = realigned.Copies.of(a, b, majors, around)
+    x, y = copies.samples(a, b)
+    if out.dim() == 3:  # one that all of a batch share
+        x, y = (t if t.dim() == 3 else t.expand(out.shape[0], *t.shape) for t in (x, y))
+    *_, kind = kind_of(x, y, out, False, False, extra)
+    return copies, kind
 
 
 def _batched(a, b):
@@ -239,9 +236,10 @@ def spec_of(dtype, out, ways, size, epilogue):
         activation, bias, *rest = epilogue
         e = Epilogue(activation, dtypes.name_of(bias) if bias else "", *rest, located=is_located(activation))
     a_is_k, b_is_k, load, store, accumulate = ways
+    way_out = "tma" if store else "rows" if load and not accumulate else "elements"
     m, n, k, batches, which = size if len(size) == 5 else (*size, 1, "")
     spec = GemmSpec(dtypes.name_of(dtype), dtypes.name_of(out), "k" if a_is_k else "m", "k" if b_is_k else "n",
-                    "tma" if load else "elements", "tma" if store else "elements", accumulate, e, which)
+                    "tma" if load else "elements", way_out, accumulate, e, which)
     return spec, (m, n, k), batches
 
 

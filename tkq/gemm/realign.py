@@ -1,6 +1,5 @@
-"""dst = src, row by row, where the rows of either begin anywhere: what TMA does not take, into rows that it takes, and
-back."""
-from typing import NamedTuple
+"""dst = src, row by row, where the source's rows begin anywhere: what TMA does not take, into rows that it takes."""
+from typing import NamedTuple, Optional
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -20,14 +19,14 @@ class Work(NamedTuple):
 
 
 class Realign:
-    """The destination is counted in units of 16 bytes at multiples of 16, row after row; a row that begins within one
-    and ends within one has both. A thread makes ``units`` of them, ``threads`` apart:
+    """The destination's rows begin and end at multiples of 16 bytes; they are counted in units of 16. A thread makes
+    ``units`` of them, ``threads`` apart:
 
         block b, thread t:   units  b * threads * units + j * threads + t
 
-    A whole one is a single store, of the source's two units that it lies across, shifted: its neighbour's first is in
-    L1. At the ends of a row, where one of the three is not wholly in its row, elements go one by one: nothing outside
-    a row is read or written.
+    One is a single store, of the source's two units that it lies across, shifted: its neighbour's first is in L1. At
+    the ends of a row, where one of the two is not wholly in it, elements come one by one: nothing outside a row is
+    read. What is past the source's row is zero. Two matrices are two ranges of blocks.
     """
 
     def __init__(self, spec: RealignSpec):
@@ -37,22 +36,35 @@ class Realign:
         self.each = UNIT // self.size  # elements of a unit
 
     @cute.jit
-    def __call__(self, src: cute.Tensor, dst: cute.Tensor, stream: cuda.CUstream):
-        """src (B, rows, columns), dst the same; aligned, dst's columns are src's, rounded up to whole units."""
-        spec, work = self.spec, self._work(dst)
-        self.kernel(src, dst, work).launch(grid=[cute.ceil_div(work.units, spec.threads * spec.units), 1, 1],
-                                           block=[spec.threads, 1, 1], stream=stream)
+    def __call__(self, src: cute.Tensor, dst: cute.Tensor, src2: Optional[cute.Tensor], dst2: Optional[cute.Tensor],
+                 stream: cuda.CUstream):
+        """src (B, rows, columns), dst the same, its columns rounded up to whole units; a second pair, or None."""
+        work, work2 = self._work(dst), self._work(dst) if const_expr(dst2 is None) else self._work(dst2)
+        blocks = self._blocks(work)
+        more = Int32(0) if const_expr(dst2 is None) else self._blocks(work2)
+        self.kernel(src, dst, work, src2, dst2, work2, blocks).launch(
+            grid=[blocks + more, 1, 1], block=[self.spec.threads, 1, 1], stream=stream)
 
     def _work(self, dst):
         batches, rows, cols = dst.shape
-        unaligned = 0 if self.spec.aligned else self.each - 1  # more columns that a row may seem to have
-        per_row = (cols + unaligned + self.each - 1) // self.each
+        per_row = cols // self.each
         return Work(per_row * rows * batches, cute.fast_divmod_create_divisor_v2(per_row),
                     cute.fast_divmod_create_divisor_v2(rows))
 
+    def _blocks(self, work):
+        return cute.ceil_div(work.units, self.spec.threads * self.spec.units)
+
     @cute.kernel
-    def kernel(self, src: cute.Tensor, dst: cute.Tensor, work: Work):
-        self.thread(cute.arch.block_idx()[0], cute.arch.thread_idx()[0], src, dst, work)
+    def kernel(self, src: cute.Tensor, dst: cute.Tensor, work: Work, src2: Optional[cute.Tensor],
+               dst2: Optional[cute.Tensor], work2: Work, blocks: Int32):
+        block, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
+        if const_expr(dst2 is None):
+            self.thread(block, thread, src, dst, work)
+        else:
+            if block < blocks:
+                self.thread(block, thread, src, dst, work)
+            else:
+                self.thread(block - blocks, thread, src2, dst2, work2)
 
     @cute.jit
     def thread(self, block: Int32, thread: Int32, src: cute.Tensor, dst: cute.Tensor, work: Work):
@@ -63,25 +75,22 @@ class Realign:
         for j in cutlass.range_constexpr(spec.units):
             self._load(made[j])
         for j in cutlass.range_constexpr(spec.units):
-            self._store(made[j], src, dst)
+            self._store(made[j], src)
 
     def _unit(self, number, src, dst, work):
         """Where a unit and what it is made of lie, and whether it is there."""
         line, unit = divmod(cutlass.min(number, work.units - 1), work.per_row)
         batch, row = divmod(Int32(line), work.rows)
         from_, to = self._row(src, batch, row), self._row(dst, batch, row)
-        before = 0 if self.spec.aligned else Int32(to & (UNIT - 1)) // self.size
-        column = Int32(unit) * self.each - before  # the first; it may lie before the row
+        column = Int32(unit) * self.each  # the first
         at = from_ + Int64(column) * self.size
         shift = Int32(at & (UNIT - 1))
         first, length = at - Int64(shift), Int64(src.shape[2]) * self.size
         last = first + cutlass.select_(shift == 0, Int64(UNIT), Int64(2 * UNIT))
         whole = (number < work.units) & (first >= from_) & (last <= from_ + length)
-        if not self.spec.aligned:
-            whole = whole & (column >= 0) & (column + self.each <= dst.shape[2])
         words = cute.make_rmem_tensor((2 * UNIT // 4,), Uint32)
         there = number < work.units
-        return Unit(words, first, shift, to + Int64(column) * self.size, whole, there, from_, to, column)
+        return Unit(words, first, shift, to + Int64(column) * self.size, whole, there, from_, column)
 
     def _row(self, x, batch, row):
         """The address of a row."""
@@ -108,12 +117,12 @@ class Realign:
     space = cute.AddressSpace.gmem
 
     @cute.jit
-    def _store(self, u: cutlass.Constexpr, src: cute.Tensor, dst: cute.Tensor):
+    def _store(self, u: cutlass.Constexpr, src: cute.Tensor):
         if u.whole:
             cute.autovec_copy(self._shifted(u), self._at(u.to))
         else:
             if u.there:
-                self._one_by_one(u, src, dst)
+                cute.autovec_copy(self._one_by_one(u, src), self._at(u.to))
 
     def _shifted(self, u):
         """The unit that begins ``shift`` bytes into the first of the two."""
@@ -131,24 +140,20 @@ class Realign:
         return made
 
     @cute.jit
-    def _one_by_one(self, u: cutlass.Constexpr, src: cute.Tensor, dst: cute.Tensor):
-        source, target = self._line(src, u.source), self._line(dst, u.target)
+    def _one_by_one(self, u: cutlass.Constexpr, src: cute.Tensor):
+        pointer = cute.make_ptr(self.dtype, u.source, self.space, assumed_align=self.size)
+        line = cute.make_tensor(pointer, cute.make_layout(src.shape[2]))
+        made = cute.make_rmem_tensor((self.each,), self.dtype)
+        made.fill(0.0)
         for i in cutlass.range_constexpr(self.each):
-            column = u.column + i
-            if column >= 0 and column < dst.shape[2]:
-                value = self.dtype(0.0)
-                if column < src.shape[2]:
-                    value = source[column]
-                target[column] = value
-
-    def _line(self, x, address):
-        pointer = cute.make_ptr(self.dtype, address, self.space, assumed_align=self.size)
-        return cute.make_tensor(pointer, cute.make_layout(x.shape[2]))
+            if u.column + i < src.shape[2]:
+                made[i] = line[u.column + i]
+        return cute.recast_tensor(made, Uint32)
 
 
 class Unit(NamedTuple):
     """words: of the source's two units from address ``first`` on; shift: bytes of them that come before; to: its
-    address. whole: it and those two lie in their rows. source, target: the rows' addresses; column: its first one."""
+    address. whole: those two lie in their row. source: the row's address; column: the unit's first one."""
 
     words: cute.Tensor
     first: Int64
@@ -157,18 +162,16 @@ class Unit(NamedTuple):
     whole: object
     there: object
     source: Int64
-    target: Int64
     column: Int32
 
 
 def build(spec: RealignSpec):
-    """(kernel, fake arguments): src, dst, three dimensions each."""
+    """(kernel, fake arguments): src, dst, three dimensions each; and another pair, None without ``both``."""
     from ..runtime import fake
 
-    kernel = Realign(spec)
-    batches, rows, cols = fake.sym(), fake.sym(), fake.sym()
-    unit = kernel.each if spec.aligned else 1
-    src = fake.tensor(spec.dtype, (batches, rows, cols), (fake.sym64(), fake.sym64(), 1), align=kernel.size)
-    dst = fake.tensor(spec.dtype, (batches, rows, fake.sym(unit) if spec.aligned else cols),
-                      (fake.sym64(unit), fake.sym64(unit), 1), align=unit * kernel.size)
-    return kernel, (src, dst)
+    kernel, found = Realign(spec), []
+    for _ in range(1 + spec.both):
+        shape, unit = (fake.sym(), fake.sym()), kernel.each
+        found.append(fake.tensor(spec.dtype, (*shape, fake.sym()), (fake.sym64(), fake.sym64(), 1), align=kernel.size))
+        found.append(fake.tensor(spec.dtype, (*shape, fake.sym(unit)), (fake.sym64(unit), fake.sym64(unit), 1)))
+    return kernel, (*found, *(None,) * (4 - len(found)))

@@ -6,10 +6,9 @@ UNIT = 16  # bytes of an access
 
 @dataclass(frozen=True)
 class RealignSpec:
-    """dtype: of both. aligned: the destination's rows begin and end at multiples of 16 bytes; what is more than the
-    source's becomes zero. threads: of a block; units: of 16 bytes that each takes."""
+    """dtype: of all. both: there are two matrices to copy. threads: of a block; units: of 16 bytes that each takes."""
 
     dtype: str = "bf16"
-    aligned: bool = True
+    both: bool = False
     threads: int = 256
     units: int = 2

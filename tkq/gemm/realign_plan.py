@@ -1,25 +1,20 @@
-"""When a product's operands, or its result, are copied into rows that TMA takes: pure Python, no torch, no DSL.
+"""When a product's operands are copied into rows that TMA takes: pure Python, no torch, no DSL.
 
-An operand that TMA does not take is read element by element by a kernel that multiplies at a twentieth of the speed, or
-copied: it is read and written once, at the speed of memory. A result that TMA does not write goes out element by
-element behind each tile, or through a copy of its own.
+An operand that TMA does not take is read element by element, by a kernel that multiplies at a fifteenth of the speed,
+or copied: it is read and written once, at the speed of memory.
 """
 from typing import NamedTuple, Optional
 
-from .narrow_plan import MOST_ROWS
-
 
 class Around(NamedTuple):
-    """What is copied: a and b before the product, the result after it."""
+    """What is copied before the product."""
 
     a: bool = False
     b: bool = False
-    out: bool = False
 
 
 class Problem(NamedTuple):
-    """m, n, k: of each of ``batches`` products. a, b, out: does TMA take them as they are? bytes: of an element of the
-    result. narrow: is there a kernel for few rows, which stores element by element in any case?"""
+    """m, n, k: of each of ``batches`` products. a, b: does TMA take them as they are?"""
 
     m: int
     n: int
@@ -27,40 +22,32 @@ class Problem(NamedTuple):
     batches: int = 1
     a: bool = True
     b: bool = True
-    out: bool = True
-    bytes: int = 2
-    narrow: bool = False
 
 
-ELEMENTS = 37.0  # TFLOP/s of the kernel that reads element by element
-TMA = 600.0  # of the others
-COPY = 2500.0  # GB/s, read and written
-LAUNCH = 3000.0  # ns of a copy, however small
+# Measured on an H100 (docs/attempts/products.md):
+TILE, STEP = (64, 128), 64  # of the kernel that reads element by element
+STEP_NS = 6000.0  # of a block that has no other beside it on its processor
+BUSY_STEP_NS = 2000.0  # of each of many, a processor
+PROCESSORS = 132
+COPY = 2800.0  # GB/s, read and written
+LAUNCH_NS = 2500.0  # of copies, however small
+PRODUCT_NS = 3500.0  # of the other kernel, however small
+TMA = 600.0  # TFLOP/s of it
 
 
 def plan(p: Problem) -> Optional[Around]:
     """What to copy; None where nothing is."""
     operands = Around(not p.a, not p.b)
-    if any(operands):
-        if elements_ns(p) <= copied_ns(p, operands):
-            return None
-    through = not p.out and not (p.narrow and p.m <= MOST_ROWS) and through_scratch(p)
-    found = operands._replace(out=through)
-    return found if any(found) else None
+    return operands if any(operands) and copied_ns(p) < elements_ns(p) else None
 
 
 def elements_ns(p: Problem) -> float:
     """Of the kernel that reads element by element."""
-    return 2e-3 * p.batches * p.m * p.n * p.k / ELEMENTS
+    steps, tiles = -(-p.k // STEP), p.batches * -(-p.m // TILE[0]) * -(-p.n // TILE[1])
+    return steps * max(STEP_NS, BUSY_STEP_NS * -(-tiles // PROCESSORS))
 
 
-def copied_ns(p: Problem, around: Around) -> float:
-    """Of copies of operands, and a product by TMA."""
-    copies = [4 * p.batches * size / COPY + LAUNCH
-              for size, copied in ((p.m * p.k, around.a), (p.k * p.n, around.b)) if copied]
-    return sum(copies) + 2e-3 * p.batches * p.m * p.n * p.k / TMA
-
-
-def through_scratch(p: Problem) -> bool:
-    """Is a result that TMA does not write faster by way of another matrix?"""
-    return False
+def copied_ns(p: Problem) -> float:
+    """Of copies of the operands, and a product by TMA."""
+    copied = p.batches * (p.m * p.k * (not p.a) + p.k * p.n * (not p.b))
+    return LAUNCH_NS + 4 * copied / COPY + PRODUCT_NS + 2e-3 * p.batches * p.m * p.n * p.k / TMA

@@ -1,6 +1,6 @@
-"""A product between copies: of operands that TMA does not take, into memory of this call, and of its result from there.
+"""A product behind copies of those operands that TMA does not take.
 
-The memory is as large as what is copied, from torch's allocator, and free again when the call returns (on its stream).
+The copies' memory is as large as what is copied, from torch's allocator, and free again when the call returns.
 """
 from collections.abc import Callable
 from typing import NamedTuple, Optional
@@ -50,7 +50,6 @@ class Copied(NamedTuple):
     """How a matrix, or a batch of them, is copied. lines, apart: of it, as (batches, lines, elements). room, steps: of
     the memory beside it. shape, stride: of that memory as the product takes it."""
 
-    run: Callable
     lines: tuple
     apart: tuple
     room: tuple
@@ -59,18 +58,16 @@ class Copied(NamedTuple):
     stride: tuple
 
     @staticmethod
-    def of(x: Tensor, by_rows: bool, aligned: bool) -> "Copied":
-        """aligned: x is copied to the memory, or that to x."""
-        size = x.element_size()
-        each = TMA_BYTES // size
+    def of(x: Tensor, by_rows: bool) -> "Copied":
+        """by_rows: x's rows are contiguous, or its columns."""
+        each = TMA_BYTES // x.element_size()
         order = (-2, -1) if by_rows else (-1, -2)
         count, length = (x.shape[i] for i in order)
         pitch = -(-length // each) * each
         batches, apart = (x.shape[0], x.stride(0)) if x.dim() == 3 else (1, 0)
         steps = count * pitch, pitch, 1
         stride = steps[1:] if by_rows else (1, pitch)
-        run = function(Recipe("tkq.gemm.realign:build", (RealignSpec(dtypes.name_of(x.dtype), aligned),)))
-        return Copied(run, (batches, count, length), (apart, x.stride(order[0]), 1), (batches, count, pitch), steps,
+        return Copied((batches, count, length), (apart, x.stride(order[0]), 1), (batches, count, pitch), steps,
                       tuple(x.shape), (steps[0], *stride) if x.dim() == 3 else stride)
 
     def memory(self, x: Tensor) -> Tensor:
@@ -81,57 +78,53 @@ class Copied(NamedTuple):
         """As the product takes it."""
         return new.over(memory, self.shape, self.stride)
 
-    def there(self, x: Tensor) -> Tensor:
-        """x, copied to new memory, as the product takes it."""
-        memory = self.memory(x)
-        self.run(new.over(x, self.lines, self.apart), memory)
-        return self.taken(memory)
 
-    def back(self, memory: Tensor, x: Tensor) -> None:
-        """x = what the product left in memory."""
-        self.run(new.over(memory, self.lines, self.steps), new.over(x, self.lines, self.apart))
+class Copies(NamedTuple):
+    """Of one operand or of both, None where it is not copied, in one launch."""
+
+    run: Callable
+    a: Optional[Copied]
+    b: Optional[Copied]
+
+    @staticmethod
+    def of(a: Tensor, b: Tensor, majors, around: Around) -> "Copies":
+        """majors: is K contiguous in a, in b?"""
+        spec = RealignSpec(dtypes.name_of(a.dtype), both=around.a and around.b)
+        return Copies(function(Recipe("tkq.gemm.realign:build", (spec,))),
+                      Copied.of(a, majors[0]) if around.a else None,
+                      Copied.of(b, not majors[1]) if around.b else None)
+
+    def __call__(self, a: Tensor, b: Tensor):
+        """(a, b) as the product takes them, copied."""
+        pairs, found = [], []
+        for x, copied in ((a, self.a), (b, self.b)):
+            if copied is None:
+                found.append(x)
+                continue
+            memory = copied.memory(x)
+            pairs += [new.over(x, copied.lines, copied.apart), memory]
+            found.append(copied.taken(memory))
+        self.run(*pairs, *(None,) * (4 - len(pairs)))
+        return found
+
+    def samples(self, a: Tensor, b: Tensor) -> list:
+        """The same, without what is in them."""
+        return [x if c is None else c.taken(c.memory(x)) for x, c in ((a, self.a), (b, self.b))]
 
 
 class Realigned(NamedTuple):
-    """A kernel with copies around it; called as the kernel itself."""
+    """A kernel behind copies of its operands; called as the kernel itself."""
 
     kernel: Callable
-    a: Optional[Copied]
-    b: Optional[Copied]
-    out: Optional[Copied]
+    copies: Copies
 
-    def __call__(self, a, b, out, *rest):
-        a = a if self.a is None else self.a.there(a)
-        b = b if self.b is None else self.b.there(b)
-        if self.out is None:
-            self.kernel(a, b, out, *rest)
-            return
-        memory = self.out.memory(out)
-        self.kernel(a, b, self.out.taken(memory), *rest)
-        self.out.back(memory, out)
+    def __call__(self, a, b, *rest):
+        self.kernel(*self.copies(a, b), *rest)
 
 
-def copies(a: Tensor, b: Tensor, out: Tensor, majors, around: Around):
-    """(of a, of b, of out), each None where it is not copied. majors: is K contiguous in a, in b?"""
-    return (Copied.of(a, majors[0], True) if around.a else None,
-            Copied.of(b, not majors[1], True) if around.b else None,
-            Copied.of(out, True, False) if around.out else None)
-
-
-def samples(a, b, out, copied):
-    """The operands and the result as the kernel will get them; what is in them does not matter yet."""
-    found = [x if c is None else c.taken(c.memory(x)) for x, c in zip((a, b, out), copied)]
-    if out.dim() == 3:  # one that all of a batch share
-        found = [x if x.dim() == 3 else x.expand(out.shape[0], *x.shape) for x in found]
-    return found
-
-
-def around(found: Fits, kind, bytes: int) -> Optional[Around]:
-    """What is to be copied, or None. kind: as of ``call.kind_of``, whose operands and result fit so; bytes: of an
-    element of the result."""
-    _, _, (a_is_k, b_is_k, _, _, accumulate), (m, n, k, *batch), epilogue, _ = kind
+def around(found: Fits, kind) -> Optional[Around]:
+    """What is to be copied, or None. kind: as of ``call.kind_of``, whose operands fit so."""
+    _, _, (_, b_is_k, _, _, accumulate), (m, n, k, *batch), epilogue, _ = kind
     if accumulate or (epilogue and not gate_fits(epilogue[0], b_is_k, n)):
         return None
-    batches, shared = batch or (1, "")
-    problem = Problem(m, n, k, batches, *found, bytes, narrow=a_is_k and not shared)
-    return realign_plan.plan(problem)
+    return realign_plan.plan(Problem(m, n, k, batch[0] if batch else 1, found.a, found.b))

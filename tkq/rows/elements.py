@@ -55,6 +55,12 @@ class RowElements(ReductionBase):
         return len(self.active) - (1 if self.active and not self._writes_rows else 0)
 
     @property
+    def first_finishes(self) -> bool:
+        """Is the last exchange collected by the row's first warp alone? Where the others have no use for it; and there
+        is one before it, which all collect: it keeps them from a slot that the first has not read (see ``Slots``)."""
+        return len(self.active) > 1 and self.plan.cluster == 1 and self.plan.width > 1 and not self._writes_rows
+
+    @property
     def _writes_rows(self) -> bool:
         return bool(self.spec.stores or (self.spec.columns and not self.early))
 

@@ -207,24 +207,40 @@ class RowEngine(RowElements):
         if const_expr(age == 0 and not self.plan.direct):
             c.rows.wait(stage)
         r = self._known(c, state.numbers[age])
+        alone = const_expr(self.first_finishes)
         for k in cutlass.range_constexpr(age):
             kept = state.kept[k][age - k - 1]
-            if const_expr(k == age - 1):
+            if const_expr(k == age - 1 and not (alone and k == len(self.active) - 1)):
                 values = c.slots[k].collect(state.seen[k], c.part)
                 state.seen[k].advance()
                 for i in cutlass.range_constexpr(len(values)):
                     kept[i] = values[i]
-            self._reduced(r, k, tuple(kept[i] for i in range(self.active[k].monoid.sums)))
+            if const_expr(not (alone and k == len(self.active) - 1)):
+                self._reduced(r, k, tuple(kept[i] for i in range(self.active[k].monoid.sums)))
         if const_expr(age < len(self.active)):
             element = self._element(c, age, views, row, r)
             c.slots[age].publish(state.sent[age], c.part, element)
             state.sent[age].advance()
+        elif const_expr(alone):
+            self._finish_by_first(c, state, row, r)
+            state.seen[age - 1].advance()
         else:
             self._write(c, views, row, c.part.exists(row), r)
         if const_expr(age == self.last_read and not self.plan.direct):
             c.rows.release(stage)
         if const_expr(not self.plan.direct):
             stage.advance()
+
+    @cute.jit
+    def _finish_by_first(self, c: Constexpr, state: Constexpr, row: Int32, r: Constexpr):
+        """The last exchange's result, of which nothing but numbers is made: by the row's first warp alone."""
+        if c.part.warp == 0:
+            self._finish(c, state, row, r)
+
+    def _finish(self, c, state, row, r):
+        last, known = len(self.active) - 1, SimpleNamespace(**r.__dict__)
+        self._reduced(known, last, c.slots[last].collect(state.seen[last], c.part))
+        self._write(c, None, row, c.part.exists(row), known)
 
     def _grow_older(self, state):
         for a in range(len(self.active), 0, -1):

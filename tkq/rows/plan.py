@@ -1,12 +1,13 @@
 """How a RowKernel cuts its rows: lanes, warps, blocks, stages. Pure Python: no torch, no DSL.
 
-Two or three loads of 16 bits take a table measured on an H100 (`_TABLE`); all else takes a ladder: 32 elements of a row
+Two or three loads of 16 bits take a table measured on an H100 (`plan_table`); all else takes a ladder: 32 elements of a row
 a thread in 8 warps, and a cluster where a row is wider than that.
 """
 from dataclasses import dataclass, replace
 from typing import Optional
 
 from ..reduction_plan import MAX_CLUSTER, SMEM_BYTES
+from .plan_table import REDUCING, TABLE
 
 DEPTH = 4  # exchange slots: a warp that publishes row i has collected row i - 2, so all warps have read row i - 4
 WARPGROUP, WARP = 128, 32
@@ -225,7 +226,7 @@ def plan(shape: RowShape, **choices) -> RowPlan:
         ValueError: choices that do not fit the shape or the hardware.
     """
     geometry = {key: choices.pop(key) for key in ("cluster", "per_thread", "warps", "stages") if key in choices}
-    found = None if geometry else _measured(shape)
+    found = None if geometry else _measured(shape) or _reducing(shape)
     if not found:
         found = _chosen(shape, **geometry) if geometry else _planned(shape)
         found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
@@ -250,9 +251,8 @@ def check(shape: RowShape, p: RowPlan) -> None:
         raise ValueError(f"stages: got {p.stages}, {len(shape.sums)} exchanges keep {len(shape.sums) + 1} rows at once")
     if p.resident not in (1, 2, 3, 4) or p.resident * p.block > THREADS:
         raise ValueError(f"resident: got {p.resident} of {p.block} threads, a multiprocessor has {THREADS}")
-    most = (SMEM_BYTES + RESERVED) // p.resident - RESERVED
-    if smem_bytes(shape, p) > most:
-        raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, one of {p.resident} blocks has {most}")
+    if smem_bytes(shape, p) > room(p):
+        raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, one of {p.resident} blocks has {room(p)}")
 
 
 # (blocks of a cluster, elements of a thread, warps, stages beyond those that the exchanges keep): the first that fits
@@ -261,34 +261,11 @@ _LADDER = ((1, 32, 8, 2), (2, 32, 8, 2), (4, 32, 8, 2), (8, 32, 8, 2), (8, 64, 8
            (16, 32, 16, 1))
 
 
-# By loads and column sums, as norms' backward have them: (most columns, blocks of a cluster, elements of a thread,
-# warps, flags). Of torch.add's bytes a second on an H100 with L2 cleared, 2^28 elements, in brackets what the ladder or
-# the table before gave: one column sum at 512, 1024, 2048 columns 0.961 (0.939), 0.965 (0.946), 0.991 (0.941); two at
-# 1024 and 2048 0.961 (0.942), 0.969 (0.937); three loads at 2048 and 4096 0.992 (0.963), 0.992 (0.961), of addcmul's
-# (docs/attempts/rows.md). Beyond, L2 not cleared (bench/tune_rows.py), at 4096, 8192, .. 131072: one 0.983 (0.929),
-# 0.980 (0.944), 0.964 (0.943), 0.968 (0.918), 0.998 (0.934), 0.968 (0.939); two 0.967 (0.918), 0.967 (0.935), 0.960,
-# 0.984, 0.975 (0.948), 0.970. What is gained has little to do with the threads: how much of each row a block copies at
-# a time, how many blocks share one, and whether another block works meanwhile, decides. We do not know why 16 blocks
-# beat 8 at 65536 columns.
-_TABLE = {
-    ((16, 16), 1): (
-        (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4)), (8192, 2, 16, 8, {}),
-        (16384, 1, 32, 16, {}), (32768, 2, 32, 16, {}), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
-    ((16, 16), 2): (
-        (512, 1, 16, 4, dict(stages=4, resident=3)), (1024, 1, 32, 4, dict(stages=3, resident=2, streaming=True)),
-        (2048, 1, 16, 4, dict(stages=4, resident=3)), (4096, 1, 32, 4, dict(stages=3, resident=2)),
-        (8192, 2, 16, 8, dict(stages=3, resident=2)), (16384, 2, 32, 8, {}),
-        (32768, 8, 16, 8, dict(stages=4, resident=2)), (65536, 16, 16, 8, {}), (131072, 16, 32, 8, {})),
-    ((16, 16, 16), 1): (
-        (1024, 1, 32, 8, {}), (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4))),
-}
-
-
 def _measured(shape: RowShape) -> Optional[RowPlan]:
     """From the table; None where that says nothing, or the row does not fit."""
     if not shape.bulk:
         return None
-    for most, cluster, per_thread, warps, flags in _TABLE.get((shape.loads, shape.columns), ()):
+    for most, cluster, per_thread, warps, flags in TABLE.get((shape.loads, shape.columns), ()):
         if most >= shape.N:
             found = _fitting(shape, cluster, per_thread, warps)
             least = max(len(shape.sums) + 1, flags.get("stages", 1))
@@ -298,6 +275,27 @@ def _measured(shape: RowShape) -> Optional[RowPlan]:
             found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
             return replace(found, **{**flags, "stages": stages, "vector": min(found.vector, flags.get("vector", 8))})
     return None
+
+
+def _reducing(shape: RowShape) -> Optional[RowPlan]:
+    """Of a kernel without column sums that stores no rows; None where rows do not fit, or are not copied in bulk."""
+    if not shape.bulk or shape.columns or shape.stores:
+        return None
+    stages = max(3, len(shape.sums) + 1)
+    for cluster, warps, resident in REDUCING:
+        found = _fitting(shape, cluster, 32, warps)
+        if not found or found.stages < stages or (warps == 4 and found.threads_per_row > WARP):
+            continue
+        found = replace(found, stages=stages, resident=resident)
+        while found.resident > 1 and smem_bytes(shape, found) > room(found):
+            found = replace(found, resident=found.resident - 1)
+        return replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
+    return None
+
+
+def room(p: RowPlan) -> int:
+    """Bytes of shared memory that each of its blocks on a multiprocessor may have."""
+    return (SMEM_BYTES + RESERVED) // p.resident - RESERVED
 
 
 def _planned(shape: RowShape) -> RowPlan:
