@@ -34,9 +34,11 @@ class ReductionBase:
     # ---- choices a subclass may change ---------------------------------------------------------
 
     def _calculate_threads_per_row(self) -> int:
+        """Threads of a block that share a row, a power of two: 8 to 256, by N, where it is not overridden."""
         return geometry.threads_per_row(self.N)
 
     def _get_num_threads(self) -> int:
+        """Threads of a block, whole warps of whole rows: 128 or 256, by N, where it is not overridden."""
         return geometry.num_threads(self.N)
 
     def _set_cluster_n(self) -> None:

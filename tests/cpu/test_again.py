@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tkq
-from tests import call_cases
+from tests import call_cases, ffi_tensors
 from tests.cpu.test_calls import launches, results  # noqa: F401  a fixture
 from tkq.gemm import fp8_ops, fp8_plan, plan
 from tkq.runtime import again, counters, debug, link, ops
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
 
 def seen(given):
     """What a kernel is given, as plain values: while the call lasts."""
-    if hasattr(given, "data_ptr"):
-        return tuple(given.shape), tuple(given.strides), str(given.dtype), given.data_ptr()
+    if ffi_tensors.is_tensor(given):
+        return tuple(given.shape), tuple(given.strides), str(given.dtype), ffi_tensors.address(given)
     return tuple(map(seen, given)) if isinstance(given, tvm_ffi.Array) else given
 
 
@@ -41,6 +41,7 @@ class Kernel:
 
     def note(self, *given):
         self.given.append(tuple(map(seen, given)))
+        del given  # borrowed for the call, and an error keeps this frame for longer
         if self.error:
             raise self.error
 

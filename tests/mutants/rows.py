@@ -14,15 +14,8 @@ MUTANTS = (
          "tk.expect_bytes(self.full[stage], (rows - 1) * s.limit * width)", NORM)),
     *family(
         "rows", "tkq/rows/engine.py",
-        ("stage_freed_before_it_is_read", """
-            self._write(c, views, row, c.part.exists(row), r)
-            if const_expr(not self.plan.direct):
-                c.rows.release(stage)
-         """, """
-            if const_expr(not self.plan.direct):
-                c.rows.release(stage)
-            self._write(c, views, row, c.part.exists(row), r)
-         """, NORM_POISON),
+        ("stage_freed_before_it_is_read", "if const_expr(age == self.last_read and not self.plan.direct):",
+         "if const_expr(age == self.last_read - 1 and not self.plan.direct):", NORM_POISON),
         ("no_wait_for_the_cluster", """
                 tk.cluster_arrive_relaxed()
                 tk.cluster_wait()
@@ -105,8 +98,7 @@ MUTANTS = (
     *family(
         "norm", "tkq/norms/rmsnorm.py",
         ("no_wait_for_the_cluster",
-         "hook_fn=tk.cluster_wait if first and self.cluster_n > 1 else None) * (1.0 / self.N)",
-         "hook_fn=None) * (1.0 / self.N)", CLUSTER)),
+         "hook = tk.cluster_wait if first and self.cluster_n > 1 else None", "hook = None", CLUSTER)),
     *family(
         "norm", "tkq/norms/quant_kept_rows.py",
         ("scale_of_a_part_of_the_row", "return m if inside is True else cutlass.select_(inside, m, Float32(0))",

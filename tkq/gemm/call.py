@@ -6,16 +6,18 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..runtime import arch, check, counters, dtypes, function, new
+from ..runtime import arch, arguments, check, counters, dtypes, function, new
 from ..runtime.again import Again
 from ..runtime.ops import Known
-from . import tuned
+from . import realigned, tuned
 from .epilogue import GATED, Epilogue, is_located, name_of
 from .epilogue import PLAIN as PLAIN_EPILOGUE
 from .plan import launch
-from .spec import DTYPES, OUT_DTYPES, TMA_BYTES, GemmSpec, fits_tma, fits_tma_store, is_k_major
+from .spec import OUT_DTYPES, GemmSpec, is_k_major
 
-OUT = (torch.bfloat16, torch.float16, torch.float32)
+_tensors = arguments.checker("gemm", "a", "b", "bias")
+_operands = arguments.checker("gemm", "a", "b", "bias", "c", "out")
+_numbers, _out_dtype = arguments.checker("gemm", "alpha", "beta"), arguments.checker("gemm", "out_dtype")
 
 # What a call without an out looks like -> its kernel and blocks, the result's shape, strides and dtype: in front of all
 # that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
@@ -58,7 +60,7 @@ def extra_of(bias, activation, c, alpha, beta) -> Extra:
 def quick(a, b, bias, activation, c, alpha, beta, out_dtype):
     """(the result in a new tensor, None), or (None, what the call looks like), where that has not been seen before."""
     index = a.get_device()
-    key = (index, a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (a.data_ptr() | b.data_ptr()) & 15,
+    key = (index, a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), a.data_ptr() & 15, b.data_ptr() & 15,
            out_dtype, activation, bias is not None and bias.dtype,
            c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0 or _varies(alpha),
            beta == 1.0, beta == 0.0 or (beta != 1.0 and _varies(beta)))
@@ -89,7 +91,7 @@ def quick_into(out, a, b, out_dtype, extra):
     lie where an input does, c itself aside."""
     bias, activation, c, alpha, beta = extra
     first, at_a, at_b = out.data_ptr(), a.data_ptr(), b.data_ptr()
-    key = (a.get_device(), a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), (at_a | at_b) & 15, out.dtype,
+    key = (a.get_device(), a.dtype, a.shape, a.stride(), b.dtype, b.shape, b.stride(), at_a & 15, at_b & 15, out.dtype,
            out.shape, out.stride(), first & 15, out_dtype, activation, bias is not None and bias.dtype,
            c is not None and (c.dtype, c.shape, c.stride(), c.data_ptr() & 15), alpha == 1.0 or _varies(alpha),
            beta == 1.0, beta == 0.0 or (beta != 1.0 and _varies(beta)))
@@ -123,21 +125,23 @@ def forget() -> None:
     _launcher.cache_clear()
 
 
-def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, extra=PLAIN,
-        key=None):
+def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, loose=False, extra=PLAIN, key=None):
     """out = a @ b and its epilogue, with no more checks than the compiled function makes. out: its rows are contiguous,
     their pitch is free. All matrices, or all with a batch in front. K is any number from 8 on (from 1 on where it is
     contiguous in neither a nor b); where it is not a multiple of 8, what follows a row of K numbers, up to 16 bytes, is
     zero.
 
     accumulate: out += a @ b, see GemmSpec. room: what follows a row of out, up to 16 bytes, may be overwritten: with
-    zeros, or added to.
+    zeros, or added to. loose: K is no multiple of 8, and anything follows a row of K numbers.
     key: what ``quick`` will know the call by. For tests and tuning: a Config and a number of blocks (at most; at least
     a cluster) instead of the plan's.
 
     Returns the kernel and its blocks; None where it took other views of a or b than these."""
-    x, y, kind = kind_of(a, b, out, accumulate, room, extra)
-    kernel, planned = _launcher(kind, config)
+    x, y, kind = kind_of(a, b, out, accumulate, room, extra, loose)
+    if config or room or _loads_and_stores(kind):
+        kernel, planned = _launcher(kind, config)
+    else:
+        kernel, planned = _between_copies(x, y, out, kind, extra, loose)
     kernel(x, y, out, extra.bias, extra.c, extra.alpha, extra.beta, blocks or planned)
     if x is not a or y is not b:
         return None
@@ -146,39 +150,59 @@ def run(a, b, out, config=None, blocks=None, *, accumulate=False, room=False, ex
     return kernel, planned
 
 
-def kind_of(a, b, out, accumulate, room, extra):
+def kind_of(a, b, out, accumulate, room, extra, loose=False):
     """(a, b as the kernel gets them, what decides on it: the arguments of ``spec_of`` and the device)."""
-    batch, whole, epilogue = (), True, ()
+    batch, epilogue = (), ()
     if a.dim() == 3:
-        a, b, batch, whole = _batched(a, b, out)
+        a, b, batch = _batched(a, b)
     *_, m, k = a.shape
     *_, a_m, a_k = a.stride()
     *_, b_k, b_n = b.stride()
-    n, size, pitch = b.shape[-1], out.element_size(), out.stride(-2)
+    n, size = b.shape[-1], out.element_size()
     a_is_k, b_is_k = is_k_major(m, a_m, a_k), is_k_major(n, b_n, b_k)
     if a_is_k is None or b_is_k is None or a.device != b.device:
         raise ValueError("gemm: a and b must be contiguous in one dimension, and on one device")
-    load = (whole and fits_tma(a.data_ptr(), *((a_m, m) if a_is_k else (a_k, k)), 2)
-            and fits_tma(b.data_ptr(), *((b_n, n) if b_is_k else (b_k, k)), 2))
+    fits = realigned.fits(a, b, out, (a_is_k, b_is_k), room, loose)
+    load = fits.a and fits.b
     if extra is not PLAIN:
         epilogue = _epilogue(extra, size)
-        if load and extra.activation in GATED and not b_is_k:  # TMA takes neither every other column nor an odd half
-            load = n % 16 == 0 and GATED[extra.activation][1] == "split"
-    # A row that ends anywhere ends with a unit of 16 bytes, its room included.
-    store = load and fits_tma_store(out.data_ptr(), pitch, m, 16 if room else out.shape[-1], size)
-    return a, b, (a.dtype, out.dtype, (a_is_k, b_is_k, load, store, accumulate), (m, n, k, *batch), epilogue, a.device)
+        load = load and realigned.gate_fits(extra.activation, b_is_k, n)
+    ways = a_is_k, b_is_k, load, load and fits.out, accumulate
+    return a, b, (a.dtype, out.dtype, ways, (m, n, k, *batch), epilogue, a.device)
 
 
-def _batched(a, b, out):
-    """(a, b, (batches, which of a and b have them), does TMA take the batches' strides?): an operand that all of a
-    batch share becomes a matrix."""
+def _loads_and_stores(kind) -> bool:
+    """Does TMA take all of it?"""
+    _, _, (_, _, load, store, _), *_ = kind
+    return load and store
+
+
+def _between_copies(a, b, out, kind, extra, loose):
+    """(kernel, blocks) with copies of what TMA does not take around it, where those are worth their time."""
+    majors = kind[2][:2]
+    around = realigned.around(realigned.fits(a, b, out, majors, False, loose), kind, out.element_size())
+    if around is None:
+        return _launcher(kind, None)
+    copied, kind = between(a, b, out, majors, around, extra)
+    kernel, blocks = _launcher(kind, None)
+    return realigned.Realigned(kernel, *copied), blocks
+
+
+def between(a, b, out, majors, around, extra):
+    """(the copies around a product, as of ``realigned.copies``, and what decides on the kernel between them)."""
+    copied = realigned.copies(a, b, out, majors, around)
+    *_, kind = kind_of(*realigned.samples(a, b, out, copied), False, around.out, extra)
+    return copied, kind
+
+
+def _batched(a, b):
+    """(a, b, (batches, which of a and b have them)): an operand that all of a batch share becomes a matrix."""
     batches, which = a.shape[0], "ab"
     if batches > 1 and a.stride(0) == 0 and b.stride(0):
         which, a = "b", a[0]
     elif batches > 1 and b.stride(0) == 0:
         which, b = "a", b[0]
-    strides = [x.stride(0) * x.element_size() for x in (a, b, out) if x.dim() == 3]
-    return a, b, (batches, which), batches == 1 or not any(s % TMA_BYTES for s in strides)
+    return a, b, (batches, which)
 
 
 def _epilogue(extra, size) -> tuple:
@@ -225,6 +249,9 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
     """For ``tkq.tune``: a call of ``gemm``."""
     from . import candidates  # the plans of all products
 
+    _operands(a, b, bias, c, out)
+    alpha, beta = _numbers(alpha, beta)
+    out_dtype = _out_dtype(out_dtype)
     extra = Extra(bias, "" if activation is None else name_of(activation), c, alpha, beta)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     check_call(a, b, dtype, extra, any_k=True)  # the products of a backward too
@@ -257,15 +284,14 @@ def shape_of(a, b, activation) -> tuple:
 def check_call(a, b, out_dtype, extra=PLAIN, *, any_k=False) -> None:
     """Everything that can be wrong with a call; names the argument, what came and what is allowed.
 
-    any_k: K is anything where it is contiguous in neither a nor b, as in the gradients of an odd number of rows."""
+    any_k: K is anything, as in the gradients of an odd number of rows or columns."""
+    _tensors(a, b, extra.bias)
     for name, x in (("a", a), ("b", b)):
-        check.dtype(name, x, DTYPES)
         check.rank(name, x, 2, 3)
     check.same_device(a=a, b=b, bias=extra.bias, c=extra.c)
     if b.dtype != a.dtype:
         raise TypeError(f"gemm: b is {b.dtype}, a is {a.dtype}; both must have one dtype")
-    if out_dtype is not None and out_dtype not in OUT:
-        raise TypeError(f"gemm: out_dtype is {out_dtype}, allowed are {', '.join(OUT_DTYPES)}")
+    _out_dtype(out_dtype)
     if a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; allowed are (M, K) and (K, N), or "
                          "(B, M, K) and (B, K, N): expand() shares one matrix among a batch")
@@ -273,7 +299,7 @@ def check_call(a, b, out_dtype, extra=PLAIN, *, any_k=False) -> None:
         if 1 not in x.stride()[-2:] and 1 not in x.shape[-2:] and x.numel():
             raise ValueError(f"gemm: {name} has strides {x.stride()}, allowed are those with a 1: "
                              "call .contiguous()")
-    if a.shape[-1] % 8 and not (any_k and inner_fits(a, b)):
+    if a.shape[-1] % 8 and not any_k:
         raise ValueError(f"gemm: a is {tuple(a.shape)} and b {tuple(b.shape)}: K is {a.shape[-1]}, "
                          "allowed are multiples of 8: pad with zeros")
     _check_epilogue(a, b, out_dtype or a.dtype, extra)
@@ -291,7 +317,6 @@ def _check_epilogue(a, b, out_dtype, extra) -> None:
     if activation in GATED and n % 2:
         raise ValueError(f"gemm: b is {tuple(b.shape)}, and with activation {activation!r} N must be even")
     if bias is not None:
-        check.dtype("bias", bias, OUT_DTYPES)
         check.shape("bias", bias, (n,))
         check.last_dim_contiguous("bias", bias)
     if c is not None:
@@ -303,8 +328,7 @@ def _check_epilogue(a, b, out_dtype, extra) -> None:
             raise TypeError(f"gemm: c is {c.dtype}, the result {out_dtype}; both must have one dtype")
         check.shape("c", c, shape_of(a, b, activation))
         check.last_dim_contiguous("c", c)
-    for name, x in (("alpha", alpha), ("beta", beta)):
-        check.finite(name, x)
+    _numbers(alpha, beta)
     if check.is_traced(beta):
         return
     if beta != 0.0 if c is None else beta == 0.0:  # Dynamo does not compare bools where one is of a float that varies
@@ -321,6 +345,7 @@ def check_out(out, a, b, out_dtype, extra) -> None:
     check.shape("out", out, shape_of(a, b, extra.activation))
     check.last_dim_contiguous("out", out)
     check.refuse_overlap("gemm", out=out)
+    check.refuse_inference("gemm", out=out)
 
 
 def check_apart(out, a, b, extra) -> None:

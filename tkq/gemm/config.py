@@ -45,7 +45,7 @@ class Config:
     def shared_bytes(self, spec: GemmSpec) -> int:
         """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
         stage = (self.m + self.n) * STEP * BYTES[spec.dtype]
-        panels = self.consumers * BUFFERS * 64 * PANEL_BYTES if spec.store == "tma" else 0
+        panels = self.consumers * BUFFERS * 64 * PANEL_BYTES if has_panels(spec) else 0
         return self.stages * stage + panels + 1024
 
     def check(self, spec: GemmSpec) -> "Config":
@@ -92,4 +92,9 @@ def wide_residual(spec: GemmSpec) -> bool:
 def can_hold(spec: GemmSpec) -> bool:
     """May a result wait in registers: do 16 bits suffice, and for c, which waits there before?"""
     pairs = not spec.epilogue.residual or spec.epilogue.residual_pairs
-    return spec.out != "fp32" and spec.store == "tma" and pairs
+    return spec.out != "fp32" and has_panels(spec) and pairs
+
+
+def has_panels(spec: GemmSpec) -> bool:
+    """Does a result leave by way of shared memory?"""
+    return spec.store != "elements"

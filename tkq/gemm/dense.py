@@ -10,7 +10,8 @@ from cutlass import Constexpr, Float32, Int32, const_expr
 from .. import tile as tk
 from . import epilogue_tile as ep
 from . import operands
-from .config import BUFFERS, PANEL_BYTES, STEP, Config, raster
+from .config import BUFFERS, PANEL_BYTES, STEP, Config, has_panels, raster
+from .put_rows import put_rows
 from .spec import BYTES, GemmSpec
 
 OUTPUT_BARRIER = 8  # and one more for each further consumer
@@ -137,7 +138,7 @@ class DenseGemm:
         a, b = al.tile(self.a_tile, x.stages), al.tile(self.b_tile, x.stages)
         s = Shared(
             a=a, b=b, b_parts=operands.parts_of_tile(b, self.b_part, self.parts),
-            out=al.tile(self.out_tile, BUFFERS * x.consumers) if self.spec.store == "tma" else None,
+            out=al.tile(self.out_tile, BUFFERS * x.consumers) if has_panels(self.spec) else None,
             pipe=al.pipe(x.stages, self.a_tile.bytes + self.b_tile.bytes, 4 * x.consumers, x.cluster))
         tk.init_block(s.pipe.init, x.cluster)
         if const_expr(x.pdl):  # up to here nothing was read or written that another kernel has to do with
@@ -344,8 +345,18 @@ class DenseGemm:
         if self.spec.store == "tma":
             place = (t.row * self.config.consumers + wg, t.col * self.panels + i)
             self.send(g, s.out[wg * BUFFERS + i % BUFFERS], result, (t.batch, *place) if self.spec.batch else place, wg)
+        elif self.spec.store == "rows":
+            self.send_rows(operands.of_batch(g.out, t.batch), s.out[wg * BUFFERS + i % BUFFERS], result, at, wg)
         else:
             tk.store_elements(operands.of_batch(g.out, t.batch), result, at.row, at.col, self.spec.accumulate)
+
+    def send_rows(self, out, buffer, part, at, wg):
+        """Rows that TMA does not write: through shared memory too, where neighbours of a row are neighbours."""
+        if self.panels % BUFFERS:  # otherwise all have read this buffer when they meet over the other one
+            tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
+        tk.store(buffer, part)
+        tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
+        put_rows(out, buffer, at.row, at.col)
 
     @cute.jit
     def send(self, g, buffer: Constexpr, part: Constexpr, at, wg):

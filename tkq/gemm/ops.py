@@ -24,9 +24,10 @@ from tkq.gemm.call import (
 )
 from tkq.gemm.epilogue import name_of
 from tkq.gemm.spec import OUT_DTYPES
-from tkq.runtime import autocast, check, new, ops
+from tkq.runtime import arguments, autocast, check, new, ops
 
 __all__ = ["gemm", "run"]
+_options = arguments.checker("gemm", "alpha", "beta", "out_dtype")
 
 
 def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Union[str, Callable, None] = None,
@@ -63,9 +64,11 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         (M, N) or (B, M, N), gated (.., N / 2); contiguous, or out.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed or does not go with another.
-        ValueError: sizes that do not go together, K not a multiple of 8, two devices, an operand that is contiguous in
-            neither dimension, an alpha or a beta that is not finite, c without beta or beta without c, an activation
+        TypeError: a or b is no dense tensor of bf16 or fp16; bias, c or out is no dense tensor of bf16, fp16 or fp32;
+            activation is no word or function; alpha or beta is no number; out_dtype is not bf16, fp16 or fp32; dtypes
+            that do not go together.
+        ValueError: a number that is not finite in float32; sizes that do not go together, K not a multiple of 8, two
+            devices, an operand that is contiguous in neither dimension, c without beta or beta without c, an activation
             that is not known, out as above.
         NotImplementedError: c with a gated activation; a gradient of a function of your own; forward-mode gradients.
         RuntimeError: a GPU other than Hopper; out with a gradient.
@@ -73,6 +76,14 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     Under torch.autocast a and b are cast, and c where neither out nor out_dtype says what type it has.
 
     CPU tensors take ``tkq.reference.gemm``.
+
+    Example::
+
+        x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)  # as torch.nn.Linear keeps it: w.t() is no copy
+        bias = torch.zeros(512, device="cuda", dtype=torch.bfloat16)
+        y = tkq.gemm(x, w.t(), bias=bias, activation="silu")  # (64, 512) bfloat16
+        z = tkq.gemm(x, w.t(), out_dtype=torch.float32)  # (64, 512) float32
     """
     name = "" if activation is None else name_of(activation)
     traced = ops.traced()
@@ -84,6 +95,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
             found = paced_again.take(a, b, bias, name, c, alpha, beta, out_dtype)
         if found is not None:
             return found
+    alpha, beta, out_dtype = _options(alpha, beta, out_dtype)
     way = ops.route(a, b, bias, c, out)
     if out is not None:
         into = _launch_into if way == "direct" and out.is_cuda else _into
@@ -94,7 +106,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype))
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
-    if name and _needs_gradient(a, b, bias, c):
+    if name and ops.may_record(a, b, bias, c):
         return backward.activate(gemm(a, b, bias=bias, c=c, alpha=alpha, beta=beta, out_dtype=out_dtype), name)
     return _op(a, b, bias, name, c, alpha, beta, out_dtype)
 
@@ -144,7 +156,17 @@ def _product(a, b, out, extra, any_k, key=None):
                 return out.copy_(_reference(a, b, extra, out.dtype))
             a, b = _zeros(a, b)
         key = None  # of a K that a user's call may not have
+    if k % 8 and not inner_fits(a, b):
+        return _of_any_k(a, b, out, extra)
     run(a, b, out, extra=extra, key=key)
+    return out
+
+
+def _of_any_k(a, b, out, extra):
+    """Of a K that is no multiple of 8 and contiguous in an operand: in a gradient it is a layer's number of outputs."""
+    if a.shape[-1] < 8:  # what is contiguous is not plain to see
+        a, b = backward.padded(a, b)
+    run(a, b, out, extra=extra, loose=a.shape[-1] % 8 > 0)
     return out
 
 
@@ -238,8 +260,6 @@ def _gradients(ctx, dy, needs):
 
 def multiply(x, y, alpha):
     """alpha * x @ y for any inner size, which of a weight's gradient is the number of rows."""
-    if not inner_fits(x, y):
-        x, y = backward.padded(x, y)
     check.refuse_tangent("gemm", a=x, b=y)
     if ops.direct(x, y):  # nothing is recorded in a backward
         given = x, y, None, "", None, alpha, 0.0, None

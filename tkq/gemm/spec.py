@@ -7,6 +7,7 @@ DTYPES = ("bf16", "fp16")
 OUT_DTYPES = ("bf16", "fp16", "fp32")
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 PATHS = ("tma", "elements")
+WAYS_OUT = ("tma", "rows", "elements")
 BATCHES = ("", "ab", "a", "b")
 TMA_BYTES = 16  # bases and pitches that TMA takes are multiples of it
 
@@ -17,7 +18,7 @@ class GemmSpec:
 
     dtype: of a and b. out: of the result. a_major, b_major: the dimension that is contiguous, "k", or "m" and "n".
     load: how a and b come in, store: how the result goes out: "tma", or "elements" for strides and bases that TMA
-    cannot take.
+    cannot take; store "rows": the same, a row's neighbours at a time.
     accumulate: out += a @ b. What is added is rounded to its type, and the sum again.
     epilogue: the f above. batch: "" for matrices; otherwise everything has a batch in front, but of a and b only those
     named here: the other one serves all.
@@ -38,12 +39,14 @@ class GemmSpec:
 
     def __post_init__(self):
         allowed = {"dtype": DTYPES, "out": OUT_DTYPES, "a_major": ("k", "m"), "b_major": ("k", "n"), "load": PATHS,
-                   "store": PATHS, "batch": BATCHES}
+                   "store": WAYS_OUT, "batch": BATCHES}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise NotImplementedError(f"gemm: {name} is {getattr(self, name)!r}, supported are {', '.join(values)}")
         if self.load == "elements" and self.store != "elements":
             raise NotImplementedError("gemm: load is 'elements', and the kernel for it stores 'elements' only")
+        if self.accumulate and self.store == "rows":
+            raise NotImplementedError("gemm: store is 'rows' and accumulate is set, which 'tma' and 'elements' take")
         if self.accumulate and not self.epilogue.plain:
             raise NotImplementedError("gemm: accumulate is set, and supported with a plain epilogue only")
         if self.load == "tma" and self.epilogue.gate == "interleaved" and self.b_major == "n":

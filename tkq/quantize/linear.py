@@ -5,11 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
 from ..runtime import check, ops
-from .ops import quantize_fp8
+from .ops import quantize_fp8, quantize_padded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 WEIGHTS = {"row": "row", "block": "tile", "tensor": "tensor"}  # what shares a scale in the weight, for each recipe
@@ -158,8 +157,9 @@ def _gradients(dy, weight, x, recipe, dtypes):
 
 def _quantised(x, recipe, dtype, both):
     """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
-    missing = -x.shape[0] % _UNIT if both else 0
-    q, scale, *turned = quantize_fp8(F.pad(x, (0, 0, 0, missing)) if missing else x, recipe.granularity, dtype,
-                                     transpose=both)
+    if both:
+        q, scale, *turned = quantize_padded(x, recipe.granularity, dtype, _UNIT)
+    else:
+        q, scale, *turned = quantize_fp8(x, recipe.granularity, dtype)
     # not y, afterwards: a view could not be written in place
     return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *turned

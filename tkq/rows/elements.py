@@ -48,6 +48,16 @@ class RowElements(ReductionBase):
         """Do the column sums leave the registers before the last tile is written?"""
         return bool(self.plan.early and self.active and self.down is not None)
 
+    @property
+    def last_read(self) -> int:
+        """The age at which a row's elements are read for the last time. Where ``write`` has nothing to do it is that of
+        the last exchange: the row's stage is free one row earlier."""
+        return len(self.active) - (1 if self.active and not self._writes_rows else 0)
+
+    @property
+    def _writes_rows(self) -> bool:
+        return bool(self.spec.stores or (self.spec.columns and not self.early))
+
     # ---- a row's numbers ----------------------------------------------------------------------------
 
     def _numbers(self):
@@ -158,7 +168,7 @@ class RowElements(ReductionBase):
     def _write_row(self, c, views, row, r):
         for name, t in zip(self.spec.results, c.g.results or (), strict=True):
             _store_one(t, row, getattr(r, name), (c.part.thread == 0) & (c.s.rank == 0))
-        if not self.spec.stores and (self.early or not self.spec.columns):
+        if not self._writes_rows:
             return
         outs = [c.part.of_row(t, row) for t in c.g.stores or ()]
         for j in range(self.plan.chunks):

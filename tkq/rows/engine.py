@@ -221,8 +221,8 @@ class RowEngine(RowElements):
             state.sent[age].advance()
         else:
             self._write(c, views, row, c.part.exists(row), r)
-            if const_expr(not self.plan.direct):
-                c.rows.release(stage)
+        if const_expr(age == self.last_read and not self.plan.direct):
+            c.rows.release(stage)
         if const_expr(not self.plan.direct):
             stage.advance()
 

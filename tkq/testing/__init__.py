@@ -9,7 +9,9 @@
 Modules: ``rule``, ``sass``, ``expectation``, ``naps``, ``timing``. ``expectation`` and ``sass`` need neither torch nor
 the DSL.
 """
-import importlib
+import importlib as _importlib
+
+from .. import names as _names
 
 _PUBLIC = {
     "Errors": "rule",
@@ -22,10 +24,18 @@ _PUBLIC = {
     "expect": "sass",
     "report": "sass",
 }
+_MODULES = ("console", "elf", "expectation", "rule", "sass", "timing")
+
 __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name):
     if name in _PUBLIC:
-        return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    if name in _MODULES:
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise _names.unknown(__name__, name, (*_PUBLIC, *_MODULES))
+
+
+def __dir__():
+    return _names.listed(globals(), (*_PUBLIC, *_MODULES))

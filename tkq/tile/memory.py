@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import cpasync
 from .dtypes import HALF, type_name
 from .naps import nap, poison, poisoned
 from .shared import SharedTile, st
-from .sync import Semaphore, _semaphore, cluster_rank
+from .sync import Acquired, Semaphore, _semaphore, cluster_rank
 from .views import PIECE
 
 BOX_ROWS = 256  # the most that one TMA box holds
@@ -192,6 +192,7 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
     has announced them (``Pipe.acquire``, ``expect_bytes``). One whole warp."""
     _descriptor("load_async", src)
     _semaphore("load_async", sem)
+    sem = _counted(sem, dst)
     s, g = src._partition("load_async", dst, coord)
     if src.multicast == 1:
         if poisoned():
@@ -199,6 +200,15 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr)
     else:
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr, mcast_mask=Int16((1 << src.multicast) - 1))
+
+
+def _counted(sem, dst):
+    """What a load brings counts for the stage that ``Pipe.acquire`` has announced."""
+    if not isinstance(sem, Acquired):
+        return sem
+    if isinstance(dst, SharedTile):
+        sem.stage.load(dst.type.bytes)
+    return sem.plain()
 
 
 def store_async(dst: gl, src: SharedTile, coord):
