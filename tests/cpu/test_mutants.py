@@ -78,7 +78,21 @@ def test_the_list_and_unknown_names(capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_run_without_a_gpu_judges_nothing(capsys):
-    """All is skipped: that is no pass, and no mutant counts as caught."""
-    assert runner.main(["rope_sign", "--jobs", "1"]) == 1
-    assert "1 not judged" in capsys.readouterr().out
+def test_without_a_gpu_nothing_is_judged():
+    with pytest.raises(SystemExit, match="needs an sm_90 GPU"):
+        runner.main(["rope_sign"])
+
+
+def test_a_mutant_is_run_in_a_copy_of_the_tree(tmp_path):
+    """One that needs no GPU."""
+    of_rule = Mutant("rule", "tkq/testing/rule.py", "allowed = 2 * theirs + ulps * eps * blocks.largest(wanted) + rest",
+                     "allowed = 999 * theirs", ("tests/cpu/test_testing.py -k late_row",))
+    found = runner.Runner(tmp_path, 100).mutant(of_rule)
+    assert found.verdict() == "caught" and "DID NOT RAISE" in found.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_test_under_pressure_is_run_without_pytest():
+    assert runner.command(("tests/gpu/test_naps.py::test_under_pressure[naps-gemm]",))[1:] == [
+        "-m", "tests.pressed", "naps", "gemm"]
+    assert runner.command(("tests/gpu/test_rope.py -k 'a b'",))[-3:] == ["tests/gpu/test_rope.py", "-k", "a b"]

@@ -24,11 +24,21 @@ BASELINE_SECONDS = 240
 # What Python or the DSL says of a fault that no longer compiles: a test that fails of that has seen no wrong result.
 BROKEN = re.compile(r"^(E\s+)?(\w+\.)*(DSL\w*Error|NameError|AttributeError|TypeError|SyntaxError|IndentationError|"
                     r"ImportError|ModuleNotFoundError)\b", re.MULTILINE)
+PRESSED = re.compile(r"tests/gpu/test_naps\.py::test_under_pressure\[(\w+)-(\w+)\]")
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short")
 
 
+def command(tests: tuple) -> list[str]:
+    """What runs them: pytest; or, of one test under pressure, the program that it starts, which saves a process."""
+    direct = PRESSED.fullmatch(tests[0]) if len(tests) == 1 else None
+    if direct:
+        return [sys.executable, "-m", "tests.pressed", *direct.groups()]
+    return [*PYTEST, *(word for test in tests for word in shlex.split(test))]
+
+
 class Ran(NamedTuple):
-    """status: pytest's, negative for a signal, or None beyond the time limit."""
+    """status: the program's, negative for a signal, or None beyond the time limit. output: ends, of tests under
+    pressure, with "1 passed" where they have."""
 
     status: int | None
     output: str
@@ -45,7 +55,7 @@ class Ran(NamedTuple):
             return "caught (time)"
         if self.status < 0:
             return f"caught (signal {-self.status})"
-        if self.status == 1 and re.search(r"\d+ failed", self.output):
+        if self.status == 1 and re.search(r"\d+ failed|^Traceback", self.output, re.MULTILINE):
             return "NOT JUDGED" if BROKEN.search(self.output) else "caught"
         return "SURVIVED" if self.passed else "NOT JUDGED"
 
@@ -79,9 +89,8 @@ class Runner:
         environment = {**os.environ, "TKQ_CACHE_DIR": cache, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1",
                        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         began = time.monotonic()
-        process = subprocess.Popen([*PYTEST, *(word for test in tests for word in shlex.split(test))], cwd=root,
-                                   env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   errors="replace", start_new_session=True)
+        process = subprocess.Popen(command(tests), cwd=root, env=environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)
         try:
             output, _ = process.communicate(timeout=timeout)
             status = process.returncode
@@ -132,6 +141,13 @@ def failing_as_they_are(runner: Runner, pool, mutants) -> set:
     return failing
 
 
+def on_gpu() -> bool:
+    """Is there one that the tests run on?"""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
 def main(arguments=None) -> int:
     """The exit status: 0 where all were caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Faults that tests must find.")
@@ -146,6 +162,8 @@ def main(arguments=None) -> int:
         for m in mutants:
             print(f"{m.name:45} {m.file:40} {' '.join(m.tests)}")
         return 0
+    if not on_gpu():
+        raise SystemExit("python -m tests.mutants needs an sm_90 GPU: elsewhere all tests are skipped")
     counts = {"caught": 0, "SURVIVED": 0, "NOT JUDGED": 0}
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tkq-mutants-") as folder, ThreadPoolExecutor(given.jobs) as pool:
