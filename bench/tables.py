@@ -68,7 +68,7 @@ def short(report: Report, head: str = "") -> str:
     head = head or heading(report)
     parts = [f"{head} {_timed_beside(report.cases)} {_bursts(report.cases)}".strip() if report.cases else head]
     if report.cases:
-        more = {"back to back": _back_to_back, "of its roof, or of tkq's own": _of_roof}
+        more = {"back to back": _back_to_back, "errors, tkq / peer": _errors, "of its roof, or of tkq's own": _of_roof}
         more = {head: of for head, of in more.items() if any(map(of, report.cases))}
         columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *more)
         parts.append(table(columns, ((name, *_case_row(case), *(of(case) for of in more.values()))
@@ -173,6 +173,13 @@ def _back_to_back(case: Case) -> str:
     return f"{case.back_to_back()[min(found, key=found.get)]:.3f}" if case.between and found else ""
 
 
+def _errors(case: Case) -> str:
+    """Ours and the fastest peer's relative error beside float32, where both were measured: fast at which accuracy."""
+    found = rivals(case)
+    known = [case.comparison[name].error for name in (case.ours, *([min(found, key=found.get)] if found else ()))]
+    return " / ".join(f"{error:.1e}" for error in known) if found and None not in known else ""
+
+
 def between(cases: Iterable[Case]) -> str:
     """Which of the short ones were timed between other kernels, in a sentence; "" without short ones."""
     short = [case for case in cases if case.short]
@@ -224,9 +231,9 @@ def whole(report: Report) -> str:
     if report.cases:
         parts.append(table(WHOLE, ((name, *row) for name, case in zip(_named(report.cases), report.cases)
                                    for row in _candidates(case))))
+        parts += [said] if (said := between(report.cases)) else []
     if report.costs:
         parts.append(costs(report.costs))
-        parts += [said] if (said := between(report.cases)) else []
     parts += [f"Missing: {name}: {why}" for name, why in missing(report.cases).items()]
     if report.problems:
         parts.append(did_not_run(report))

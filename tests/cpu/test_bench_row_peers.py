@@ -129,6 +129,16 @@ def test_a_table_of_a_run_names_who_failed_beside_the_fastest():
     assert "| QuACK | failed: TypeError: a / b c |" in whole
 
 
+def test_a_table_of_a_run_has_the_errors_beside_the_speeds():
+    made = case(torch=2.0, QuACK=1.5)
+    errors = {"tkq": 1.6e-3, "torch": 1.7e-3, "QuACK": 1.8e-3}
+    timings = tuple(dataclasses.replace(t, error=errors[t.name]) for t in made.comparison.timings)
+    made = dataclasses.replace(made, comparison=dataclasses.replace(made.comparison, timings=timings))
+    text = tables.short(report(made))
+    assert "| ratio | errors, tkq / peer |" in text and "| 1.500 | 1.6e-03 / 1.8e-03 |" in text
+    assert "errors" not in tables.short(report(case(torch=2.0)))
+
+
 def test_the_summary_names_every_peer():
     found = {"softmax": report(case(torch=2.0, failed={"QuACK": "TypeError: x"}))}
     row, = (line for line in summary.summary(found).splitlines() if line.startswith("| `softmax`"))
