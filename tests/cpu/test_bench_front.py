@@ -26,12 +26,6 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 # ---- what is asked for -------------------------------------------------------------------------------------------
 
 
-def test_operations_may_stand_anywhere():
-    given = front.parse(["--quick", "rmsnorm", "--against", "torch.compile", "swiglu", "--sections", "forward"])
-    assert given.ops == ["rmsnorm", "swiglu"] and given.against == ("torch.compile",)
-    assert given.sections == ("forward",) and given.quick
-
-
 @NO_GPU
 def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     assert front.main([]) == 2
