@@ -195,9 +195,11 @@ def came(value) -> str:
     """A value in an error's words: never long, and never read from a GPU."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {tuple(value.shape)}"
-    if isinstance(value, int) and value.bit_length() > 1000:  # of which Python makes no text
-        return f"an int of {value.bit_length()} bits"
-    return reprlib.repr(value) if isinstance(value, (str, bytes, tuple, list, dict, set, int)) else repr(value)[:80]
+    try:
+        of_parts = isinstance(value, (str, bytes, tuple, list, dict, set, int))
+        return reprlib.repr(value) if of_parts else repr(value)[:80]
+    except ValueError:  # of an int with too many digits for a text
+        return f"a {type(value).__name__} of too many digits"
 
 
 def kind_of(value) -> str:
