@@ -1,8 +1,9 @@
 """Two facts that torch has no cheap question for, as again.c reads them: is a program traced by torch.jit, and has a
 tensor a negation or a conjugation pending (`torch._neg_view`, the imaginary part of a conjugated tensor), or no memory?
 
-In Python each of them takes as long as a fiftieth of a call, for each tensor. Where they are is found out by looking
-for answers that torch itself gives, of tensors of several kinds: a place that is the same for all is the place.
+To ask torch is a call of Python for each tensor, in the shortest way that there is. Where the answers lie is found out
+by looking for those that torch itself gives, of tensors of several kinds: a place that is the same for all is the
+place; where there is none, calls take the long way.
 """
 from __future__ import annotations
 

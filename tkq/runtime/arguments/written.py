@@ -1,7 +1,7 @@
 """A function's checks as straight code, written from its table once: as dataclasses writes an ``__init__``.
 
-A loop over the table would take several times as long at every call that is not replayed, and torch.compile would guard
-each entry of the table that it reads. What is written for ``eps``, a number from 0 on, is
+A loop over the table would be paid at every call that is not replayed, and torch.compile would guard each entry of the
+table that it reads. What is written for ``eps``, a number from 0 on, is
 
     if type(eps) is not float or not 0 <= eps < END: eps = of_eps.take("rmsnorm", eps)
 """
