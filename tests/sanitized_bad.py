@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 
 import torch
+import torch.nn.functional as F
 from torch.autograd import grad
 
 from tests.bad_indices import CUTS, labels, positions
@@ -22,8 +23,9 @@ EVERYTHING = dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)
 
 
 def told(*found):
-    """The numbers with 0 for NaN, and where there is NaN; + 1, so that none is empty of numbers."""
-    return [part for x in found for part in (x.detach().float().nan_to_num(0.0) + 1, x.detach().isnan().float() + 1)]
+    """The numbers with 0 for NaN, and where there is NaN; with a 1 behind them, as there may be none."""
+    flat = [F.pad(x.detach().float().flatten(), (0, 1), value=1.0) for x in found]
+    return [part for x in flat for part in (x.nan_to_num(0.0), x.isnan().float())]
 
 
 def of_classes(device, V, rows, dtype, options):
