@@ -254,7 +254,8 @@ def test_types_and_aliases(tree):
 
 def test_long_chains_of_functions(tree):
     lines = [f"def f{i}(): return f{i + 1}()" for i in range(3000)]
-    (tree / "kern.py").write_text("\n".join(["def build(): return f0()", *lines, "def f3000(): return N", "N = 1 + 1\n"]))
+    lines += ["def f3000(): return N", "N = 1 + 1", "def build(): return f0()\n"]
+    (tree / "kern.py").write_text("\n".join(lines))
     importlib.import_module("kern")
     assert values_of() == {"kern.N": "2"}
 
