@@ -225,6 +225,21 @@ class Named:
         return f"Named({self.module}, {self.qualname})"
 
 
+def test_a_kernel_in_an_installed_package(tree, monkeypatch):
+    """Its own package counts, wherever it lies."""
+    package = tree / "site-packages/kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "kern.py").write_text("from . import sizes\ndef build(): return sizes.N\n")
+    (package / "sizes.py").write_text("import os\nN = int(os.environ.get('KERN_N', 4))\n")
+    monkeypatch.syspath_prepend(tree / "site-packages")
+    importlib.import_module("kernels.kern")
+    recipe = Recipe("kernels.kern:build")
+    assert values_of(recipe) == {"kernels.sizes.N": "4"}
+    assert sources.environment(keys.modules_of(recipe)) == (("KERN_N", None),)
+    assert {"kernels", "kernels.kern", "kernels.sizes"} <= set(sources.reached(keys.modules_of(recipe)))
+
+
 def test_types_and_aliases(tree):
     text = ("import numpy as np, torch\nfrom cutlass import Float32, Int32\n"
             "A, B, C = np.float32(0.5), torch.float16, np.dtype('int8')\n"
@@ -235,6 +250,14 @@ def test_types_and_aliases(tree):
     found = values_of()
     assert found.pop("kern.ACC").endswith(".Float32") and found.pop("kern.A") in ("0.5", "np.float32(0.5)")
     assert found == {"kern.B": "torch.float16", "kern.C": "dtype('int8')", "kern.ACT": "kern.gelu"}
+
+
+def test_long_chains_of_functions(tree):
+    lines = [f"def f{i}(): return f{i + 1}()" for i in range(3000)]
+    lines += ["def f3000(): return N", "N = 1 + 1", "def build(): return f0()\n"]
+    (tree / "kern.py").write_text("\n".join(lines))
+    importlib.import_module("kern")
+    assert values_of() == {"kern.N": "2"}
 
 
 def test_an_epilogues_function(tree):

@@ -34,14 +34,16 @@ _IN_ENVIRONMENT = {"environ", "getenv"}
 
 def of(recipe, modules: tuple) -> tuple:
     """(where, name, value's repr), in order. modules: whose files count for the recipe, see ``keys.modules_of``."""
-    users = [module for module in modules if sources.is_users(module)]
-    if not users:
+    tops = {module.partition(".")[0] for module in modules} - {"tkq"}
+    if not tops:
         return ()
-    found, in_arguments = _Found(), set(_named_in(recipe.args))
+    found, in_arguments = _Found(tops), set(_named_in(recipe.args))
     for cls in _classes(recipe.args):
         found.visit(cls)
     named = {tuple(recipe.builder.split(":")), *in_arguments}
-    for module in {recipe.module, *recipe.sources} & set(users):
+    for module in sorted({recipe.module, *recipe.sources}):
+        if module.partition(".")[0] == "tkq":
+            continue
         if module not in sys.modules and any(of == module for of, _ in in_arguments):  # as the builder will do
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
@@ -89,19 +91,32 @@ def _is_from(value, module):
 
 
 class _Found:
-    """values: {(where, name, repr)}, of all that was visited."""
+    """values: {(where, name, repr)}, of all that was visited. tops: packages that count as the user's wherever they
+    are installed, as the kernel is in them."""
 
-    def __init__(self):
-        self.values, self._seen = set(), set()
+    def __init__(self, tops=()):
+        self.values, self._seen, self._tops, self._waiting = set(), set(), tops, None
 
     def visit(self, what) -> None:
         """A class or a function, with what it refers to, as far as it is the user's."""
+        if self._waiting is not None:  # called by one that is being visited: no deep recursion
+            self._waiting.append(what)
+            return
+        self._waiting = [what]
+        while self._waiting:
+            self._one(self._waiting.pop())
+        self._waiting = None
+
+    def _one(self, what):
         what = _unwrapped(what)
         if id(what) in self._seen or not isinstance(what, (type, types.FunctionType)):
             return
         self._seen.add(id(what))
-        if sources.is_users(what.__module__ or ""):
+        if self._is_users(what.__module__ or ""):
             (self._class if isinstance(what, type) else self._function)(what)
+
+    def _is_users(self, module):
+        return module.partition(".")[0] in self._tops or sources.is_users(module)
 
     def _class(self, cls):
         for base in cls.__mro__[1:]:
@@ -116,7 +131,7 @@ class _Found:
         for name in names & set(function.__globals__):
             value = function.__globals__[name]
             if isinstance(value, types.ModuleType):
-                for attribute in names & set(vars(value)) if sources.is_users(value.__name__) else ():
+                for attribute in names & set(vars(value)) if self._is_users(value.__name__) else ():
                     self._value(value.__name__, attribute, getattr(value, attribute))
             else:
                 self._value(module, name, value)
