@@ -94,7 +94,7 @@ def test_tiles_cover_the_result_and_no_more(config, M, N):
     assert (rows - 1) * height < M <= rows * height and (cols - 1) * width < N <= cols * width
 
 
-@given(st.sampled_from(DTYPES), st.sampled_from(OUT_DTYPES), st.sampled_from(("tma", "elements")), sizes, sizes,
+@given(st.sampled_from(DTYPES), st.sampled_from(OUT_DTYPES), st.sampled_from(("tma", "rows", "elements")), sizes, sizes,
        st.integers(1, 5000), st.integers(1, 264))
 def test_plan_fits(dtype, out, store, M, N, k, processors):
     spec = GemmSpec(dtype, out, store=store)
@@ -145,7 +145,7 @@ def test_a_config_that_does_not_fit_is_named(change):
 def test_shared_memory_and_hold_are_checked():
     with pytest.raises(ValueError, match="bytes of shared memory"):
         Config(stages=5).check(GemmSpec())
-    for spec in (GemmSpec(out="fp32"), GemmSpec(store="elements")):
+    for spec in (GemmSpec(out="fp32"), GemmSpec(store="elements"), GemmSpec(store="rows")):
         with pytest.raises(ValueError, match="hold"):
             Config().check(spec)
         assert not fitted(Config(), spec).hold
@@ -161,6 +161,10 @@ def test_a_spec_that_no_kernel_takes_is_named(field, value):
 def test_elements_in_means_elements_out():
     with pytest.raises(NotImplementedError, match="store"):
         GemmSpec(load="elements")
+    with pytest.raises(NotImplementedError, match="store"):
+        GemmSpec(load="elements", store="rows")
+    with pytest.raises(NotImplementedError, match="store is 'rows' and accumulate"):
+        GemmSpec(store="rows", accumulate=True)
     spec = GemmSpec(load="elements", store="elements")
     assert launch(spec, 64, 64, 64, 132) == (recipe(spec, 64, 64, 64, 132), 0)
     assert recipe(spec, 64, 64, 64, 132).args == (spec,)

@@ -93,7 +93,7 @@ def test_products_of_one_step_are_read_element_by_element():
 
 
 def test_what_was_measured_is_near_what_the_plan_counts_with():
-    """Microseconds, an H100: element by element, and copied (bench/results/h100/tuning/tune_gemm_pitches.json)."""
+    """Microseconds, an H100: element by element, and copied (bench/results/h100/tuning/tune_gemm_pitches_ways.json)."""
     for size, elements, copied in (((128, 128, 128), 12.3, 6.0), ((16, 1024, 1024), 105, 7.0), ((1024,) * 3, 121, 11.7),
                                    ((4096,) * 3, 2108, 193), ((2048, 1024, 50256), 5784, 474)):
         p = Problem(*size, a=False)

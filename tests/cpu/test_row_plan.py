@@ -132,6 +132,34 @@ def test_the_planned_sizes():
     assert plan(RowShape(1001, (16, 16), vector=1, bulk=False)).direct
 
 
+@pytest.mark.parametrize("N, cluster, warps, resident", [
+    (96, 1, 4, 3), (1024, 1, 4, 3), (1032, 1, 8, 3), (4096, 1, 8, 3), (8192, 1, 8, 3), (16384, 1, 16, 2),
+    (32768, 4, 8, 3), (65536, 8, 8, 3), (131072, 16, 8, 3)])
+def test_kernels_that_write_numbers_alone_share_a_multiprocessor(N, cluster, warps, resident):
+    p = plan(RowShape(N, (16,), sums=(1, 2)))
+    assert (p.cluster, p.warps, p.resident, p.stages) == (cluster, warps, resident, 3)
+    assert plan(RowShape(N, (16,), (16,), sums=(1, 2))).resident == 1, "with rows to store"
+    shape = RowShape(N, (32, 32), vector=4, sums=(1, 2, 1))
+    wide = plan(shape)
+    assert wide.direct or (wide.stages == 4 and rows.smem_bytes(shape, wide) <= rows.room(wide))
+    assert wide.direct == (N == 131072), "four rows do not fit"
+
+
+@pytest.mark.parametrize("N", (1024, 4096, 16384))
+def test_numbers_alone_without_spills(N):
+    """And the registers that the launch takes are those that the plan deals out."""
+    if sass.nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    from bench.tune_row_forward import spec_of
+
+    s = spec_of("mean", N)
+    p = plan(s.shape)
+    (kernel,) = sass.report(recipe_of(s, p))
+    assert kernel.registers == p.launch_registers and kernel.threads == p.block
+    assert dict(kernel.setmaxreg) == {"DEALLOC": p.registers[0], "TRY_ALLOC": p.registers[1]}
+    assert not kernel.spill_loads and not kernel.stack
+
+
 @pytest.mark.parametrize("N", [64, 1024, 4096, 16384, 65536, 131072])
 def test_variants_are_valid_and_begin_with_the_plan(N):
     shape = RowShape(N, (16, 16), (16,), (16,), 1)

@@ -44,9 +44,11 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     Args:
         a: (M, K), bfloat16 or float16; or (B, M, K), a product for each of B.
         b: (K, N) or (B, K, N), as a. M and N may be anything, also 0; K is a multiple of 8 (0 gives zeros). Either
-            may be row- or column-major, so ``x.t()`` costs nothing; ``expand`` shares one matrix among a batch. Fast
-            are operands whose base and other strides are multiples of 16 bytes, with N such that a row of the result is
-            one too; others are correct.
+            may be row- or column-major, so ``x.t()`` costs nothing; ``expand`` shares one matrix among a batch. The
+            kernels read operands whose base and other strides are multiples of 16 bytes. On a GPU another one is first
+            copied, at the speed of memory, into memory of its size from torch's allocator, which has it back when the
+            call returns; or read element by element, in small products whose K is at most 64. Results of any pitch are
+            written as they lie.
         bias: (N,), bfloat16, float16 or float32: a value for each column of b.
         activation: "relu", "silu", "gelu" (by erf), "gelu_tanh"; or gated, act(gate) * up, N / 2 columns: "swiglu"
             (silu), "geglu", "geglu_tanh", of the columns (gate | up), and "swiglu_interleaved" and so on of (gate 0,

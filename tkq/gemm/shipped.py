@@ -10,6 +10,7 @@ from .epilogue import Epilogue
 from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig
 from .paced_config import PacedConfig
 from .plan import PARTED, TILES, fitted, recipe_of, with_epilogue
+from .realign_config import RealignSpec
 from .spec import BYTES, GemmSpec
 
 EPILOGUES = {  # beside the plain one, in the largest tile and a small one
@@ -24,7 +25,7 @@ EPILOGUES = {  # beside the plain one, in the largest tile and a small one
     "all_silu": Epilogue("silu", bias="fp32", residual=True, residual_pairs=True, alpha=True, beta=True),
 }
 QUICK = ("bias_gelu", "swiglu")
-QUICK_PLAIN = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(a_major="m", store="elements"),
+QUICK_PLAIN = (GemmSpec(), GemmSpec(b_major="k"), GemmSpec(a_major="m", store="rows"),
                GemmSpec(a_major="m", accumulate=True))
 
 
@@ -34,12 +35,12 @@ def expectation(spec: GemmSpec, config: Config) -> Expectation:
     products = STEP // 16
     panels = config.n // (2 if spec.epilogue.gate else 1) * BYTES[spec.out] // PANEL_BYTES
     by_tma = "UTMAREDG" if spec.accumulate else "UTMASTG"
-    wanted = ["UTMALDG", "USETMAXREG", "STG" if spec.store == "elements" else by_tma]
+    wanted = ["UTMALDG", "USETMAXREG", by_tma if spec.store == "tma" else "STG"]
     dims = 2 + bool(spec.epilogue.gate) + ("b" in spec.batch)
     wanted += [f"UTMALDG.{dims}D.MULTICAST"] * (config.cluster > 1)
     wanted += ["REDG.E.INC", "LDG.E.STRONG.GPU"] * isinstance(config, PacedConfig)
     return Expectation(tensor=(2 + panels * config.spread) * products, waits_per_mma=1 / products,
-                       instructions=tuple(wanted), absent=PARTED + ("STG",) * (spec.store != "elements"),
+                       instructions=tuple(wanted), absent=PARTED + ("STG",) * (spec.store == "tma"),
                        registers=min(255, REGISTER_FILE // (128 * (1 + config.consumers)) // 8 * 8),
                        smem=config.shared_bytes(spec) + 1024)
 
@@ -54,15 +55,15 @@ def narrow_expectation(spec: GemmSpec, config: NarrowConfig) -> Expectation:
 
 def shipped() -> list[Shipped]:
     """Every tile with every order of the operands and every way out; fp16 where torch's usual layouts take it; the
-    epilogues, batches; few rows; the kernel for what TMA does not take."""
-    return [*_plain(), *_epilogues(), *_paced(), *_narrow(), *_elements()]
+    epilogues, batches; few rows; the kernel for what TMA does not take, and copies into what it takes."""
+    return [*_plain(), *_epilogues(), *_paced(), *_narrow(), *_elements(), *_copies()]
 
 
 def _paced():
     """Which a plan takes for large tiles only, in clusters."""
     specs = [GemmSpec(out=out, a_major=a, b_major=b) for a, b, out in (
         ("k", "k", "bf16"), ("k", "n", "bf16"), ("m", "n", "bf16"), ("k", "k", "fp32"))]
-    specs += [GemmSpec(b_major="k", store="elements"), GemmSpec("fp16", "fp16", b_major="k"),
+    specs += [GemmSpec(b_major="k", store="rows"), GemmSpec("fp16", "fp16", b_major="k"),
               GemmSpec(b_major="k", epilogue=Epilogue("silu")), GemmSpec(b_major="k", epilogue=EPILOGUES["c"])]
     for spec in specs:
         config = PacedConfig.of(fitted(with_epilogue(TILES[0], spec), spec))
@@ -72,7 +73,7 @@ def _paced():
 
 def _plain():
     majors = list(itertools.product("km", "kn"))
-    ways_out = (("bf16", "tma"), ("fp32", "tma"), ("bf16", "elements"))
+    ways_out = (("bf16", "tma"), ("fp32", "tma"), ("bf16", "rows"), ("fp32", "rows"))
     specs = [GemmSpec("bf16", out, a, b, store=store) for out, store in ways_out for a, b in majors]
     specs += [GemmSpec("fp16", out, "k", b) for out in ("fp16", "fp32") for b in "kn"]
     specs += [GemmSpec("bf16", out, "m", "n", store=way, accumulate=True)
@@ -138,3 +139,10 @@ def _elements():
         yield Shipped(f"gemm_{name}_elements", Recipe("tkq.gemm.elements:build", (spec,)),
                       replace(wanted, registers=registers),
                       name == "bf16_kn_bf16")
+
+
+def _copies():
+    wanted = Expectation(instructions=("LDG.E.128", "STG.E.128"), registers=REGISTER_FILE // 1536 // 8 * 8)
+    for dtype, both in itertools.product(("bf16", "fp16"), (False, True)):
+        yield Shipped(f"gemm_copy_{dtype}{'_both' * both}",
+                      Recipe("tkq.gemm.realign:build", (RealignSpec(dtype, both),)), wanted, dtype == "bf16" and both)

@@ -22,8 +22,8 @@ TABLE = {
         (1024, 1, 32, 8, {}), (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4))),
 }
 
-# (blocks of a cluster, warps, blocks on a multiprocessor) of kernels that write numbers alone, a thread 32 elements of a
-# row. They wait for exchanges and not for stores, and need others that work meanwhile more than a deep ring: GB/s on an
-# H100 of a softmax-weighted mean, by two exchanges, at 1024, 4096, 16384, 65536 columns 2682, 2691, 2698, 2343, where a
-# block of 8 warps with 8 stages had 2304, 1923, 1863, 1618 (bench/tune_row_forward.py).
+# Of kernels that write numbers alone: blocks of a cluster, warps, blocks on a multiprocessor; 32 elements of a row to a
+# thread. They wait for exchanges and not for stores, and need others that work meanwhile more than a deep ring: GB/s on
+# an H100 of a softmax-weighted mean, by two exchanges, at 1024, 4096, 16384, 65536 columns 2682, 2691, 2698, 2343,
+# where a block of 8 warps with 8 stages had 2304, 1923, 1863, 1618 (bench/tune_row_forward.py).
 REDUCING = ((1, 4, 3), (1, 8, 3), (1, 16, 2), (2, 8, 3), (4, 8, 3), (8, 8, 3), (16, 8, 3))
