@@ -188,6 +188,11 @@ def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr(ops.metadata, "version", none)
     assert ops.absent(("quack", "torch", "fa4")) == {
         "quack": "quack-kernels is not installed", "fa4": "flash-attn-4 is not installed"}
+    monkeypatch.setattr(ops.importlib.util, "find_spec", lambda name: None)
+    assert ops.absent(("deepgemm", "fa3")) == {
+        "deepgemm": "deep_gemm is not installed", "fa3": "flash_attn_interface is not installed"}
+    monkeypatch.setattr(ops.importlib.util, "find_spec", lambda name: name == "vllm" or None)  # which brings DeepGEMM
+    assert list(ops.absent(("deepgemm", "fa3"))) == ["fa3"]
 
 
 def test_a_file_with_more_words_is_of_the_longest_name():
