@@ -39,7 +39,8 @@ def test_refused_by_name(group, case):
 
 
 @pytest.mark.parametrize("case", ("one_load", "two_loads", "by_address", "a_branch", "a_loop", "more_announced",
-                                  "a_template", "roles", "a_cluster", "consumers_of_a_block"))
+                                  "a_template", "roles", "a_cluster", "some_of_a_cluster",
+                                  "consumers_of_a_block"))
 def test_what_need_not_hang_compiles(case):
     from tests.tile_kernels import errors_hangs
 

@@ -150,6 +150,12 @@ def pipes(threads=128, stages=2, bytes=16, consumers=1, **more):
     return Launch(lambda g: tk.init_block(tk.SharedAllocator().pipe(stages, bytes, consumers, **more).init), threads)
 
 
+def one_initialised():
+    sem = tk.SharedAllocator().semaphores()
+    tk.init(sem, 1)
+    return sem
+
+
 def two_roles(threads):
     roles = tk.Role(nothing, 40, 1, 1), tk.Role(nothing, 232, 2)
     return Launch(lambda g: tk.assign(roles), threads)
@@ -228,7 +234,10 @@ HANGS = {
     "cluster_of_another_size": (
         clusters(2, 4),
         ValueError, "init_block: cluster is 2, but the kernel is launched with clusters of 4"),
-    "arrive_at_a_cluster_that_is_not_there": (
+    "arrive_at_more_blocks_than_there_are": (
+        Launch(lambda g: tk.arrive_cluster(one_initialised(), 4), 128, 2),
+        ValueError, "arrive_cluster: blocks is 4, but the kernel is launched with clusters of 2"),
+    "pipe_of_a_cluster_that_is_not_there": (
         pipes(cluster=2),
         ValueError, "Pipe.init: cluster is 2, but the kernel is launched with clusters of 1"),
 }
@@ -239,6 +248,7 @@ FINE = {
     "a_loop": producer(2 * TYPE.bytes, load_in_a_loop), "more_announced": producer(TYPE.bytes, load_more),
     "a_template": Launch(lambda g: Program(2, tk.Schedule(3)).run(g), 256), "roles": two_roles(384),
     "a_cluster": clusters(2, 2), "consumers_of_a_block": pipes(consumers=4),
+    "some_of_a_cluster": Launch(lambda g: tk.arrive_cluster(one_initialised(), 2), 128, 4),
 }
 
 

@@ -155,7 +155,7 @@ def arrive_cluster(sem: Semaphore, blocks: Constexpr[int]):
     """One arrival from the calling warp on this semaphore of each of the cluster's ``blocks`` blocks, up to 16."""
     _semaphore("arrive_cluster", sem)
     _count("arrive_cluster", "blocks", blocks, 1, 16)
-    traced.cluster_is("arrive_cluster", "blocks", blocks)
+    traced.cluster_has("arrive_cluster", "blocks", blocks)
     if cute.arch.lane_idx() < blocks:
         cute.arch.mbarrier_arrive(sem.ptr, cute.arch.lane_idx())
 

@@ -1,8 +1,8 @@
 """What a trace knows of a kernel that would compile and hang: the launch's block and cluster, which semaphores were
 initialised, and the bytes that are loaded into a stage. Nothing of this is in the machine code.
 
-A check raises only where the kernel hangs for certain. What depends on run-time branches, or goes by an address of
-its own (``sem.ptr``), is not judged.
+A check raises where the kernel hangs, or is told otherwise than it is launched. What depends on run-time branches, or
+goes by an address of its own (``sem.ptr``), is not judged.
 """
 from __future__ import annotations
 
@@ -56,8 +56,19 @@ def block_has(what, name, n, threads):
 
 def cluster_is(what, name, blocks):
     """The launch has clusters of as many blocks, where there is to be one."""
-    found = _product(_launch_fact("exact_cluster_dim")) or 1
-    if _launch_fact("exact_block_dim") is not None and isinstance(blocks, int) and blocks > 1 and found != blocks:
+    _cluster(what, name, blocks, lambda found: found == blocks)
+
+
+def cluster_has(what, name, blocks):
+    """The launch has clusters of as many blocks or more."""
+    _cluster(what, name, blocks, lambda found: found >= blocks)
+
+
+def _cluster(what, name, blocks, fits):
+    found = _product(_launch_fact("exact_cluster_dim"))
+    if found is None and _launch_fact("cluster_launch") is False:
+        found = 1
+    if found is not None and isinstance(blocks, int) and blocks > 1 and not fits(found):
         raise ValueError(f"{what}: {name} is {blocks}, but the kernel is launched with clusters of {found}")
 
 
