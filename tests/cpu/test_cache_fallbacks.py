@@ -15,7 +15,7 @@ import torch
 
 from tests import forked
 from tests.cpu.kernels_for_tests import Scale
-from tkq.runtime import again, build, bundle, cache, chooser, configure, doctor, fill, function, link, native, scratch
+from tkq.runtime import again, build, bundle, chooser, configure, doctor, fill, function, link, native, scratch
 from tkq.runtime.cache import Cache, folders, packed, private_folder, unpacked
 from tkq.runtime.recipe import Recipe
 
@@ -35,7 +35,7 @@ def run(prepare=lambda: None, natives=True, seconds=100):
     def work():
         build._cache = None
         build._functions.clear()
-        cache._said.clear()  # by tests before, of which the fork has it
+        sys.modules["tkq.runtime.cache"]._said.clear()  # of tests before this one, which the fork has too
         prepare()
         found, said = forked.with_warnings(taken)
         assert found == [0, 3, 6, 9, 12]
