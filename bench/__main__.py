@@ -6,6 +6,7 @@
     python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder
     python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
     python -m tkq bench --resume --out results             what that folder lacks: a run that was ended, continued
+    python -m tkq bench --again short --out results        short kernels that it has not between others yet
     python -m tkq bench --calls-only --out results         what eager calls cost, and nothing else
     python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
 
@@ -30,151 +31,13 @@ from pathlib import Path
 
 import torch
 
-from bench import ahead, bounds, calls, command, compared, harness, ops, plots, tables, turns
+from bench import ahead, bounds, calls, command, compared, harness, ops, plots, row_peers, summary, turns
+from bench.asked import jobs_of, parse
 from bench.command import Bench, Job
 from bench.join_results import Mixed, join_folders
 from bench.progress import Progress
-from bench.results import Report, reports_in
+from bench.results import Case, Report, reports_in
 from tkq.runtime import ignore_tuned
-
-OUT = Path("bench_results")
-
-
-# ---- what is asked for -------------------------------------------------------------------------------------------
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tkq bench", description=__doc__.partition("\n\n")[0],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog=__doc__.partition("\n\n")[2])
-    names = lambda text: tuple(filter(None, text.split(",")))
-    every = (*ops.OPS, *ops.EXTRAS)
-    parser.add_argument("ops", nargs="*", metavar="op", help=f"of {', '.join(ops.OPS)}, which are timed "
-                        f"without any; or, by a main of their own, {', '.join(ops.EXTRAS)}")
-    parser.add_argument("--against", type=names, default=ops.USUAL, help=f"peers, of {', '.join(ops.AGAINST)}; "
-                        "otherwise all but quack-tuned, which compiles 44 kernels")
-    parser.add_argument("--shapes", type=Path, metavar="FILE", help="lines of an operation and shapes of its cases")
-    parser.add_argument("--out", type=Path, help=f"folder of the results; {OUT} otherwise")
-    parser.add_argument("--compare", type=Path, metavar="OLD", help="results, a file or a folder: what got slower")
-    parser.add_argument("--results", type=Path, metavar="DIR", action="append", help="take a folder's results "
-                        "instead of measuring; given several times, those folders' results joined, into --out")
-    parser.add_argument("--resume", action="store_true", help="only cases that the files in --out lack")
-    parser.add_argument("--sections", type=names, default=(), help="only cases of these sections, of any file")
-    parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
-    parser.add_argument("--part", type=_share, default=(0, 1), metavar="I/N", help="every Nth case from the Ith")
-    parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
-    parser.add_argument("--rounds", type=int, help="of each case; at least 7")
-    parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 with --idle 0: sustained speed")
-    parser.add_argument("--idle", type=float, help=command.IDLE_HELP)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
-    parser.add_argument("--at-most", type=float, default=0, metavar="SECONDS", help="end the run after so long, "
-                        "wherever it hangs; --resume goes on")
-    parser.add_argument("--turn", type=Path, metavar="FILE", help="of runs that name this file, one has the GPU at a "
-                        "time; the others get ready")
-    parser.add_argument("--no-pictures", action="store_true", help="draw none; --results does it later")
-    parser.add_argument("--no-calls", action="store_true", help="do not price eager calls on tiny tensors")
-    parser.add_argument("--calls-only", action="store_true", help="price those calls, and time no case: all calls of "
-                        "all files are made once, then each file's are priced")
-    parser.add_argument("--warm", type=int, default=0, metavar="N", help="compile everything first, in N processes "
-                        "side by side: peers take seconds at each shape")
-    parser.add_argument("--warm-only", type=int, default=0, metavar="N", help="compile like that, and time nothing: a "
-                        "run after it finds everything compiled")
-    parser.add_argument("--warm-part", type=_share, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    for what, given, valid in (("op", options.ops, every), ("--against", options.against, ops.AGAINST),
-                               ("--sections", options.sections, sorted(_sections()) if options.sections else ())):
-        if problem := ops.unknown(what, given, valid):
-            parser.error(problem)
-    if options.calls_only and options.no_calls:
-        parser.error("--calls-only and --no-calls: allowed is one of them")
-    if options.rounds is not None and options.rounds < 7:
-        parser.error(f"--rounds: at least 7, so that a median means something; got {options.rounds}")
-    try:
-        options.shapes = read_shapes(options.shapes.read_text()) if options.shapes else {}
-    except (OSError, ValueError) as problem:
-        parser.error(f"--shapes: {problem}")
-    options.ops = options.ops or list(options.shapes or ops.OPS)
-    if options.calls_only and (without := [name for name in options.ops if name in ops.EXTRAS]):
-        parser.error(f"--calls-only: {', '.join(without)} has no calls to price; allowed are {', '.join(ops.OPS)}")
-    for path in filter(None, (options.compare, *(options.results or ()))):
-        if problem := _unreadable(path):
-            parser.error(f"{path} {problem}")
-    several = options.results and len(options.results) > 1
-    if several and not (options.out and all(path.is_dir() for path in options.results)):
-        parser.error("--results: several of them are folders, and --out says where they are joined")
-    if options.out is None:  # of a single file, the folder keeps the tables that it has of all files
-        options.out = options.results[0] if options.results and options.results[0].is_dir() else OUT
-    return options
-
-
-def _unreadable(path: Path) -> str | None:
-    """Why there are no results in a file or folder, None where there are."""
-    if not path.exists():
-        return "is not there"
-    try:
-        return None if reports_in(path) else "has no results of benchmarks"
-    except ValueError as problem:
-        return f"cannot be read: {problem}"
-
-
-def _share(text: str) -> tuple[int, int]:
-    i, _, n = text.partition("/")
-    if not (i.isdecimal() and n.isdecimal() and int(i) < int(n)):
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed is such as 0/4")
-    return int(i), int(n)
-
-
-def _sections() -> set[str]:
-    return {section for parts in ops.OPS.values() for part in parts for section in part.sections}
-
-
-def read_shapes(text: str) -> dict[str, command.Shapes]:
-    """Shapes by operation, of lines such as "rmsnorm 32768x4096 16384x8192"; # begins a comment.
-
-    Raises:
-        ValueError: an operation that there is not, or a shape of other sizes than that operation's."""
-    found = {}
-    for line in (line.partition("#")[0].split() for line in text.splitlines()):
-        if not line:
-            continue
-        op, *shapes = line
-        if problem := ops.unknown("op", [op], ops.OPS):
-            raise ValueError(problem)
-        usual = [shape for part in ops.OPS[op] for section in part.sections
-                 for shape in ops.bench_of(part.bench).shapes.get(section, ())]
-        if not usual:
-            raise ValueError(f"{op}: its shapes cannot be chosen")
-        try:
-            found[op] = tuple(tuple(map(int, shape.split("x"))) for shape in shapes)
-        except ValueError:
-            raise ValueError(f"{op}: got {' '.join(shapes)}, allowed are such as {_text(usual[0])}") from None
-        if wrong := [shape for shape in found[op] if len(shape) != len(usual[0])]:
-            raise ValueError(f"{op}: got {_text(wrong[0])}, allowed are such as {_text(usual[0])}")
-        if not shapes:
-            raise ValueError(f"{op}: no shapes, such as {_text(usual[0])}")
-    return found
-
-
-def _text(shape) -> str:
-    return "x".join(map(str, shape))
-
-
-def jobs_of(op: str, options) -> list[tuple[Bench, Job]]:
-    """An operation's cases, with the peers that are asked for."""
-    found = []
-    for part in ops.OPS[op]:
-        bench = ops.bench_of(part.bench)
-        chosen = argparse.Namespace(shapes=options.shapes.get(op, ()), quick=options.quick, match=options.match,
-                                    idle=options.idle)
-        for section in part.sections:
-            if options.sections and section not in options.sections:
-                continue
-            if chosen.shapes and section not in bench.shapes:
-                continue  # its shapes cannot be chosen
-            found += [(bench, dataclasses.replace(job, peer_names=ops.beside(job, options.against)))
-                      for job in command.chosen_jobs(bench, (section,), chosen) if part.has(section, job.question.op)]
-    return found
-
 
 # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -186,8 +49,7 @@ def measure(options) -> int:
     every = every_job(options)
     jobs = every[i::n]
     options.once = _begun_here([bench.name for bench, _ in every], i, n)
-    if options.resume:
-        jobs = _not_there(jobs, options.out)
+    jobs = _left(jobs, options)
     extras = [name for name in options.ops if name in ops.EXTRAS][i::n]
     by_bench = _by_file(jobs)
     for name, why in ops.absent(options.against).items():
@@ -196,8 +58,8 @@ def measure(options) -> int:
         if not any(set(job.peer_names) & set(ops.meant(name, job)) for _, job in jobs):
             print(f"missing: {name}: no case is timed beside it", flush=True)
     if not jobs and not extras:
-        print("no cases: --sections, --match, --shapes, --part and --resume leave none")
-        return 0 if options.resume else 1
+        print("no cases: --sections, --match, --shapes, --part, --resume and --again leave none")
+        return 0 if options.resume or options.again else 1
     progress, left = Progress(len(jobs) + len(extras)), len(jobs)
     options.deadline = time.monotonic() + options.seconds
     copy_gbs = harness.device_copy() if jobs else None
@@ -240,12 +102,26 @@ def every_job(options) -> list[tuple[Bench, Job]]:
     return [pair for op in options.ops if op in ops.OPS for pair in jobs_of(op, options)]
 
 
-def _not_there(jobs: list[tuple[Bench, Job]], out: Path) -> list[tuple[Bench, Job]]:
-    """Those of the cases that a folder's files lack."""
-    there = {(name, case.section, case.op, case.shape)
-             for name, report in (reports_in(out).items() if out.is_dir() else ()) for case in report.cases}
-    return [(bench, job) for bench, job in jobs
-            if (bench.name, job.question.section, job.question.op, job.question.shape) not in there]
+def _left(jobs: list[tuple[Bench, Job]], options) -> list[tuple[Bench, Job]]:
+    """Those of the cases that --resume and --again leave, by what the folder's files have."""
+    if not options.resume and not options.again:
+        return jobs
+    there = {(name, case.section, case.op, case.shape): case for name, report in
+             (reports_in(options.out).items() if options.out.is_dir() else ()) for case in report.cases}
+
+    def wanted(bench: Bench, job: Job) -> bool:
+        q = job.question
+        case = there.get((bench.name, q.section, q.op, q.shape))
+        return options.resume if case is None else bool(_stale(case, job) & set(options.again))
+
+    return [(bench, job) for bench, job in jobs if wanted(bench, job)]
+
+
+def _stale(case: Case, job: Job) -> set[str]:
+    """How a case would now be timed that its file lacks, of `asked.AGAIN`: between other kernels, beside more peers."""
+    short = {"short"} if case.short and not case.between else set()
+    new = [name for name in job.peer_names if row_peers.became_of(case, name) == row_peers.NOT_ASKED]
+    return short | ({"peers"} if new else set())
 
 
 def _begun_here(names: list[str], i: int, n: int) -> set[str]:
@@ -348,7 +224,7 @@ def warm_part(options) -> int:
     once = () if options.no_calls else _begun_here([bench.name for bench, _ in pairs], i, n)
     run = command.Run(options.out / "never.json", 0.0, command.QUICK, _left_out(options, (job for _, job in pairs)))
     priced = [bench.calls for name, bench in benches.items() if name in once and bench.calls]
-    mine = [] if options.calls_only else _not_there(pairs[i::n], options.out) if options.resume else pairs[i::n]
+    mine = [] if options.calls_only else _left(pairs[i::n], options)
     ahead.compile_part(run, priced, [job for _, job in mine], options.warm_part)
     return 0
 
@@ -358,9 +234,10 @@ def warm_part(options) -> int:
 
 def tell(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
     """Write the tables and the pictures of results, and print the short one."""
+    reports = row_peers.with_roofs(reports)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.md").write_text(tables.document(reports))
-    print(f"\n{tables.summary(reports)}\n")
+    (out / "results.md").write_text(summary.document(reports))
+    print(f"\n{summary.summary(reports)}\n")
     try:
         pictures = plots.write(reports, out / "plots") if draw else []
     except ImportError as problem:
@@ -384,7 +261,7 @@ def results(options) -> Mapping[str, Report]:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
-    options = parse(argv)
+    options = parse(argv, __doc__)
     old = reports_in(options.compare) if options.compare else {}  # before the run writes over them
     if options.results is None:
         if not torch.cuda.is_available():

@@ -24,7 +24,7 @@ from tkq import reference_attention_backward as reference_attention
 from tkq.testing.timing import relative_error
 
 BF16 = torch.bfloat16
-AT_LEAST, MEAN_AT_LEAST = 0.97, 1.02
+RIVALS, AT_LEAST, MEAN_AT_LEAST = ("FA4", "cuDNN"), 0.97, 1.02
 WIDE_AT_LEAST = 440  # TFLOP/s at head_dim 256, S 8192
 SAME_SHAPES = ((1024, 128), (4096, 128), (16384, 128), (4096, 64), (4096, 256))  # what determinism costs: no bound
 
@@ -61,7 +61,7 @@ def jobs(section: str, shapes) -> Iterator[Job]:
         for causal in (False, True):
             shape = Shape(length, dim, causal, WIDTH // dim // 4 if section == "gqa" else 0)
             question = harness.Question(section, "attention_backward", str(shape), "TFLOP/s", shape.flops,
-                                        Bound(tuple(PEERS), AT_LEAST))
+                                        Bound(RIVALS, AT_LEAST))
             yield Job(question, ours(shape), "attention_backward", tuple(PEERS), inputs(shape), error(shape),
                       dict(shape=shape))
 
@@ -155,6 +155,22 @@ def flash_attention_4(shape: Shape, same=False) -> Callable:
     return call
 
 
+def flash_attention_3(shape: Shape) -> Callable:
+    from flash_attn_config import CONFIG
+    from flash_attn_interface import _flash_attn_backward
+
+    if CONFIG["build_flags"]["FLASHATTENTION_DISABLE_BACKWARD"]:
+        raise NotImplementedError("FA3 is built without its backward here")
+
+    def call(do, q, k, v, o, lse):
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        _flash_attn_backward(do, q, k, v, o, lse, dq=dq, dk=dk, dv=dv, softmax_scale=shape.dim**-0.5,
+                             is_causal=shape.causal)
+        return dq, dk, dv
+
+    return call
+
+
 def cudnn(shape: Shape) -> Callable:
     """By autograd, on a graph that was recorded for these inputs the first time."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -178,7 +194,7 @@ def cudnn(shape: Shape) -> Callable:
     return call
 
 
-PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn}
+PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn, "FA3": flash_attention_3}
 peers.PEERS["attention_backward"] = PEERS
 SAME = {"as usual": ours, "FA4, deterministic": lambda shape: flash_attention_4(shape, same=True)}
 peers.PEERS["attention_backward_deterministic"] = SAME

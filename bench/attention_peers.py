@@ -45,6 +45,16 @@ def flash_attention_4(call: Call) -> Callable:
     return lambda q, k, v, *_: first(flash_attn_func(q, k, v, **options))
 
 
+def flash_attention_3(call: Call) -> Callable:
+    from flash_attn_interface import flash_attn_func, flash_attn_varlen_func
+
+    window, n = tuple(-1 if x is None else x for x in call.window), call.max_seqlen
+    options = dict(causal=call.causal, window_size=window)
+    if n:
+        return lambda q, k, v, cu, *_: flash_attn_varlen_func(q, k, v, cu, cu, n, n, **options)
+    return lambda q, k, v, *_: flash_attn_func(q, k, v, **options)
+
+
 def cudnn(call: Call) -> Callable:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -60,7 +70,7 @@ def cudnn(call: Call) -> Callable:
     return attention
 
 
-PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn}
+PEERS = {"FA4": flash_attention_4, "cuDNN": cudnn, "FA3": flash_attention_3}
 OTHER_PROBLEMS = {  # ours, on what a case is set beside: no window; as many heads of K and V as of Q
     "all keys": lambda call: ours(Call()),
     "all keys, causal": lambda call: ours(Call(True)),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from bench import liger_cute_peers
+
 
 def _add() -> Callable:
     """The roof: two tensors in and one out, nothing computed."""
@@ -89,7 +91,7 @@ def _compiled(function: Callable) -> Callable:
     return make
 
 
-PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
+PEERS: dict[str, dict[str, Callable[..., Callable]]] = liger_cute_peers.added_to({
     "rmsnorm_backward": {
         "add": _add,
         "QuACK": _quack_rmsnorm_backward,
@@ -104,4 +106,4 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
         "torch": _torch_layernorm_backward,
         "torch.compile": _compiled(_layernorm_backward),
     },
-}
+})

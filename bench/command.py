@@ -14,7 +14,7 @@ import torch
 
 from bench import harness, ops, peers
 from bench.join_results import joined
-from bench.results import Case, Cost, Environment, Report, busy, geometric_mean
+from bench.results import SHORT_US, Case, Cost, Environment, Report, busy, geometric_mean
 from tkq.runtime import ignore_tuned
 from tkq.testing.timing import Effort
 
@@ -82,7 +82,8 @@ class Run:
 
     def __init__(self, path: Path, seconds: float, effort: Effort, without: tuple[str, ...] = (), *,
                  before: Report | None = None, say: Callable[[str], None] | None = None):
-        self._path, self._effort, self._without = path, dataclasses.replace(effort, host=True), without
+        self._path, self._effort, self._without = path, dataclasses.replace(
+            effort, host=True, short_us=SHORT_US), without
         self._before, self._say = before, say or functools.partial(print, flush=True)
         self._deadline = time.monotonic() + seconds
         self._monitor = harness.Monitor()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import ops
-from bench.results import HOST, Case, Cost, Report, geometric_mean, host
+from bench.results import HOST, UNITS, Case, Cost, Report, geometric_mean, host
 from tkq.testing.timing import Timing
 
 LEAST = 0.01  # of a change that counts
@@ -75,7 +75,7 @@ def _case(old: Case, new: Case) -> Change:
     then, now = ({t.name: t for t in case.comparison.timings if t.ok and not ours(t.name)} for case in (old, new))
     both = [name for name in then if name in now]
     others = geometric_mean(now[name].median_ms / then[name].median_ms for name in both) if both else None
-    text = lambda case, t: f"{case.rate(t.name):.0f} {case.unit}"
+    text = lambda case, t: f"{case.work / t.median_ms / UNITS[case.unit]:.0f} {case.unit}"  # back to back, as the ratio
     return Change(new.op, new.shape, text(old, a), text(new, b), b.median_ms / a.median_ms, others,
                   spread(a) + spread(b))
 

@@ -41,31 +41,34 @@ def product_job(section: str, kind: str, shape, unit: str = "TFLOP/s", bound=Non
     options = options or {}
 
     def inputs(i):
-        return fp8_peers.both_orders(kind, fp8_peers.operands(m, n, k, kind, i))
+        """Operands and scales, and of a product with options a bias behind them."""
+        bias = (randn(0, n),) if options else ()
+        return *fp8_peers.both_orders(kind, fp8_peers.operands(m, n, k, kind, i)), *bias
 
-    def ours(a, b, sa, sb, *_):
-        return tkq.fp8_gemm(a, b, sa, sb, **options)
+    def ours(a, b, sa, sb, *more):
+        return tkq.fp8_gemm(a, b, sa, sb, bias=more[-1] if options else None, **options)
 
     def error(name, given, output):
         a, b, sa, sb = given[:4]
         rows = slice(max(0, m - SAMPLE_ROWS), m)
-        plain = {} if name == "plain" else options
-        wanted = reference(a[rows], b, sa if sa.dim() == 0 else sa[rows], sb, plain.get("bias"),
-                           plain.get("activation"), torch.float32)
+        bias = given[-1] if options and name != "plain" else None
+        activation = None if name == "plain" else options.get("activation")
+        wanted = reference(a[rows], b, sa if sa.dim() == 0 else sa[rows], sb, bias, activation,
+                           torch.float32)
         left_out = sa * sb if name.startswith("QuACK") else 1.0  # its product is timed without the scales
         return relative_error(output[rows].float() * left_out, wanted)
 
     work = 2 * m * n * k if unit == "TFLOP/s" else n * k + m * k + 2 * m * n
     name = f"fp8_gemm {kind}" + "".join(f" {v}" for v in (options.get("activation"),) if v)
     # QuACK adds up in float32 where torch and we have the tensor cores' fast sums, and takes 4.5 to 5 times as long
-    alike = () if options or fp8_peers.names(kind) == ("torch",) else ("torch",)
+    alike = ("torch",) if kind == "tensor" and not options else ()
     question = harness.Question(section, name, f"{m}x{n}x{k}", unit, work, bound, roof=roof, alike=alike)
     op, names = ("fp8_plain", ("plain",)) if options else ("fp8_gemm", fp8_peers.names(kind))
     return Job(question, ours, op, names, inputs, error, {"kind": kind}, rest(m, n, k))
 
 
 def large_jobs(kind: str, shapes) -> Iterator[Job]:
-    bound = Bound(fp8_peers.names(kind), AT_LEAST[kind][0]) if kind in AT_LEAST else None
+    bound = Bound(fp8_peers.bound_names(kind), AT_LEAST[kind][0]) if kind in AT_LEAST else None
     for shape in shapes:
         yield product_job(kind, kind, shape, bound=bound)
 
@@ -78,10 +81,9 @@ def few_jobs(shapes) -> Iterator[Job]:
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
     for shape in shapes:
-        bias = randn(0, shape[1])
         for kind in ("row", "tensor", "block"):
             for activation in (None, *ACTIVATIONS):
-                options = {"bias": bias, "activation": activation}
+                options = {"activation": activation}
                 yield product_job("epilogue", kind, shape, roof=Bound(("plain",), 0.97), options=options)
 
 

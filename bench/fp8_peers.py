@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from bench import gemm_peers
+from bench import deepgemm_peers, gemm_peers
 
 FP8 = torch.float8_e4m3fn
 
@@ -78,13 +78,20 @@ def _plain(kind: str) -> Callable:
     return lambda a, b, sa, sb, *_: tkq.fp8_gemm(a, b, sa, sb)
 
 
-PEERS = {"fp8_gemm": {"torch": _torch, "QuACK": _quack(False), "QuACK tuned": _quack(True)},
+PEERS = {"fp8_gemm": {"torch": _torch, "QuACK": _quack(False), "QuACK tuned": _quack(True),
+                      deepgemm_peers.NAME: deepgemm_peers.fp8},
          "fp8_plain": {"plain": _plain}}
 
 
 def names(kind: str) -> tuple[str, ...]:
     """Who has products with such scales."""
-    return tuple(PEERS["fp8_gemm"]) if kind == "tensor" else ("torch",)
+    deep = (deepgemm_peers.NAME,) if kind in ("block", "line") else ()
+    return (*bound_names(kind), *deep)
+
+
+def bound_names(kind: str) -> tuple[str, ...]:
+    """Those of them that a bound is beside."""
+    return ("torch", "QuACK", "QuACK tuned") if kind == "tensor" else ("torch",)
 
 
 def operands(m: int, n: int, k: int, kind: str, seed: int) -> tuple:

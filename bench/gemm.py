@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 
 import tkq
-from bench import gemm_peers, harness, peers
+from bench import deepgemm_peers, gemm_peers, harness, peers
 from bench.command import PRODUCTS, Bench, Job, main, mean_misses, rate_misses, rest
 from bench.harness import Call
 from bench.results import Bound
@@ -45,6 +45,7 @@ def product_jobs(section: str, transposed: bool, shapes, unit="TFLOP/s") -> Iter
     """QuACK is tuned for the large products with b.t(): seconds a shape, and `rows` are the same shapes in b's other
     layout."""
     against = RIVALS if section == "large" else RIVALS[:2]
+    names = (*against, deepgemm_peers.NAME)
     for m, n, k in shapes:
         def inputs(i, m=m, n=n, k=k):
             return randn(i, m, k), randn(i + 1000, n, k).t() if transposed else randn(i + 1000, k, n)
@@ -55,7 +56,7 @@ def product_jobs(section: str, transposed: bool, shapes, unit="TFLOP/s") -> Iter
         work = 2 * m * n * k if unit == "TFLOP/s" else 2 * (m * k + k * n + m * n)
         shape = f"{m}x{n}x{k} a @ b{'.t()' if transposed else ''}"
         question = harness.Question(section, "gemm", shape, unit, work, Bound(against, EACH))
-        yield Job(question, lambda a, b: tkq.gemm(a, b), "gemm", against, inputs, error, idle_seconds=rest(m, n, k))
+        yield Job(question, lambda a, b: tkq.gemm(a, b), "gemm", names, inputs, error, idle_seconds=rest(m, n, k))
 
 
 def epilogue_jobs(shapes) -> Iterator[Job]:
@@ -74,10 +75,11 @@ def epilogue_jobs(shapes) -> Iterator[Job]:
                 wanted = reference.gemm(a[:256].float(), b.float(), bias=bias, activation=activation)
                 return relative_error(output[:256], wanted)
 
-            names = ("torch", "QuACK", "plain") if activation in ("", *gemm_peers.QUACK_NAMES) else ("torch", "plain")
+            names = gemm_peers.linear_names(activation)
             question = harness.Question("epilogue", "gemm", f"{m}x{n}x{k} bias {activation}", "TFLOP/s", 2 * m * n * k,
-                                        Bound(names[:-1], 1.0), roof=Bound(("plain",), OF_PLAIN))
-            yield Job(question, ours, "gemm_linear", names, inputs, error, {"activation": activation}, rest(m, n, k))
+                                        Bound(names, 1.0), roof=Bound(("plain",), OF_PLAIN))
+            yield Job(question, ours, "gemm_linear", (*names, "plain"), inputs, error,
+                      {"activation": activation}, rest(m, n, k))
 
 
 def batched_jobs(_) -> Iterator[Job]:

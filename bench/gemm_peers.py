@@ -7,8 +7,12 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-QUACK_NAMES = {"gelu_tanh": "gelu_tanh_approx", "relu": "relu"}  # QuACK's gemm_act knows no silu and no erf
+from bench import deepgemm_peers
+from bench.peers import AUTOTUNED, _compiled
 
+ADDMM = "torch._addmm_activation"  # cuBLASLt's epilogues: bias and relu, or gelu by tanh
+# what QuACK's gemm_act calls them; of its two silus the one by tanh, which is the shorter
+QUACK_NAMES = {"gelu_tanh": "gelu_tanh_approx", "relu": "relu", "silu": "silu-tanh", "gelu": "gelu_erf"}
 
 TUNING_MS, FEWEST, MOST = 8.0, 3, 100  # of calls of each configuration, where QuACK chooses one
 SLOW_MS = 40.0  # three times what the longest product here takes: one call of such a configuration is enough
@@ -69,6 +73,23 @@ def _torch_linear(activation: str) -> Callable:
     return lambda a, b, bias: act(torch.addmm(bias, a, b))
 
 
+def _compiled_linear(mode: str | None) -> Callable:
+    return lambda activation: _compiled(_torch_linear(activation), mode)
+
+
+def _addmm_activation(activation: str) -> Callable:
+    if activation not in ("relu", "gelu_tanh"):
+        raise NotImplementedError(f"{ADDMM} knows relu and gelu_tanh alone, got {activation!r}")
+    gelu = activation == "gelu_tanh"
+    return lambda a, b, bias: torch._addmm_activation(bias, a, b, use_gelu=gelu)
+
+
+def linear_names(activation: str) -> tuple[str, ...]:
+    """The peers that have a product with a bias and this activation ("" for none)."""
+    addmm = (ADDMM,) if activation in ("relu", "gelu_tanh") else ()
+    return "torch", *addmm, "torch.compile", "torch.compile autotuned", "QuACK"
+
+
 def _plain(activation: str) -> Callable:
     """tkq's own product without an epilogue: what a fused one is to cost no more than."""
     import tkq
@@ -81,9 +102,13 @@ PEERS = {
         "cuBLAS": lambda: torch.matmul,
         "QuACK": lambda: quack(False),
         "QuACK tuned": lambda: quack(True),
+        deepgemm_peers.NAME: deepgemm_peers.bf16,
     },
     "gemm_linear": {
         "torch": _torch_linear,
+        ADDMM: _addmm_activation,
+        "torch.compile": _compiled_linear(None),
+        "torch.compile autotuned": _compiled_linear(AUTOTUNED),
         "QuACK": _quack_linear,
         "plain": _plain,
     },

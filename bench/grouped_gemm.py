@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 
 import tkq
-from bench import harness, peers
+from bench import deepgemm_peers, harness, peers
 from bench.command import Bench, Job, main
 from bench.harness import Call
 from bench.results import Bound
@@ -53,8 +53,9 @@ def _scaled_grouped(kind):
     return f
 
 
-peers.PEERS["grouped_gemm"] = {"torch": _grouped}
-peers.PEERS["grouped_gemm_fp8"] = {"torch": _scaled_grouped}
+PEERS = {"grouped_gemm": {"torch": _grouped, deepgemm_peers.NAME: deepgemm_peers.grouped},
+         "grouped_gemm_fp8": {"torch": _scaled_grouped, deepgemm_peers.NAME: deepgemm_peers.grouped}}
+peers.PEERS.update(PEERS)
 
 
 def _float8(x, block):
@@ -93,10 +94,8 @@ def jobs(kind: str, shapes) -> Iterator[Job]:
         for skewed in (False, True):
             # torch stops where groups along K are not units of 16 bytes
             counts = sizes(m, skewed, 16 if kind.startswith("gradient") else 1)
-            offsets = torch.tensor(counts, device="cuda").cumsum(0).int()
-
-            def inputs(i, m=m, n=n, k=k, offsets=offsets):
-                return make_inputs(kind, m, n, k, offsets, i)
+            def inputs(i, m=m, n=n, k=k, counts=counts):
+                return make_inputs(kind, m, n, k, torch.tensor(counts, device="cuda").cumsum(0).int(), i)
 
             def error(name, given, output, m=m):
                 a, b, offsets, *scales = given
@@ -115,7 +114,7 @@ def jobs(kind: str, shapes) -> Iterator[Job]:
             bound = Bound(("torch",), BOUND) if kind in ("bf16", "row") else None
             question = harness.Question(kind, f"grouped_gemm {kind}", shape, "TFLOP/s", 2 * m * n * k, bound)
             op = "grouped_gemm" if kind in ("bf16", "gradient") else "grouped_gemm_fp8"
-            yield Job(question, ours, op, ("torch",), inputs, error, {"kind": kind})
+            yield Job(question, ours, op, tuple(PEERS[op]), inputs, error, {"kind": kind})
 
 
 def calls() -> dict[str, Call]:

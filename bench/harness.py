@@ -274,6 +274,7 @@ def case_lines(case: Case) -> list[str]:
         low, high = t.quartiles_ms
         cells = [
             f"{t.median_ms * 1e3:10.2f} us +-{(high - low) / 2 / t.median_ms:5.1%}",
+            *([f"between {case.timing(t.name).median_ms * 1e3:.2f} us"] if case.between else ()),
             f"{case.rate(t.name):7.0f} {case.unit}",
         ]
         cells.append("  ? launches" if t.launches is None else f"{t.launches:3g} launches")

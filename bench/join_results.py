@@ -24,14 +24,16 @@ class Mixed(ValueError):
 
 
 def joined(reports: list[Report]) -> Report:
-    """The reports as one, of the environment that they share, at the newest date.
+    """The reports as one, of the environment that they share, at the newest date. A package that one of them had and
+    another had not, or does not name, is of the whole: which cases it was timed in, they say.
 
     Raises:
         Mixed: a report of another device, driver or version."""
     first = reports[0]
+    versions = _versions(reports)
     for report in reports[1:]:
-        if replace(report.environment, date=first.environment.date, command=first.environment.command) != (
-                first.environment):
+        e = replace(report.environment, date=first.environment.date, command=first.environment.command)
+        if replace(e, versions={}) != replace(first.environment, versions={}):
             raise Mixed(f"{report.environment} is not {first.environment}")
     cases, costs = {}, {}
     for report in reports:
@@ -41,8 +43,19 @@ def joined(reports: list[Report]) -> Report:
     commands = "; ".join(dict.fromkeys(report.environment.command for report in reports))
     copies = [report.copy_gbs for report in reports if report.copy_gbs is not None]
     newest = max(report.environment.date for report in reports)
-    return Report(replace(first.environment, command=commands, date=newest), list(cases.values()), list(costs.values()),
-                  _problems(reports), copies[-1] if copies else None)
+    environment = replace(first.environment, command=commands, date=newest, versions=versions)
+    return Report(environment, list(cases.values()), list(costs.values()), _problems(reports),
+                  copies[-1] if copies else None)
+
+
+def _versions(reports: list[Report]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for report in reports:
+        for package, version in report.environment.versions.items():
+            if version is not None and found.get(package) not in (None, version):
+                raise Mixed(f"{package} {version} is not {package} {found[package]}")
+            found[package] = version if version is not None else found.get(package)
+    return found
 
 
 def _problems(reports: list[Report]) -> list[str]:

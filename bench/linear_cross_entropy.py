@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 
 import tkq
-from bench import harness, peers
+from bench import harness, liger_cute_peers, peers
 from bench.command import Bench, Job, main
 from bench.losses_peers import with_gradients
 from bench.results import run_here
@@ -26,7 +26,7 @@ from tkq import reference_losses as reference
 from tkq.testing.timing import Effort, relative_error
 
 SHAPES = ((4096, 4096, 128256), (8192, 4096, 128256), (8192, 4096, 32000), (16384, 2048, 50304))
-PEERS = ("QuACK", "Liger", "torch")
+PEERS = ("QuACK", "Liger", liger_cute_peers.NAME, "torch")
 OF_UNFUSED = 0.15
 SAMPLE_ROWS = 64
 

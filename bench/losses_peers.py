@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from bench import liger_cute_peers
 from bench.peers import _compiled, copied
 from tkq.losses import launch
 from tkq.reference_losses import Terms
@@ -171,7 +172,7 @@ def _liger_linear() -> Callable:
     return with_gradients(loss)
 
 
-PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
+PEERS: dict[str, dict[str, Callable[..., Callable]]] = liger_cute_peers.added_to({
     "softmax": {
         "copy": lambda: lambda x: copied(x),
         "QuACK": _quack_softmax,
@@ -213,4 +214,4 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
         "Liger": _liger_linear,
         "torch": _torch_linear,
     },
-}
+})

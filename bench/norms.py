@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 
 import tkq
-from bench import harness, norms_peers, peers
+from bench import harness, liger_cute_peers, norms_peers, peers
 from bench.command import Bench, Job, main
 from bench.foundation import BF16, generator, norm_job
 from bench.harness import Call
@@ -33,12 +33,13 @@ from tkq.testing.timing import relative_error
 QUICK = ((32768, 1024), (32768, 4096), (16384, 16384), (8192, 131072))
 HEADS = ((4, 4096, 32, 128), (4, 4096, 8, 128), (1, 4608, 48, 128), (4, 4096, 32, 64))  # B, S, H, D
 BEST_PEER, OF_COPY, QUANT_COST = 0.99, 0.95, 1.05
+OF_ADD, OF_ADD_SHORT, LONG = 0.80, 0.62, 2**17  # of heads' gradients, by the rows of one sequence's heads
 CALL_US, AUTOGRAD_CALL_US = 9.0, 20.0
 SAMPLE_ROWS = 256
 
 peers.PEERS.update(norms_peers.PEERS)
 for _op, _make in norms_peers.LIGER.items():
-    peers.PEERS[_op]["Liger"] = _make
+    peers.PEERS[_op] = {**peers.PEERS[_op], "Liger": _make, liger_cute_peers.NAME: liger_cute_peers.PEERS[_op]}
 
 
 def _randn(i: int, *shape: int, dtype=BF16) -> torch.Tensor:
@@ -49,11 +50,6 @@ def _ends(m: int) -> tuple[slice, slice]:
     return slice(0, SAMPLE_ROWS), slice(m - SAMPLE_ROWS, m)
 
 
-def _copy(n: int) -> Bound | None:
-    """The roof of a forward."""
-    return Bound(("copy",), OF_COPY) if n >= 4096 else None
-
-
 # ---- the cases ---------------------------------------------------------------------------------------------------
 
 
@@ -62,12 +58,14 @@ def forward_jobs(shapes) -> Iterator[Job]:
     for m, n in shapes:
         for op, with_bias in (("rmsnorm", False), ("layernorm", False), ("layernorm", True)):
             job = norm_job(op, m, n, with_bias)
-            liger = ("Liger",) if n <= 65536 and (op == "rmsnorm" or with_bias) else ()
+            has = op == "rmsnorm" or with_bias
+            liger = ("Liger",) if n <= 65536 and has else ()
+            cute = liger_cute_peers.names(n) if has else ()
             against = ("QuACK", "torch.compile", *liger)
             question = dataclasses.replace(
-                job.question, section="forward", bound=Bound(against, BEST_PEER), roof=_copy(n)
+                job.question, section="forward", bound=Bound(against, BEST_PEER), roof=Bound(("copy",), OF_COPY)
             )
-            yield dataclasses.replace(job, question=question, peer_names=(*against, "copy"))
+            yield dataclasses.replace(job, question=question, peer_names=(*against, *cute, "copy"))
 
 
 def residual_jobs(shapes) -> Iterator[Job]:
@@ -101,8 +99,8 @@ def _residual_job(m: int, n: int) -> Job:
     against = ("QuACK", "torch.compile", *liger)
     op = "rmsnorm + residual"
     question = harness.Question("residual", op, f"M{m} N{n}", "GB/s", 4 * m * n * 2, Bound(against, BEST_PEER),
-                                roof=_copy(n))
-    return Job(question, ours, op, (*against, "copy"), inputs, error)
+                                roof=Bound(("copy",), OF_COPY))
+    return Job(question, ours, op, (*against, *liger_cute_peers.names(n), "copy"), inputs, error)
 
 
 def quant_jobs(shapes) -> Iterator[Job]:
@@ -199,7 +197,8 @@ def _heads_backward_job(b: int, s: int, h: int, d: int) -> Job:
 
     op = "rmsnorm heads backward"
     shape = f"B{b} S{s} H{h} D{d}"
-    question = harness.Question("heads", op, shape, "GB/s", 3 * b * s * h * d * 2, Bound(("torch.compile",), 1.0))
+    question = harness.Question("heads", op, shape, "GB/s", 3 * b * s * h * d * 2, Bound(("torch.compile",), 1.0),
+                                roof=Bound(("add",), OF_ADD if h * s >= LONG else OF_ADD_SHORT))
     return Job(question, ours, op, ("torch.compile", "add"), inputs, error)
 
 

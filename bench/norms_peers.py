@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import tkq
+from bench import liger_cute_peers
 from bench.peers import LAYER_EPS, RMS_EPS, _compiled, _rmsnorm, copied
 from tkq.norms.spec import GROUP
 
@@ -106,7 +107,7 @@ def _heads_backward(dy, x, weight, rstd):
     return dx.to(x.dtype), (dy.float() * hat).sum((0, 1)).to(weight.dtype)
 
 
-PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
+PEERS: dict[str, dict[str, Callable[..., Callable]]] = liger_cute_peers.added_to({
     "rmsnorm + residual": {
         "copy": _two_copies,
         "QuACK": _quack_added,
@@ -134,5 +135,5 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
         "add": lambda: lambda dy, x, weight, rstd: torch.add(dy, x),
         "torch.compile": lambda: _compiled(_heads_backward),
     },
-}
+})
 LIGER = {"rmsnorm": _liger_rmsnorm, "layernorm": _liger_layernorm}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 # timed beside the peers to show what memory allows, or what something costs or brings; no rivals
 ROOFS = ("copy", "add", "copy + add")
 OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example")
-LIBRARIES = ("torch", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
+LIBRARIES = ("torch", "torch._addmm_activation", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
 TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
 
 
@@ -132,13 +133,16 @@ AGAINST: dict[str, tuple[str, ...]] = {
     "quack": ("QuACK",),
     "quack-tuned": ("QuACK tuned",),
     "fa4": ("FA4", "FA4, deterministic"),
-    "liger": ("Liger",),
-    "torch": ("torch", "flash SDPA"),
+    "liger": ("Liger", "Liger CuTe"),
+    "deepgemm": ("DeepGEMM",),
+    "fa3": ("FA3",),
+    "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
 }
 USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
 CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
 PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
             "torch.compile": "triton"}
+MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",)}  # that one of them is there says it
 
 
 def bench_of(name: str) -> Bench:
@@ -166,6 +170,9 @@ def absent(against: Iterable[str]) -> dict[str, str]:
 
             if not torch.backends.cudnn.is_available():
                 found[name] = "PyTorch has no cuDNN here"
+        elif name in MODULES:
+            if not any(importlib.util.find_spec(module) for module in MODULES[name]):
+                found[name] = f"{MODULES[name][0]} is not installed"
         elif name in PACKAGES:
             try:
                 metadata.version(PACKAGES[name])

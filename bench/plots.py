@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import ops, tables
+from bench import ops, summary
 from bench.results import Case, Report, geometric_mean
 
 STYLE = 3  # to be raised where the drawing changes: pictures of another style are stale
@@ -26,7 +26,8 @@ FLOPS_PER_CLOCK = 4096  # of one multiprocessor's tensor cores, in 16 bits; twic
 KIND = re.compile(r"H[\d/+]+|D\d+|full|causal|with|bias|a|@|b|b\.t\(\)|equal|skewed")
 COLOURS = {"tkq": "#0b6e4f", "QuACK": "#d1495b", "FA4": "#d1495b", "cuDNN": "#edae49", "cuBLAS": "#edae49",
            "torch": "#8d6a9f", "torch.compile": "#00798c", "Liger": "#8f5d2e"}
-COLOURS |= {"QuACK tuned": "#8c1c2f", "FA4, deterministic": "#d1495b"}
+COLOURS |= {"QuACK tuned": "#8c1c2f", "FA4, deterministic": "#d1495b", "torch.compile autotuned": "#005f6b",
+            "Liger CuTe": "#c98a4b", "DeepGEMM": "#4059ad", "FA3": "#97a97c"}
 OWN_COLOUR = "#7fb8a4"  # tkq's in another form
 OTHERS = ("#5f7470", "#a37b73", "#4059ad", "#97a97c")
 WIDTH, HEIGHT, ACROSS = 4.6, 3.2, 3  # of a panel in inches; panels side by side
@@ -96,11 +97,10 @@ def _panel(report: Report, title: str, cases: list[Case], kinds: bool) -> Panel:
 def _line(name: str, cases: Iterable[Case]) -> Line:
     found = []
     for case in cases:
-        timing = next((t for t in case.comparison.timings if t.name == name and t.ok), None)
-        if timing is None:
+        if not any(t.name == name and t.ok for t in case.comparison.timings):
             found.append((None,) * 3)
             continue
-        rate = case.rate(name)
+        timing, rate = case.timing(name), case.rate(name)
         found.append((rate, *(rate * timing.median_ms / ms for ms in reversed(timing.quartiles_ms))))
     return Line(name, *zip(*found))
 
@@ -181,7 +181,7 @@ def _is_scale(sizes: Iterable[str]) -> bool:
 
 def overview(reports: Mapping[str, Report]) -> dict[str, list[float]]:
     """For each operation how many times as fast as the fastest peer tkq is, at each shape."""
-    found = {name: tables.strongest(case for _, case in pairs) for name, pairs in tables.grouped(reports).items()}
+    found = {name: summary.strongest(case for _, case in pairs) for name, pairs in summary.grouped(reports).items()}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 

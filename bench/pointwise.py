@@ -49,9 +49,9 @@ def _inverse(x, cos, sin):
     return out
 
 
-def afresh(op: str, inputs: Callable[[int], tuple]) -> tuple[tuple, object]:
-    """Inputs, and what Liger makes of them, which writes over what it is given: its calls so far have spoilt theirs."""
-    return inputs(0), pointwise_peers.PEERS[op]["Liger"]()(*inputs(0))
+def afresh(op: str, name: str, inputs: Callable[[int], tuple]) -> tuple[tuple, object]:
+    """Inputs, and what a peer makes of them that writes over what it is given: its calls so far have spoilt theirs."""
+    return inputs(0), pointwise_peers.PEERS[op][name]()(*inputs(0))
 
 
 # ---- the cases ---------------------------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ def _rope_qk_job() -> Job:
     def error(name, given, output):
         if name == "copy":
             return None
-        if name == "Liger":
-            given, output = afresh("rope_qk", inputs)
+        if name.startswith("Liger"):
+            given, output = afresh("rope_qk", name, inputs)
         return max(relative_error(y[:1], reference.rope(x[:1].float(), cos, sin)) for x, y in zip(given, output))
 
     question = harness.Question("rope", "rope_qk", f"B{b} S{s} H{h}+{hk} D{d}", "GB/s", 2 * b * s * (h + hk) * d * 2,
@@ -137,7 +137,7 @@ def _gated_backward_job(kind: str, m: int, n: int) -> Job:
         if name == "copy + add":
             return None
         if name == "Liger":
-            given, output = afresh(op, inputs)
+            given, output = afresh(op, name, inputs)
         rows = slice(m - SAMPLE_ROWS, m)
         wanted = reference.gated_backward(kind, *(t[rows].float() for t in given))
         return max(relative_error(o[rows], w) for o, w in zip(output, wanted))

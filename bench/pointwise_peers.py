@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from bench import liger_cute_peers
 from bench.peers import _compiled, copied
 
 # ---- rope --------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def _backward_peers(kind: str) -> dict[str, Callable[[], Callable]]:
     return {**found, "Liger": lambda: _liger_backward(kind)} if kind != "geglu" else found
 
 
-PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
+PEERS: dict[str, dict[str, Callable[..., Callable]]] = liger_cute_peers.added_to({
     "rope": {
         "copy": lambda: lambda x, cos, sin: copied(x),
         "QuACK": _quack_rope,
@@ -124,4 +125,4 @@ PEERS: dict[str, dict[str, Callable[..., Callable]]] = {
     },
     **{kind: _forward_peers(kind) for kind in _ACTIVATIONS},
     **{f"{kind} backward": _backward_peers(kind) for kind in _ACTIVATIONS},
-}
+})

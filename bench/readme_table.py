@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import bounds, chapters, features, llama_page, plots, tables
+from bench import bounds, chapters, features, llama_page, plots, row_peers, summary, tables
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,8 +35,10 @@ with {versions}:
 {table}
 
 A row is an operation at all shapes timed, in bf16 unless its name says otherwise. At each shape the ratio is the median
-over interleaved rounds of the fastest peer's time over ours: above 1, tkq is faster. Mean: geometric. Of a copy: beside
-a kernel that only moves the bytes. Day: of the run. {said}{seconds}"""
+over interleaved rounds of the fastest peer's time over ours: above 1, tkq is faster. Beside: the peers, and of those
+that were not timed at every shape, at how many and why not ("has none": the library has no such operation, or not at
+such shapes). Mean: geometric. Of a copy: beside a kernel that only moves the bytes, in the mean of so many shapes. Day:
+of the run. {said}{seconds}"""
 HEAD = """# Speed
 
 Made by `python -m bench.readme_table --write` from `bench/results/h100`. `results.md` there has every candidate with
@@ -45,6 +47,7 @@ its spread, launches, CPU time, error, clock and power; [how it is measured](mea
 - Measured on {known}, where a table does not say otherwise; other runs may be of another GPU of that kind.
   Each has the day of its run. {said}
 - {ratio} The peer shown is the fastest of those timed.{bursts}
+- {between}
 - A roof is what only moves the bytes: `copy` one read and one write, `add` two reads and one write. GB/s count the
   bytes that an operation has to move: of (M, N) tensors two in a norm's or softmax's forward (four with a residual),
   one in a cross entropy's, three in a norm's or softmax's backward, two in a cross entropy's.
@@ -56,8 +59,8 @@ its spread, launches, CPU time, error, clock and power; [how it is measured](mea
 
 
 def reports(folder: Path = RESULTS) -> dict[str, Report]:
-    """Every file of results, by its name."""
-    return reports_in(folder)
+    """Every file of results, by its name, with the roofs that the benches have now."""
+    return row_peers.with_roofs(reports_in(folder))
 
 
 def drawn(found: Mapping[str, Report]) -> dict[str, Report]:
@@ -68,16 +71,17 @@ def drawn(found: Mapping[str, Report]) -> dict[str, Report]:
 def section(folder: Path = RESULTS) -> str:
     """The section's text in Markdown, "Not measured yet." where there are no results."""
     found = drawn(reports(folder))
-    if not tables.grouped(found):
+    if not summary.grouped(found):
         return "Not measured yet."
     newest = max((report.environment for report in found.values()), key=lambda e: e.date)
     versions = ", ".join(f"{name} {version}" for name, version in newest.versions.items() if version)
-    seconds = tables.sustained(found)
-    return SECTION.format(device=newest.device, versions=versions, table=tables.summary(found),
-                          each="" if tables.are_of_one_run(found) else ", in each run",
+    seconds = summary.sustained(found)
+    return SECTION.format(device=newest.device, versions=versions, table=summary.summary(found),
+                          each="" if summary.are_of_one_run(found) else ", in each run",
                           seconds=f"\n\n{seconds}" if seconds else "",
-                          said=" ".join(filter(None, (tables.of_which_run(found), tables.not_timed(found),
-                                                     tables.at_full_clock(found)))))
+                          said=" ".join(filter(None, (summary.of_which_run(found), summary.of_short(found),
+                                                      summary.beside_nothing(found),
+                                                      summary.at_full_clock(found)))))
 
 
 def page(folder: Path = RESULTS) -> str:
@@ -87,11 +91,11 @@ def page(folder: Path = RESULTS) -> str:
     known = tables.most_common_setting(found.values())
     paths = sorted(folder.glob("*.json"), key=lambda path: (path.stem in TWICE, path.stem))
     runs = [f"## {path.stem.replace('_', ' ')}\n\n{_of_file(path, pictures, found, known)}" for path in paths]
-    bursts = tables.at_full_clock(found)
-    if bursts and tables.sustained(found):
+    bursts = summary.at_full_clock(found)
+    if bursts and summary.sustained(found):
         bursts += " What works for seconds meets the power limit: [gemm sustained](#gemm-sustained)."
-    head = HEAD.format(said=tables.timings_of_which_run(found), bursts=f"\n- {bursts}" if bursts else "", known=known,
-                       ratio=tables.RATIO)
+    head = HEAD.format(said=summary.timings_of_which_run(found), bursts=f"\n- {bursts}" if bursts else "", known=known,
+                       ratio=tables.RATIO, between=tables.BETWEEN)
     return "\n\n".join((head, _missed(found), *runs)) + "\n"
 
 
@@ -218,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
                 path.write_text(replace_section(path.read_text(), text, name))
         llama_page.main(["--write"])
         PAGE.write_text(page())
-        (RESULTS / "results.md").write_text(tables.document(reports()))
+        (RESULTS / "results.md").write_text(summary.document(reports()))
         try:
             draw()
         except ImportError as problem:

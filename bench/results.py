@@ -9,14 +9,15 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
 import tkq
 from tkq.testing.timing import Comparison, Timing, ratio
 
+SHORT_US = 50.0  # kernels of less are timed between other kernels too
 TOLERANCE = 0.01  # a bound on one shape holds if the ratio is at most 1 % below it
 SUSTAINED = "sustained"  # the section of candidates that work for seconds, each by itself
 PACKAGES = (
@@ -30,6 +31,8 @@ PACKAGES = (
     "quack-kernels",
     "flash-attn-4",
     "liger-kernel",
+    "deep-gemm",
+    "flash-attn-3",
 )
 
 
@@ -150,18 +153,41 @@ class Case:
         if self.unit not in UNITS:
             raise ValueError(f"unit: one of {sorted(UNITS)}, got {self.unit!r}")
 
+    @property
+    def short(self) -> bool:
+        """Does some candidate take less than `SHORT_US` back to back?"""
+        return any(t.ok and 1e3 * t.median_ms < SHORT_US for t in self.comparison.timings)
+
+    @property
+    def between(self) -> bool:
+        """Was every candidate that was timed also timed between other kernels? Those times are then what counts."""
+        return any(t.ok for t in self.comparison.timings) and all(
+            t.between_ms for t in self.comparison.timings if t.ok)
+
+    def timing(self, name: str) -> Timing:
+        """A candidate's times that count: between other kernels where that was timed, back to back elsewhere."""
+        t = self.comparison[name]
+        return replace(t, times_ms=t.between_ms) if self.between and t.ok else t
+
     def rate(self, name: str) -> float:
         """Work per second of a candidate at its median, in `unit`."""
-        return self.work / self.comparison[name].median_ms / UNITS[self.unit]
+        return self.work / self.timing(name).median_ms / UNITS[self.unit]
 
     def ratios(self) -> dict[str, float]:
         """For every other candidate that was timed: how many times faster ours is."""
-        ours = self.comparison[self.ours]
+        return self._ratios(self.timing)
+
+    def back_to_back(self) -> dict[str, float]:
+        """The same of calls back to back, whatever counts."""
+        return self._ratios(self.comparison.__getitem__)
+
+    def _ratios(self, timing: Callable[[str], Timing]) -> dict[str, float]:
+        ours = timing(self.ours)
         if not ours.ok:
             return {}
         # a sustained candidate's turns lie seconds from another's: they are no rounds
         of = (lambda a, b: b.median_ms / a.median_ms) if self.section == SUSTAINED else ratio
-        return {t.name: of(ours, t) for t in self.comparison.timings if t.ok and t.name != self.ours}
+        return {t.name: of(ours, timing(t.name)) for t in self.comparison.timings if t.ok and t.name != self.ours}
 
     def beside(self, bound: Bound | None) -> tuple[str, float] | None:
         """The strongest of the bound's peers (of all, without one) and the ratio against it; None where none was timed.
@@ -306,9 +332,11 @@ def _derived(case: Case) -> dict:
     timed = [t for t in case.comparison.timings if t.ok]
     return {
         "median_ms": {t.name: t.median_ms for t in timed},
+        **({"between_ms": {t.name: case.timing(t.name).median_ms for t in timed}} if case.between else {}),
         "quartiles_ms": {t.name: t.quartiles_ms for t in timed},
         "rate": {t.name: case.rate(t.name) for t in timed},
         "ratio": case.ratios(),
+        **({"ratio_back_to_back": case.back_to_back()} if case.between else {}),
         "beyond_l2": case.comparison.beyond_l2,
         "accurate": case.accurate(),
         "holds": case.holds(),
@@ -317,7 +345,7 @@ def _derived(case: Case) -> dict:
 
 def _case(data: dict) -> Case:
     comparison = dict(data["comparison"])
-    comparison["timings"] = tuple(Timing(**{**t, "times_ms": tuple(t["times_ms"])}) for t in comparison["timings"])
+    comparison["timings"] = tuple(map(_timing, comparison["timings"]))
     plain = {k: v for k, v in data.items() if k != "derived"}
     return Case(
         **{
@@ -328,6 +356,10 @@ def _case(data: dict) -> Case:
             "readings": {k: tuple(Reading(**r) for r in v) for k, v in data["readings"].items()},
         }
     )
+
+
+def _timing(data: dict) -> Timing:
+    return Timing(**{**data, **{name: tuple(data.get(name, ())) for name in ("times_ms", "between_ms")}})
 
 
 def _bound(data: dict | None) -> Bound | None:

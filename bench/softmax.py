@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 import tkq
-from bench import harness, peers
+from bench import harness, liger_cute_peers, peers
 from bench.command import Bench, Job, main
 from bench.harness import Call
 from bench.results import Bound
@@ -40,9 +40,9 @@ def forward_jobs(shapes) -> Iterator[Job]:
         against = ("QuACK", "torch.compile", *(("Liger",) if n <= LIGER_MOST_COLUMNS else ()))
         question = harness.Question(
             "forward", "softmax", f"M{m} N{n}", "GB/s", 2 * m * n * 2, Bound(against, FORWARD),
-            roof=Bound(("copy",), OF_COPY) if n >= 4096 else None
+            roof=Bound(("copy",), OF_COPY)
         )
-        yield Job(question, lambda x: tkq.softmax(x), "softmax", (*against, "copy"),
+        yield Job(question, lambda x: tkq.softmax(x), "softmax", (*against, *liger_cute_peers.names(n), "copy"),
                   lambda i, m=m, n=n: (randn(i, m, n),), error)
 
 
@@ -60,10 +60,11 @@ def backward_jobs(shapes) -> Iterator[Job]:
 
         against = ("QuACK", "torch.compile", *(("Liger",) if n <= LIGER_MOST_COLUMNS else ()))
         question = harness.Question(
-            "backward", "softmax_backward", f"M{m} N{n}", "GB/s", 3 * m * n * 2, Bound(against, BACKWARD)
+            "backward", "softmax_backward", f"M{m} N{n}", "GB/s", 3 * m * n * 2, Bound(against, BACKWARD),
+            roof=Bound(("add",), OF_COPY)
         )
         yield Job(question, lambda y, dy: _launch_backward(y, dy, 1.0, False), "softmax_backward",
-                  (*against, "add"), inputs, error)
+                  (*against, *liger_cute_peers.names(n), "add"), inputs, error)
 
 
 def calls() -> dict[str, Call]:

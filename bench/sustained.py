@@ -1,12 +1,12 @@
-"""Large products, 8192^3, as a burst after idle and sustained, beside torch and QuACK, with the SM clock and the power.
+"""Large products, 8192^3, as a burst after idle and sustained, beside torch, QuACK and DeepGEMM, with clock and power.
 
     python -m bench.sustained [--kinds bf16,tensor,row,block] [--shapes 8192x8192x8192] [--seconds 2] [--rounds 7]
 
 Shapes are MxNxK. A burst: 10 ms, after as long a lead-in, after 0.15 s without work; all take turns (none with
 --rounds 0). Sustained: a quarter of a second of each, then each works for so many seconds, in two turns between which
-nothing lies: torch, tkq, tkq, torch, with QuACK around tkq where it has such a product; a reading every 0.1 s. These
-are no rounds: a ratio is that of the medians. "QuACK tuned" compiles 44 kernels: --without leaves it out. Results go to
-OUT/gemm_sustained.json after every case. Exit status 2 without a GPU.
+nothing lies: torch, tkq, tkq, torch, with the others around tkq where they have such a product; a reading every 0.1 s.
+These are no rounds: a ratio is that of the medians. "QuACK tuned" compiles 44 kernels: --without leaves it out. Results
+go to OUT/gemm_sustained.json after every case. Exit status 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from tkq.runtime import ignore_tuned
 from tkq.testing import timing
 
 KINDS = ("bf16", "tensor", "row", "block")
+OTHERS = ("QuACK", "QuACK tuned", "DeepGEMM")  # that may be missing, and be left out
 IDLE, BURST, PIECE, LEAD_IN = 0.15, 0.01, 0.1, 0.25  # seconds
 
 
 def candidates(kind: str, m: int, n: int, k: int) -> tuple[dict[str, Callable], Callable[[int], tuple]]:
-    """(by name, what makes torch's, QuACK's and tkq's call; the i-th inputs)."""
+    """(by name, what makes torch's, the others' and tkq's call; the i-th inputs)."""
     if kind == "bf16":
-        makers = {"torch": gemm_peers.PEERS["gemm"]["cuBLAS"], **_quack(gemm_peers.PEERS["gemm"])}
+        makers = {"torch": gemm_peers.PEERS["gemm"]["cuBLAS"], **_others(gemm_peers.PEERS["gemm"])}
         return {**makers, "tkq": lambda: tkq.gemm}, lambda i: (randn(i, m, k), randn(i + 9, n, k).t())
     there = {name: fp8_peers.PEERS["fp8_gemm"][name] for name in fp8_peers.names(kind)}
     makers = {name: lambda make=make: make(kind) for name, make in there.items()}
@@ -41,8 +42,8 @@ def candidates(kind: str, m: int, n: int, k: int) -> tuple[dict[str, Callable], 
     return {**makers, "tkq": ours}, lambda i: fp8_peers.both_orders(kind, fp8_peers.operands(m, n, k, kind, i))
 
 
-def _quack(there: dict) -> dict:
-    return {name: make for name, make in there.items() if name.startswith("QuACK")}
+def _others(there: dict) -> dict:
+    return {name: make for name, make in there.items() if name in OTHERS}
 
 
 def bursts(batches: dict, rounds: int, read: Callable) -> Iterator[tuple]:
@@ -95,7 +96,7 @@ def ready(makers: dict, sets: list, without: tuple[str, ...], gpu) -> tuple[dict
             _, seconds = gpu.first_calls(call, sets)
             batches[name] = gpu.batch(call, sets, timing.calls_per_batch(seconds, len(sets)))
         except Exception as problem:
-            if not name.startswith("QuACK"):
+            if name not in OTHERS:
                 raise
             missing[name] = f"{type(problem).__name__}: {str(problem)[:200]}"
     return batches, missing
@@ -124,10 +125,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", default="8192x8192x8192", help="such as 8192x8192x8192,4096x4096x4096")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each, sustained")
     parser.add_argument("--rounds", type=int, default=7, help="bursts of each; 0: none")
-    parser.add_argument("--without", default="", help="QuACK, QuACK tuned: leave these out")
+    parser.add_argument("--without", default="", help=f"of {', '.join(OTHERS)}: leave these out")
     parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
     options = parser.parse_args(argv)
-    options.without = tuple(name for name in options.without.split(",") if name.startswith("QuACK"))
+    options.without = tuple(name for name in options.without.split(",") if name in OTHERS)
     kinds = options.kinds.split(",")
     try:
         shapes = [(int(m), int(n), int(k)) for m, n, k in (text.split("x") for text in options.shapes.split(","))]

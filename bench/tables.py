@@ -1,13 +1,13 @@
-"""Results as tables in Markdown: one for each run, with all that was measured or in short, and one of all runs."""
+"""Results as tables in Markdown: one for each run, with all that was measured or in short. bench/summary.py has one of
+all runs."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
 
-from bench import ops
-from bench.results import SUSTAINED, Bound, Case, Cost, Reading, Report, busy, geometric_mean, host
+from bench import ops, row_peers
+from bench.results import SHORT_US, Bound, Case, Cost, Reading, Report, busy, host
 from tkq.testing.timing import Timing
 
 
@@ -18,6 +18,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 RATIO = ("A ratio is the median over interleaved rounds of the peer's time over ours in the same round (`sustained`: "
          "the ratio of medians): above 1, tkq is faster.")
+BETWEEN = (f"Kernels of less than {SHORT_US:g} us are timed twice: back to back, and between other kernels, as in a "
+           "program. Where both are known, ratios and rates are of the second.")
 
 
 def setting(report: Report) -> str:
@@ -66,11 +68,12 @@ def short(report: Report, head: str = "") -> str:
     head = head or heading(report)
     parts = [f"{head} {_timed_beside(report.cases)} {_bursts(report.cases)}".strip() if report.cases else head]
     if report.cases:
-        roofs = any(map(_of_roof, report.cases))
-        beside = ("of its roof, or of tkq's own",) if roofs else ()
-        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *beside)
-        parts.append(table(columns, ((name, *_case_row(case), *((_of_roof(case),) if roofs else ()))
+        more = {"back to back": _back_to_back, "errors, tkq / peer": _errors, "of its roof, or of tkq's own": _of_roof}
+        more = {head: of for head, of in more.items() if any(map(of, report.cases))}
+        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *more)
+        parts.append(table(columns, ((name, *_case_row(case), *(of(case) for of in more.values()))
                                      for name, case in zip(_named(report.cases), report.cases))))
+        parts += [said] if (said := between(report.cases)) else []
     if report.costs:
         parts.append(costs(report.costs))
     if report.problems:
@@ -101,7 +104,7 @@ def _timed_beside(cases: list[Case]) -> str:
     """Which peers each operation was timed beside at one shape at least: "the fastest" says little without it."""
     timed: dict[str, dict] = {}
     for case in cases:
-        timed.setdefault(_listed([ops.shown(case.op, case.section)]), {}).update(rivals(case))
+        timed.setdefault(listed([ops.shown(case.op, case.section)]), {}).update(rivals(case))
     lists = [f"{name} beside {', '.join(peers) or 'nothing'}" for name, peers in timed.items()]
     return f"Timed: {'; '.join(lists)}."
 
@@ -112,7 +115,7 @@ def _bursts(cases: list[Case]) -> str:
         return ""
     of: dict[str, set] = {}
     for case in cases:
-        of.setdefault(case.section, set()).add(_turns(case))
+        of.setdefault(case.section, set()).add(turns(case))
     said: dict[str, list] = {}
     for section, found in of.items():
         for how in sorted(found):
@@ -121,12 +124,18 @@ def _bursts(cases: list[Case]) -> str:
     return f"{lists} A ratio is of one case, all of whose candidates had the same turns; rates are those of its turns."
 
 
-def _turns(case: Case) -> str:
+def turns(case: Case) -> str:
     if case.idle_seconds is None:
         return "Turns of which the file does not say the rest"
     if not case.idle_seconds:
         return "Turns without rest"
     return f"In bursts of {1e3 * case.round_seconds:.0f} ms after {1e3 * case.idle_seconds:.0f} ms of rest"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Titles as code and words: "`gemm`, few rows" keeps its comma, so titles are apart by semicolons."""
+    parts = (name.partition(",") for name in names)
+    return "; ".join(f"`{op}`{comma}{what}" for op, comma, what in parts)
 
 
 def _named(cases: list[Case]) -> list[str]:
@@ -136,30 +145,60 @@ def _named(cases: list[Case]) -> list[str]:
     for name, case in zip(names, cases):
         sections.setdefault((name, case.shape), set()).add(case.section)
     several = {name for (name, _), found in sections.items() if len(found) > 1}
-    return [_listed([name]) + f", {case.section}" * (name in several) for name, case in zip(names, cases)]
+    return [listed([name]) + f", {case.section}" * (name in several) for name, case in zip(names, cases)]
 
 
 def _case_row(case: Case) -> tuple[str, ...]:
     ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
-    found = rivals(case)
+    found, others = rivals(case), _not_timed(case)
     if not found:
-        failed = [each.name for each in case.comparison.timings
-                  if not each.ok and each.name != case.ours and ops.is_rival(each.name)]
-        return case.shape, ours, f"{', '.join(failed)} failed" if failed else "none timed", ""
+        return case.shape, ours, others or "none timed", ""
     name = min(found, key=found.get)
-    wanted = case.bound.against if case.bound else ()
-    absent = [peer for peer in wanted if peer not in found and ops.is_rival(peer)]
-    note = f" ({', '.join(absent)} not timed)" if absent else ""
+    note = f" ({others})" if others else ""
     return case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{found[name]:.3f}"
 
 
-def _roof(case: Case) -> Bound | None:
+def _not_timed(case: Case) -> str:
+    """The peers of a case that were not timed, by why; "" without such. What its bound alone names was not timed."""
+    by: dict[str, list[str]] = {}
+    for peer in row_peers.of_row([case]):
+        for why in set(peer.at) - {row_peers.TIMED}:
+            by.setdefault("not timed" if why == row_peers.NOT_ASKED else why, []).append(peer.name)
+    return "; ".join(f"{', '.join(names)} {why}" for why, names in sorted(by.items()))
+
+
+def _back_to_back(case: Case) -> str:
+    """The ratio beside the same peer of calls back to back, of a case whose ratio is of another timing."""
+    found = rivals(case)
+    return f"{case.back_to_back()[min(found, key=found.get)]:.3f}" if case.between and found else ""
+
+
+def _errors(case: Case) -> str:
+    """Ours and the fastest peer's relative error beside float32, where both were measured: fast at which accuracy."""
+    found = rivals(case)
+    known = [case.comparison[name].error for name in (case.ours, *([min(found, key=found.get)] if found else ()))]
+    return " / ".join(f"{error:.1e}" for error in known) if found and None not in known else ""
+
+
+def between(cases: Iterable[Case]) -> str:
+    """Which of the short ones were timed between other kernels, in a sentence; "" without short ones."""
+    short = [case for case in cases if case.short]
+    without = sum(not case.between for case in short)
+    if not short:
+        return ""
+    if not without:
+        return BETWEEN
+    said = f"Cases of less than {SHORT_US:g} us that were not timed between other kernels, but back to back alone"
+    return f"{said}: {without} of {len(short)}.{'' if without == len(short) else f' {BETWEEN}'}"
+
+
+def roof(case: Case) -> Bound | None:
     """What a case is set beside that is no rival."""
     return case.roof or (case.bound if case.bound and not any(map(ops.is_rival, case.bound.against)) else None)
 
 
 def _of_roof(case: Case) -> str:
-    best = case.beside(roof) if (roof := _roof(case)) else None
+    best = case.beside(found) if (found := roof(case)) else None
     return f"{best[1]:.3f} of {best[0]}" if best else ""
 
 
@@ -170,12 +209,14 @@ def _cost_row(cost: Cost) -> tuple[str, ...]:
 
 # ---- a run with everything ---------------------------------------------------------------------------------------
 
-WHOLE = ("operation", "shape", "who", "median", "spread", "rate", "tkq is", "launches", "host", "error", "SM clock",
-         "power")
+REASON = 100  # characters of it
+WHOLE = ("operation", "shape", "who", "median", "between", "spread", "rate", "tkq is", "launches", "host", "error",
+         "SM clock", "power")
 LEGEND = (
-    "Median over the rounds of one call, with a cold L2; spread: half of what lies between the quartiles. \"tkq is\": "
-    "how many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, of the "
-    "result against float32. Clock and power are medians of readings in the candidate's own turns; power is the "
+    "Median over the rounds of one call, with a cold L2, calls back to back; between: the same between other kernels, "
+    "where that was timed; rate and \"tkq is\" are then of that. Spread: half of what lies between the quartiles. "
+    "\"tkq is\": how many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, "
+    "of the result against float32. Clock and power are medians of readings in the candidate's own turns; power is the "
     "driver's average over about a second. A field is empty where nothing was measured."
 )
 
@@ -190,6 +231,7 @@ def whole(report: Report) -> str:
     if report.cases:
         parts.append(table(WHOLE, ((name, *row) for name, case in zip(_named(report.cases), report.cases)
                                    for row in _candidates(case))))
+        parts += [said] if (said := between(report.cases)) else []
     if report.costs:
         parts.append(costs(report.costs))
     parts += [f"Missing: {name}: {why}" for name, why in missing(report.cases).items()]
@@ -211,12 +253,19 @@ def _candidates(case: Case) -> Iterable[tuple[str, ...]]:
     ratios = case.ratios()
     for t in case.comparison.timings:
         if not t.ok:
-            yield case.shape, t.name, "failed", *("",) * (len(WHOLE) - 4)
+            yield case.shape, t.name, f"failed: {_in_a_cell(t.note)}", *("",) * (len(WHOLE) - 4)
             continue
-        low, high = t.quartiles_ms
-        yield (case.shape, t.name, f"{1e3 * t.median_ms:.2f} us", f"{(high - low) / 2 / t.median_ms:.1%}",
+        counts = case.timing(t.name)
+        low, high = counts.quartiles_ms
+        yield (case.shape, t.name, f"{1e3 * t.median_ms:.2f} us",
+               f"{1e3 * counts.median_ms:.2f} us" if case.between else "", f"{(high - low) / 2 / counts.median_ms:.1%}",
                f"{case.rate(t.name):.0f} {case.unit}", f"{ratios[t.name]:.3f}" if t.name in ratios else "",
                *_measured(t, case.readings))
+
+
+def _in_a_cell(reason: str) -> str:
+    """A reason's beginning, as a cell of a table can have it."""
+    return " ".join(reason.split())[:REASON].replace("|", "/")
 
 
 def _measured(t: Timing, readings: Mapping[str, tuple[Reading, ...]]) -> tuple[str, ...]:
@@ -229,176 +278,3 @@ def _measured(t: Timing, readings: Mapping[str, tuple[Reading, ...]]) -> tuple[s
 def middle(values: Iterable[float | None], unit: str) -> str:
     known = [value for value in values if value is not None]
     return f"{statistics.median(known):.0f} {unit}" if known else ""
-
-
-# ---- all runs ----------------------------------------------------------------------------------------------------
-
-
-def grouped(reports: Mapping[str, Report]) -> dict[str, list[tuple[Report, Case]]]:
-    """Every case by its title, in the order of `ops.OPS`. reports: by the file's name."""
-    found: dict[str, list] = {}
-    for file, report in reports.items():
-        for case in report.cases:
-            if (name := ops.title(file, case.section, case.op)) is not None:
-                found.setdefault(name, []).append((report, case))
-    order = [f"{name}, {part.what}" if part.what else name for name, parts in ops.OPS.items() for part in parts]
-    return {name: found[name] for name in dict.fromkeys(order) if name in found}
-
-
-def strongest(cases: Iterable[Case]) -> list[float]:
-    """Of each case the ratio beside its fastest peer, of those that have one."""
-    return [min(found.values()) for case in cases if (found := rivals(case))]
-
-
-def summary(reports: Mapping[str, Report]) -> str:
-    """A row for each operation: how fast it is beside the fastest peer at each shape, and beside a copy.
-    Operations that are beside neither are left out."""
-    rows = []
-    for name, found in grouped(reports).items():
-        cases = [case for _, case in found]
-        ratios, copies = strongest(cases), _beside_roofs(cases)
-        if not ratios and not copies:
-            continue
-        names = dict.fromkeys(peer for case in cases for peer in rivals(case))
-        said = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))] if ratios else [""] * 3
-        op, comma, what = name.partition(",")
-        rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
-                     copies, days(date(*each) for each in found)))
-    return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
-
-
-FEW = 6  # rows that a sentence names
-SUSTAINED_OPS = {  # what the operations of seconds of work are called elsewhere
-    "gemm bf16": "`gemm`", "gemm tensor": "`fp8_gemm`, one scale", "gemm row": "`fp8_gemm`, scales by rows",
-    "gemm block": "`fp8_gemm`, scales by blocks"}
-RUN = 3600  # seconds: what was begun within so long of the newest is of one run
-
-
-def _of_rows(rows: Mapping[str, list[tuple[Report, Case]]]) -> dict[str, list[str]]:
-    return {name: [date(*each) for each in cases] for name, cases in rows.items()}
-
-
-def _older(of: Mapping[str, list[str]]) -> list[str]:
-    """Of what was measured at these times, the names of what is older than the newest, and of what is so in part."""
-    began = {name: [datetime.fromisoformat(each) for each in found] for name, found in of.items()}
-    newest = max((time for found in began.values() for time in found), default=None)
-    old = {name: [(newest - time).total_seconds() > RUN for time in found] for name, found in began.items()}
-    return [name + ", in part" * (not all(each)) for name, each in old.items() if any(each)]
-
-
-def _which_run(of: Mapping[str, list[str]], what: str, listed: Callable[[list[str]], str]) -> str:
-    """A sentence about what is older than the rest, "" where nothing is. Of which state of the code a run is, no file
-    says."""
-    found = _older(of)
-    if len(found) > min(FEW, len(of) // 2):
-        every = sorted(each[:10] for times in of.values() for each in times)
-        between = f"on {every[0]}" if every[0] == every[-1] else f"from {every[0]} to {every[-1]}"
-        return f"The {what} are of several runs, {between}."
-    return f"Of an earlier run than the other {what}: {listed(found)}." if found else ""
-
-
-def are_of_one_run(reports: Mapping[str, Report]) -> bool:
-    """The rows of the summary and of what works for seconds: is none older than the rest?"""
-    return not _older(_of_rows({**grouped(reports), **_of_seconds(reports)}))
-
-
-def of_which_run(reports: Mapping[str, Report]) -> str:
-    """Of the rows of the summary."""
-    return _which_run(_of_rows(grouped(reports)), "rows", _listed) or "All rows of this table are of one run."
-
-
-def timings_of_which_run(reports: Mapping[str, Report]) -> str:
-    """Of the files with cases or costs."""
-    of = {name.replace("_", " "): dates(report) or [report.environment.date] for name, report in reports.items()}
-    return _which_run(of, "timings", "; ".join) or "All timings are of one run."
-
-
-def at_full_clock(reports: Mapping[str, Report]) -> str:
-    """A sentence about which rows are bursts after a rest; "" without such."""
-    rows = {name: [bool(case.idle_seconds) for _, case in found] for name, found in grouped(reports).items()
-            if any(rivals(case) for _, case in found)}  # as in the summary
-    bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each)]
-    if not bursts:
-        return ""
-    how = dict.fromkeys(_turns(case).partition(" ")[2] for found in grouped(reports).values() for _, case in found
-                        if case.idle_seconds)
-    return f"Large products are {'; '.join(how)}, at full clock: {_listed(bursts)}."
-
-
-def sustained(reports: Mapping[str, Report]) -> str:
-    """A sentence and a table of what products give that work for seconds, at the power limit; "" without such."""
-    kinds = _of_seconds(reports)
-    if not kinds:
-        return ""
-    known = [2 * case.round_seconds for found in kinds.values() for _, case in found if case.round_seconds]
-    long = f"{max(known):g} s" if known else "seconds"
-    head = (f"Large products that work for {long} each, one after the other, meet the power limit; a ratio is that of "
-            "medians:")
-    rows = [(SUSTAINED_OPS.get(op, f"`{op}`"), *_sustained_row([case for _, case in found]),
-             days(date(*each) for each in found)) for op, found in kinds.items()]
-    names = ("operation", "fastest peer", "shapes", "mean", "least", "most", "its rate", "day")
-    return "\n\n".join(filter(None, (head, table(names, rows), _left_out(kinds))))
-
-
-def _left_out(kinds: Mapping[str, list[tuple[Report, Case]]]) -> str:
-    """A sentence about peers that have such a product and did not work for seconds at any shape; "" without such."""
-    said = []
-    for op, found in kinds.items():
-        timed = {peer for _, case in found for peer in rivals(case)}
-        if absent := dict.fromkeys(peer for _, case in found for peer in case.missing if peer not in timed):
-            said.append(f"{SUSTAINED_OPS.get(op, f'`{op}`')} beside {', '.join(absent)}")
-    return f"Not timed for so long: {'; '.join(said)}." if said else ""
-
-
-def _of_seconds(reports: Mapping[str, Report]) -> dict[str, list[tuple[Report, Case]]]:
-    """By operation, the cases of products that work for seconds beside peers."""
-    kinds: dict[str, list[tuple[Report, Case]]] = {}
-    for report in reports.values():
-        for case in report.cases:
-            if case.section == SUSTAINED and rivals(case):
-                kinds.setdefault(case.op, []).append((report, case))
-    return kinds
-
-
-def _sustained_row(cases: list[Case]) -> tuple[str, ...]:
-    found, ratios = map(rivals, cases), strongest(cases)
-    fastest = dict.fromkeys(min(each, key=each.get) for each in found)
-    rates = _span([case.rate(case.ours) for case in cases], ".0f")
-    said = (f"{x:.3f}" for x in (geometric_mean(ratios), min(ratios), max(ratios)))
-    return ", ".join(fastest), str(len(cases)), *said, f"{rates} {cases[0].unit}"
-
-
-def _span(values: list[float], form: str) -> str:
-    """The least and the most, or one where they read the same."""
-    return " to ".join(dict.fromkeys(format(each, form) for each in (min(values), max(values))))
-
-
-def not_timed(reports: Mapping[str, Report]) -> str:
-    """A sentence about peers that bounds name and that were not timed at any shape of a row; "" without such."""
-    said = []
-    for name, found in grouped(reports).items():
-        cases = [case for _, case in found]
-        wanted = dict.fromkeys(peer for case in cases if case.bound for peer in case.bound.against)
-        timed = {peer for case in cases for peer in case.ratios()}
-        if absent := [peer for peer in wanted if ops.is_rival(peer) and peer not in timed]:
-            said.append(f"{_listed([name])} beside {', '.join(absent)}")
-    return f"Not timed: {'; '.join(said)}." if said else ""
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Titles as code and words: "`gemm`, few rows" keeps its comma, so titles are apart by semicolons."""
-    parts = (name.partition(",") for name in names)
-    return "; ".join(f"`{op}`{comma}{what}" for op, comma, what in parts)
-
-
-def document(reports: Mapping[str, Report]) -> str:
-    """results.md of a folder: all that was measured."""
-    files = (f"## {name.replace('_', ' ')}\n\n{whole(report)}" for name, report in reports.items())
-    return "\n\n".join(("# Results", summary(reports), LEGEND, *files)) + "\n"
-
-
-def _beside_roofs(cases: Iterable[Case]) -> str:
-    """The mean beside what only moves the bytes."""
-    found = [best[1] for case in cases if (roof := _roof(case)) and set(roof.against) <= set(ops.ROOFS)
-             and (best := case.beside(roof))]
-    return f"{geometric_mean(found):.2f}" if found else ""

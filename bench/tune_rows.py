@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--final-seconds", type=float, default=0.03, help="one candidate's turn in the second part")
     parser.add_argument("--quack", action="store_true", help="QuACK beside the finalists, too")
     options = parser.parse_args()
-    shapes = SHAPES + MODERATE
+    shapes = SHAPES + tuple(MODERATE)
     if options.shapes:
         shapes = tuple(tuple(map(int, shape.split("x"))) for shape in options.shapes.split(","))
     only = tuple(filter(None, options.only.split(",")))

@@ -229,7 +229,7 @@ def check(S, causal):
 def main():
     for causal in (False, True):
         if not torch.cuda.is_available():
-            print(sass.text(f"flash attention, causal {causal}", sass.report(RECIPES[causal])))
+            print(sass.shown(f"flash attention, causal {causal}", RECIPES[causal]))
             continue
         error = max(check(S, causal) for S in (1, 200, 1024))
         make = lambda i: [torch.randn(4, 4096, 16, 128, device="cuda").bfloat16() for _ in range(3)]

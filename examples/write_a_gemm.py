@@ -104,7 +104,7 @@ def check(M, N, K):
 
 def main():
     if not torch.cuda.is_available():
-        print(sass.text("gemm", sass.report(RECIPE)), "\nNo GPU: compiled for sm_90a, nothing run or timed.")
+        print(sass.shown("gemm", RECIPE), "\nNo GPU: compiled for sm_90a, nothing run or timed.")
         return
     errors = [check(*shape) for shape in ((128, 256, 64), (1000, 520, 200), (300, 2056, 4096))]
     make = lambda i: [torch.randn(4096, 4096, device="cuda").bfloat16() for _ in range(2)]

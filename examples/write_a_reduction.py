@@ -82,7 +82,7 @@ def main():
     for N in (1000, 4096, 32768, 131072):
         x = torch.randn(8192 if device == "cuda" else 1, N, device=device, dtype=torch.bfloat16)
         if device == "cpu":
-            print(sass.text(f"softmax N {N}", sass.report(Softmax.recipe(x, torch.empty_like(x), 1.0))))
+            print(sass.shown(f"softmax N {N}", Softmax.recipe(x, torch.empty_like(x), 1.0)))
             continue
         wanted = torch.softmax(x.float() / 0.7, -1)
         error = ((softmax(x, 0.7).float() - wanted).abs() / wanted).max().item()

@@ -71,7 +71,7 @@ def main():
         if device == "cpu":
             dy, x, weight, rstd = inputs(1, N, device)
             recipe = SiluNormBackward.recipe(dy=dy, x=x, weight=weight, rstd=rstd, dx=x, dweight=weight)
-            print(sass.text(f"silu-norm backward N {N}", sass.report(recipe)))
+            print(sass.shown(f"silu-norm backward N {N}", recipe))
             continue
         M = (1 << 28) // N
         error = check(*inputs(M // 16 + 1, N, device))

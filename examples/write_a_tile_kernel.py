@@ -115,4 +115,4 @@ if __name__ == "__main__":
         if torch.cuda.is_available():
             check_and_time(name, peer)
         else:
-            print(sass.text(name, sass.report(RECIPES[name])), "\nNo GPU: compiled for sm_90a, nothing run or timed.")
+            print(sass.shown(name, RECIPES[name]), "\nNo GPU: compiled for sm_90a, nothing run or timed.")

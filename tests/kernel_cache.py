@@ -73,7 +73,7 @@ def unpack(file: pathlib.Path) -> Unpacked:
     store, count, asked = runtime.cache(), 0, {}
     if not file.exists():
         return Unpacked(0, {}, None)
-    store.make()
+    folder = store.make()
     try:
         with lzma.open(file) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
             for member in tar:
@@ -83,20 +83,17 @@ def unpack(file: pathlib.Path) -> Unpacked:
                     continue
                 if not member.isfile() or name != os.path.basename(name) or name.startswith("."):
                     raise ValueError(f"{name!r} is no entry of a kernel cache")
-                count += _added(store, member, data)
+                count += _added(folder, member, data)
     except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError) as problem:
         return Unpacked(count, asked, f"{type(problem).__name__}: {problem}")
     return Unpacked(count, asked, None)
 
 
-def _added(store, member, data) -> bool:
-    path = store.folder / member.name
-    if path.exists():
+def _added(folder, member, data) -> bool:
+    if member.name in folder.names():
         return False
-    temporary = store.folder / f".new-{os.getpid()}"  # not by store.put, which looks at all entries each time
-    temporary.write_bytes(data)
-    os.utime(temporary, (member.mtime, member.mtime))
-    os.replace(temporary, path)
+    added = folder.put(member.name, data)  # not by store.put, which looks at all entries each time
+    os.utime(added.number, (member.mtime, member.mtime))
     return True
 
 

@@ -1,5 +1,6 @@
 """A warp without a GPU: what its lanes hold is an array of 32 numbers. For device functions that look things up, by
 their own code (``__wrapped__`` of what cute.jit decorates), with these names in place of the DSL's."""
+import functools
 from types import SimpleNamespace
 
 import numpy
@@ -28,7 +29,16 @@ def ballot(votes):
     return sum(1 << lane for lane in range(LANES) if votes[lane])
 
 
+def shifted_up(x, by, mask_and_clamp=0):
+    """shuffle_sync_up: each lane has what is ``by`` lanes below it, the first ones their own."""
+    x, lanes = numpy.broadcast_to(x, LANES), numpy.arange(LANES)
+    return x[numpy.where(lanes < by, lanes, lanes - by)]
+
+
 ARCH = SimpleNamespace(
+    shuffle_sync_up=shifted_up,
+    warp_redux_sync=lambda x, kind: int({"max": numpy.max}[kind](x)),
+    warp_reduction=lambda x, op: functools.reduce(op, (int(v) for v in numpy.broadcast_to(x, LANES))),
     vote_ballot_sync=ballot, popc=lambda x: bin(x & 0xffffffff).count("1"), make_warp_uniform=plain,
     shuffle_sync=lambda x, lane: int(numpy.broadcast_to(x, LANES)[lane]))
 NAMES = dict(

@@ -7,9 +7,11 @@
 
 The public functions load on first use (PEP 562): ``import tkq`` brings neither torch nor the DSL.
 """
-import importlib
-import sys
-from types import ModuleType
+import importlib as _importlib
+import sys as _sys
+from types import ModuleType as _ModuleType
+
+from . import names as _names
 
 __version__ = "0.1.0"
 
@@ -50,25 +52,25 @@ __all__ = [*_PUBLIC, "__version__"]
 
 def __getattr__(name):
     if name in _PUBLIC:
-        value = getattr(importlib.import_module(_PUBLIC[name]), name)
+        value = getattr(_importlib.import_module(_PUBLIC[name]), name)
         globals()[name] = value  # the next look-up finds it without coming here
         return value
     if name in _MODULES:
-        return importlib.import_module(f"tkq.{name}")
-    raise AttributeError(f"module 'tkq' has no attribute {name!r}")
+        return _importlib.import_module(f"tkq.{name}")
+    raise _names.unknown("tkq", name, (*_PUBLIC, *_MODULES))
 
 
 def __dir__():
-    return sorted({*globals(), *_PUBLIC, *_MODULES})
+    return _names.listed(globals(), (*__all__, *_MODULES))
 
 
-class _Package(ModuleType):
+class _Package(_ModuleType):
     """tkq, where ``tkq.gemm`` stays the function when the package of that name is imported: Python then sets it here.
     What is in the package is had by ``from tkq.gemm import plan`` (not ``import tkq.gemm.plan as``)."""
 
     def __setattr__(self, name, value):
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+        if not (name in _PUBLIC and isinstance(value, _ModuleType)):
             super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Package
+_sys.modules[__name__].__class__ = _Package

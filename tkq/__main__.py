@@ -16,7 +16,7 @@ def main(argv=None) -> int:
     commands.add_parser("doctor", help="what is installed here, and what is wrong with it")
     commands.add_parser("demo", help="run the kernels beside PyTorch; without a GPU, inspect them", add_help=False)
     commands.add_parser("bench", help="the benchmarks of a source checkout", add_help=False)
-    compile_ = commands.add_parser("compile", help="fill the disk cache, or make a bundle; needs no GPU")
+    commands.add_parser("compile", help="fill the disk cache, or make a bundle; needs no GPU", add_help=False)
     if argv[:1] == ["demo"]:  # takes its own arguments
         from . import demo
 
@@ -26,8 +26,7 @@ def main(argv=None) -> int:
     if argv[:1] == ["compile"]:
         from .runtime import fill
 
-        fill.describe(compile_)
-        return fill.main(parser.parse_args(argv))
+        return fill.main(fill.parsed(argv[1:]))
     parser.parse_args(argv)
     from .runtime import doctor
 

@@ -3,6 +3,7 @@
 Does not need the DSL. The SASS tests, ``python -m tkq compile`` and the demo walk through it."""
 from __future__ import annotations
 
+import difflib
 import importlib
 
 from .runtime.recipe import Shipped
@@ -26,6 +27,7 @@ _LISTS = (
 # Functions whose kernels are named otherwise, or that take those of others too.
 _BEGINNINGS = {
     "cross_entropy": ("cross_entropy", "total"),
+    "cross_entropy_and_gradient": ("cross_entropy_and_gradient", "cross_entropy_fused", "total"),
     "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy", "total", "scale", "gemm"),
     "flash_attn_varlen": ("flash_attn",),
     "rope_qk": ("rope",),
@@ -51,23 +53,38 @@ def select(words) -> list[Shipped]:
     Raises:
         ValueError: a word that no name contains.
     """
-    kernels = shipped()
+    return named(shipped(), words)
+
+
+def named(kernels: list[Shipped], words) -> list[Shipped]:
+    """Likewise, of these kernels."""
+    names = [kernel.name for kernel in kernels]
     for word in words:
-        if not any(word in kernel.name for kernel in kernels):
-            raise ValueError(f"no shipped kernel's name contains {word!r}; `python -m tkq compile --list` prints them")
+        if not any(word in name for name in names):
+            near = difflib.get_close_matches(word, names, 3, 0.5)
+            nearest = f"; near it are {', '.join(near)}" if near else ""
+            raise ValueError(f"no kernel's name contains {word!r}{nearest}; --list prints all names")
     return [kernel for kernel in kernels if not words or any(word in kernel.name for word in words)]
 
 
-def of_ops(kernels: list[Shipped], ops) -> list[Shipped]:
+def ops() -> tuple[str, ...]:
+    """The functions of tkq that have kernels."""
+    from . import _PUBLIC
+
+    others = ("Exchange", "Monoid", "ReductionBase", "RowKernel", "prefetch", "rope_cos_sin", "tune")
+    return tuple(sorted(set(_PUBLIC) - set(others)))
+
+
+def of_ops(kernels: list[Shipped], chosen) -> list[Shipped]:
     """The kernels of some of tkq's functions; all of them where none is named.
 
     Raises:
         ValueError: a function that none of the kernels is for.
     """
-    for op in ops:
+    for op in chosen:
         if not any(_is_of(kernel, op) for kernel in kernels):
-            raise ValueError(f"no kernel is for {op!r}; functions are those of tkq: rmsnorm, flash_attn, gemm, ...")
-    return [kernel for kernel in kernels if not ops or any(_is_of(kernel, op) for op in ops)]
+            raise ValueError(f"no kernel is for {op!r}; functions are {', '.join(ops())}")
+    return [kernel for kernel in kernels if not chosen or any(_is_of(kernel, op) for op in chosen)]
 
 
 def _is_of(kernel, op):

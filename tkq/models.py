@@ -74,7 +74,9 @@ def found(of) -> Model:
 def kernels(of) -> list[Shipped]:
     """What models take, each kernel once. Found out by a process of its own. Raises what ``found`` does."""
     given = json.dumps([found(one) for one in of])
-    done = subprocess.run([sys.executable, "-m", "tkq.models", "--pickled", given], capture_output=True, check=False)
+    from .runtime import child
+
+    done = subprocess.run(child.command("tkq.models", "--pickled", given), capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the models' calls could not be made: {done.stderr.decode()[-2000:]}")
     return pickle.loads(base64.b64decode(done.stdout.rpartition(b"\n")[2]))

@@ -16,18 +16,33 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from . import names as _names
 from .norms.ops import layernorm, rmsnorm
-from .runtime import check
+from .runtime import arguments, check
 
-__all__ = ["GEGLU", "CrossEntropyLoss", "LayerNorm", "LayerNormQuant", "Linear", "LinearCrossEntropyLoss", "LogSoftmax",
-           "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
+__all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "LayerNorm", "LayerNormQuant", "Linear",  # noqa: F822
+           "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
+
+# what constructors are given, refused there and not in the first forward
+_loss = arguments.checker("cross_entropy", "z_loss", "softcap", "inplace_backward", called="CrossEntropyLoss")
+_linear_loss = arguments.checker("linear_cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss",
+                                 "softcap", called="LinearCrossEntropyLoss")
+_scale = {name: arguments.checker("softmax", "scale", called=name) for name in ("Softmax", "LogSoftmax")}
+_layout = arguments.checker("swiglu", "layout", called="SwiGLU")
+_approximate = arguments.checker("geglu", "approximate", called="GEGLU")
+_granularity = arguments.checker("rmsnorm_quant", "granularity", called="RMSNormQuant")
+_interleaved = arguments.checker("rope_qk", "interleaved", called="RotaryEmbedding")
 
 
 def __getattr__(name):
     if name == "Fp8Linear":  # with its first use: it brings the float8 kernels
         from .quantize.linear import Fp8Linear
         return Fp8Linear
-    raise AttributeError(f"module 'tkq.nn' has no attribute {name!r}")
+    raise _names.unknown("tkq.nn", name, __all__)
+
+
+def __dir__():
+    return _names.listed(globals(), __all__)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -64,7 +79,7 @@ class _Quantised:
         if len(self.normalized_shape) != 1:
             raise NotImplementedError(f"{type(self).__name__}: normalized_shape: got {tuple(self.normalized_shape)}, "
                                       "allowed is one dimension, the last")
-        self.granularity = granularity
+        self.granularity = _granularity(granularity)
 
     def _rows(self, x: Tensor, residual: Optional[Tensor]) -> tuple[Tensor, dict]:
         """x, and the options that both functions take."""
@@ -143,7 +158,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
                  reduction: str = "mean", label_smoothing: float = 0.0, *, z_loss: float = 0.0,
                  softcap: Optional[float] = None, inplace_backward: bool = False):
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-        self.z_loss, self.softcap, self.inplace_backward = z_loss, softcap, inplace_backward
+        self.z_loss, self.softcap, self.inplace_backward = _loss(z_loss, softcap, inplace_backward)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """input: logits (C,), (N, C) or (N, C, d1, ...), as torch has them; the last is copied, its classes brought
@@ -178,6 +193,8 @@ class LinearCrossEntropyLoss(nn.Module):
                  reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
                  softcap: Optional[float] = None, device=None, dtype=torch.bfloat16):
         super().__init__()
+        ignore_index, reduction, label_smoothing, z_loss, softcap = _linear_loss(ignore_index, reduction,
+                                                                                 label_smoothing, z_loss, softcap)
         self.linear = nn.Linear(in_features, num_classes, bias=False, device=device, dtype=dtype)
         self.register_buffer("weight", weight)
         self.options = dict(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing,
@@ -203,7 +220,7 @@ class Softmax(nn.Softmax):
     def __init__(self, dim: Optional[int] = None, *, scale: float = 1.0):
         _check_dim("Softmax", dim)
         super().__init__(dim)
-        self.scale = scale
+        self.scale = _scale["Softmax"](scale)
 
     def forward(self, input: Tensor) -> Tensor:
         from .softmax.ops import softmax
@@ -221,7 +238,7 @@ class LogSoftmax(nn.LogSoftmax):
     def __init__(self, dim: Optional[int] = None, *, scale: float = 1.0):
         _check_dim("LogSoftmax", dim)
         super().__init__(dim)
-        self.scale = scale
+        self.scale = _scale["LogSoftmax"](scale)
 
     def forward(self, input: Tensor) -> Tensor:
         from .softmax.ops import log_softmax
@@ -247,7 +264,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, layout: str = "split"):
         super().__init__()
-        self.layout = layout
+        self.layout = _layout(layout)
 
     def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:
         """gate, up: (..., N). Or both in one, (..., 2 N)."""
@@ -264,7 +281,7 @@ class GEGLU(SwiGLU):
 
     def __init__(self, approximate: str = "none", layout: str = "split"):
         super().__init__(layout)
-        self.approximate = approximate
+        self.approximate = _approximate(approximate)
 
     def forward(self, gate: Tensor, up: Optional[Tensor] = None) -> Tensor:
         from .pointwise.gated_ops import geglu
@@ -279,12 +296,18 @@ class RotaryEmbedding(nn.Module):
     """Turns queries and keys by their positions, on `tkq.rope_qk`.
 
     dim: columns of a head that turn. max_seqlen: positions that the tables have. base, interleaved: as `rope_cos_sin`
-    and `rope_qk`. The tables are no part of the state dict, and stay float32 when the module is moved or cast."""
+    and `rope_qk`. The tables, buffers `cos` and `sin`, are the module's own: no part of the state dict, float32, and of
+    the same values when the module is moved or cast. A model whose layers turn alike needs one module for all of them.
+    """
 
     def __init__(self, dim: int, max_seqlen: int, base: float = 10000.0, *, interleaved: bool = False, device=None):
         super().__init__()
-        self.dim, self.max_seqlen, self.base, self.interleaved = dim, max_seqlen, base, interleaved
+        self.dim, self.max_seqlen, self.base, self.interleaved = dim, max_seqlen, base, _interleaved(interleaved)
         self._make(torch.get_default_device() if device is None else device)
+
+    def reset_parameters(self) -> None:
+        """Make the tables anew where they are, as FSDP asks of modules that come from the meta device."""
+        self._make(self.cos.device)
 
     def _make(self, device):
         from .pointwise.tables import rope_cos_sin
@@ -293,8 +316,12 @@ class RotaryEmbedding(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def _apply(self, fn, recurse=True):
+        before = self.cos, self.sin
         super()._apply(fn, recurse)
-        self._make(self.cos.device)  # anew: a cast would leave angles of 8 bits
+        if before[0].is_meta:
+            self._make(self.cos.device)
+        else:  # those from before: a cast would leave angles of 8 bits, and to_empty none
+            self.cos, self.sin = (t.to(moved.device) for t, moved in zip(before, (self.cos, self.sin)))
         return self
 
     def forward(self, q: Tensor, k: Tensor, *, seqlen_offsets=0, position_ids: Optional[Tensor] = None,

@@ -8,15 +8,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import warnings
 
 from . import _PUBLIC, models
 
 
 class Prefetch:
-    """What ``prefetch`` started. It ends with the program; what was compiled until then stays in the cache."""
+    """What ``prefetch`` started. It ends with the program; what was compiled until then stays in the cache. One that
+    ends otherwise before all is compiled says so by a warning."""
 
     def __init__(self, process):
-        self._process, self._told = process, None
+        self._process, self._told, self._owner, self._stopped = process, ("", ""), os.getpid(), False
+        self._watcher = threading.Thread(target=self._watch, name="tkq-prefetch", daemon=True)
+        self._watcher.start()
         atexit.register(self.stop)
 
     @property
@@ -28,24 +33,38 @@ class Prefetch:
 
         Raises:
             TimeoutError: it takes longer; it goes on.
-            RuntimeError: something could not be compiled, in words.
+            RuntimeError: something could not be compiled, or the process ended, in its last words.
         """
-        if self._told is None:
-            try:
-                self._told = self._process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                raise TimeoutError(f"prefetch: not done after {timeout} s") from None
-        out, error = self._told
+        self._watcher.join(timeout)
+        if self._watcher.is_alive():
+            raise TimeoutError(f"prefetch: not done after {timeout} s")
         if self._process.returncode:
-            raise RuntimeError(f"prefetch: {error.strip()[-2000:] or out.strip()[-2000:] or 'it was ended'}")
-        return out.strip().rpartition("\n")[2]
+            raise RuntimeError(f"prefetch: {self._last_words()}")
+        return self._told[0].strip().rpartition("\n")[2]
 
     def stop(self) -> None:
-        """End it, if it is still at work."""
+        """End it, if it is still at work. In a process forked from the one that started it: nothing."""
+        if os.getpid() != self._owner:
+            return
+        self._stopped = True
         if not self.done:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._process.pid, signal.SIGTERM)  # with its own processes, which would compile on
             self._process.wait()
+        self._watcher.join(1)
+
+    def _watch(self):
+        """Read what it says, so that no pipe is ever full, until it ends."""
+        self._told = self._process.communicate()
+        if self._process.returncode and not self._stopped:
+            warnings.warn(f"tkq.prefetch: it ended before all was compiled ({self._last_words()}); calls compile what "
+                          "they need.", stacklevel=1)
+
+    def _last_words(self):
+        out, error = self._told
+        status = self._process.returncode
+        return error.strip()[-2000:] or out.strip()[-2000:] or (
+            "it was ended" if status < 0 else f"it ended with status {status}")
 
 
 def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
@@ -65,28 +84,37 @@ def prefetch(*of, ops=(), jobs: int = 1) -> Prefetch:
         A handle: ``done``, ``wait(timeout)``, ``stop()``.
 
     Raises:
-        TypeError: jobs that is no integer.
-        ValueError: a name that is not known, a configuration that lacks a size, or jobs below 1.
-    """
-    from .runtime import cache
+        TypeError: jobs is no int; ops are no names.
+        ValueError: jobs is below 1; a name that is not known, a configuration that lacks a size.
 
-    if not isinstance(jobs, int):
-        raise TypeError(f"prefetch: jobs: got {type(jobs).__name__}, expected an int")
-    if jobs < 1:
-        raise ValueError(f"prefetch: jobs: got {jobs}, allowed are numbers from 1 on")
+    Example::
+
+        ready = tkq.prefetch("llama-8b", ops=("rmsnorm", "flash_attn"), jobs=4)
+        ...  # load weights
+        ready.wait()
+    """
+    from .runtime import arguments, cache, child
+
+    jobs = arguments.checker("prefetch", "jobs")(jobs)
     if isinstance(ops, str):
         raise ValueError(f"prefetch: ops: got {ops!r}, allowed are several names, as in ops=({ops!r},)")
-    ops = tuple(ops)
+    try:
+        ops = tuple(ops)
+    except TypeError:
+        raise TypeError(f"prefetch: ops: got {type(ops).__name__}, allowed are several names, in a tuple") from None
     for op in ops:
+        if not isinstance(op, str):
+            raise TypeError(f"prefetch: ops: got {op!r}, allowed are names of functions of tkq")
         if op not in _PUBLIC:
             raise ValueError(f"prefetch: ops: got {op!r}, allowed are functions of tkq: rmsnorm, flash_attn, gemm, ...")
     known = [models.found(one) for one in of]
     folders = os.pathsep.join(map(str, (*cache().before, cache().folder)))
     process = subprocess.Popen(
-        [sys.executable, "-m", "tkq.prefetching"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "TKQ_CACHE_DIR": folders})
-    process.stdin.write(json.dumps([known, list(ops), jobs]))
-    process.stdin.close()
+        child.command("tkq.prefetching"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True, env={**os.environ, "TKQ_CACHE_DIR": folders})
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, and the handle says so
+        process.stdin.write(json.dumps([known, list(ops), jobs]))
+        process.stdin.close()
     process.stdin = None  # so that communicate() leaves it alone
     return Prefetch(process)
 

@@ -34,9 +34,11 @@ class ReductionBase:
     # ---- choices a subclass may change ---------------------------------------------------------
 
     def _calculate_threads_per_row(self) -> int:
+        """Threads of a block that share a row, a power of two: 8 to 256, by N, where it is not overridden."""
         return geometry.threads_per_row(self.N)
 
     def _get_num_threads(self) -> int:
+        """Threads of a block, whole warps of whole rows: 128 or 256, by N, where it is not overridden."""
         return geometry.num_threads(self.N)
 
     def _set_cluster_n(self) -> None:
@@ -96,6 +98,7 @@ class ReductionBase:
         The caller waits for the cluster (`cute.arch.cluster_wait`, best as `row_reduce`'s hook_fn) before it exchanges.
         """
         if const_expr(self.cluster_n > 1):
+            tk.nap("start")
             if tidx < self.stage:
                 cute.arch.mbarrier_init(mbar_ptr + tidx, 1)
                 if const_expr(is_persistent):

@@ -53,7 +53,7 @@ def launch(cls, args, options):
     """
     check.refuse_gradient(f"{cls.__name__}.launch", **{f"argument {i}": a for i, a in enumerate(args)})
     arguments = _describe(cls, args)
-    key = cls, args[0].shape[1], arguments, tuple(sorted(options.items()))
+    key = cls, args[0].shape[1], arguments, tuple((name, type(value), value) for name, value in sorted(options.items()))
     run = _launchers.get(key)
     if run is None:
         _check_devices(cls, args)
@@ -103,10 +103,14 @@ def _describe(cls, args) -> tuple:
 def _describe_one(name, a, shape, vector, most_bytes) -> Argument:
     """vector: elements of one access to the first argument; an access to another one has as many, of at most
     `most_bytes` bytes."""
-    if a is None or isinstance(a, (int, float)):
+    if a is None or (isinstance(a, (int, float)) and not isinstance(a, bool)):
+        if isinstance(a, int) and not -1 << 31 <= a < 1 << 31:
+            raise ValueError(f"{name}: got {a if abs(a) < 1 << 64 else 'more than 64 bits'}, allowed are ints of 32 "
+                             "bits: from -2^31 to 2^31 - 1")
         return Argument("none" if a is None else "float" if isinstance(a, float) else "int")
     if not hasattr(a, "data_ptr"):
         raise TypeError(f"{name}: got {type(a).__name__}, allowed are tensors, float, int, None")
+    check.settled(name, a)
     M, N = shape
     kind = {(M, N): "matrix", (N,): "columns"}.get(tuple(a.shape), "rows" if tuple(a.shape) == (M,) else None)
     if kind is None:

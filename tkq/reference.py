@@ -8,17 +8,24 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq import names as _names
 from tkq.reference_attention_forward import flash_attn, flash_attn_varlen, visible  # noqa: F401
 from tkq.reference_gemm import gemm  # noqa: F401
 
 _OF_OTHERS = {"fp8_gemm": "tkq.reference_fp8", "quantize_fp8": "tkq.reference_fp8",
               "grouped_gemm": "tkq.reference_grouped"}
+_FUNCTIONS = (*_OF_OTHERS, "flash_attn", "flash_attn_varlen", "gemm", "layernorm", "rmsnorm",
+              "visible")
 
 
 def __getattr__(name):
     if name in _OF_OTHERS:  # with its first use: whoever wants a norm does not wait for float8
         return getattr(importlib.import_module(_OF_OTHERS[name]), name)
-    raise AttributeError(f"module 'tkq.reference' has no attribute {name!r}")
+    raise _names.unknown("tkq.reference", name, _FUNCTIONS)
+
+
+def __dir__():
+    return _names.listed(globals(), _FUNCTIONS)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -36,7 +43,9 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var the mean of (x - mean)^2 (Ba et al.,
     2016)."""
     w = _wide(x)
-    centred = w - w.mean(-1, keepdim=True)
+    mean = w.mean(-1, keepdim=True)
+    mean = mean + (w - mean).mean(-1, keepdim=True)  # what rounding left in it: see reference_norms
+    centred = w - mean
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     return _affine(y, weight, bias).to(x.dtype)
 

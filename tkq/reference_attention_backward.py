@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from tkq.reference_attention_forward import sequences as rows_of
 from tkq.reference_attention_forward import visible
 from tkq.runtime import autocast
 
@@ -60,10 +61,8 @@ def flash_attn_varlen_backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: T
     causal, scale, left, right, softcap = options
     dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dsinks = None if sinks is None else torch.zeros_like(sinks, dtype=torch.float64)
-    starts = [cu.tolist() for cu in sequences[:2]]
-    for s in range(len(starts[0]) - 1):
-        (a, b), (c, d) = ((cu[s], cu[s + 1] if used is None else min(cu[s] + int(used[s]), cu[s + 1]))
-                          for cu, used in zip(starts, sequences[2:]))
+    cu_q, cu_k, used_q, used_k = sequences
+    for (a, b), (c, d) in zip(rows_of(cu_q, used_q, q.shape[0]), rows_of(cu_k, used_k, k.shape[0])):
         rows, keys = slice(a, b), slice(c, d)
         found = flash_attn_backward(do[None, rows], q[None, rows], k[None, keys], v[None, keys], o[None, rows],
                                     lse[None, :, rows], None if dlse is None else dlse[None, :, rows], causal, scale,

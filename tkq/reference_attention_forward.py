@@ -51,6 +51,14 @@ def visible(rows: int, keys: int, right: int, left: int, device) -> Optional[Ten
     return seen
 
 
+def sequences(cu_seqlens: Tensor, seqused: Optional[Tensor], total: int) -> list:
+    """(first row, end) of each sequence, as far as it is in use. A number below 0 counts as 0, one beyond ``total``
+    rows as that; one below a number of cu_seqlens before it as that one: the sequence is empty then."""
+    cu = cu_seqlens.clamp(0, total).cummax(0).values.tolist() if len(cu_seqlens) else []
+    used = [total] * len(cu) if seqused is None else seqused.tolist()
+    return [(a, min(b, a + max(n, 0))) for a, b, n in zip(cu, cu[1:], used)]
+
+
 @autocast.apart
 def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
                       seqused_q: Optional[Tensor] = None, seqused_k: Optional[Tensor] = None, causal: bool = False,
@@ -58,15 +66,13 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
                       sinks: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
     """``flash_attn`` of each sequence: rows cu_seqlens_q[s] .. cu_seqlens_q[s + 1] of q (total_q, H, D) with rows
     cu_seqlens_k[s] .. of k and v; of each only the first seqused_q[s], seqused_k[s]. o (total_q, H, Dv), lse (H,
-    total_q). Rows of no sequence, and those not in use, are rows that see no key."""
+    total_q). Rows of no sequence, and those not in use, are rows that see no key. Other numbers: see ``sequences``."""
     o = q.new_zeros(*q.shape[:2], v.shape[2])
     lse = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float32, device=q.device)
     if sinks is not None:
         lse.copy_(sinks.float()[:, None].expand_as(lse))
-    starts, used = [x.tolist() for x in (cu_seqlens_q, cu_seqlens_k)], (seqused_q, seqused_k)
-    for s in range(len(starts[0]) - 1):
-        (a, b), (c, d) = ((x[s], x[s + 1] if u is None else min(x[s] + int(u[s]), x[s + 1]))
-                          for x, u in zip(starts, used))
+    for (a, b), (c, d) in zip(sequences(cu_seqlens_q, seqused_q, q.shape[0]),
+                              sequences(cu_seqlens_k, seqused_k, k.shape[0])):
         if b > a:
             one, one_lse = flash_attn(q[None, a:b], k[None, c:d], v[None, c:d], causal, softmax_scale, left, right,
                                       softcap, sinks)

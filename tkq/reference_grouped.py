@@ -1,4 +1,5 @@
 """Grouped products in plain PyTorch: what they mean. The path of CPU tensors, and the oracle of the tests."""
+import itertools
 from typing import Optional
 
 import torch
@@ -9,9 +10,10 @@ from .runtime import autocast
 
 
 def bounds(offsets: Tensor, limit: int) -> list:
-    """(begin, end) of each group: it ends at its offset and begins at the one before; none goes past ``limit``."""
-    ends = [min(max(end, 0), limit) for end in offsets.tolist()]
-    return [(begin, max(begin, end)) for begin, end in zip([0, *ends[:-1]], ends)]
+    """(begin, end) of each group: it ends at its offset, or where one before ends that is larger, and begins where the
+    one before ends; none goes past ``limit``."""
+    ends = list(itertools.accumulate((min(max(end, 0), limit) for end in offsets.tolist()), max))
+    return list(zip([0, *ends], ends))
 
 
 @autocast.apart

@@ -51,8 +51,9 @@ def _class_weights(z, terms):
 
 def _targets(z, target, terms):
     """(class or 0, its weight, is the row ignored, is its target a class)."""
+    target = target.long()  # or an ignore_index beyond 32 bits would wrap around, perhaps to a class
     known = (target >= 0) & (target < z.shape[-1])
-    index = torch.where(known, target, 0).long()
+    index = torch.where(known, target, 0)
     return index, _class_weights(z, terms)[index], target == terms.ignore_index, known
 
 

@@ -22,15 +22,28 @@ def norm(kind: str, x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
 
     kind: "rmsnorm" (mean is None) or "layernorm". weight: (N,), or (H, N) for x (..., H, N). rstd, mean: (rows,)."""
     h = _wide(x) if residual is None else _wide(x) + _wide(residual)
-    mean = h.mean(-1, keepdim=True) if kind == "layernorm" else None
-    centred = h if mean is None else h - mean
-    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    y = centred * rstd
+    rstd, mean = _statistics(kind, h, eps)
+    y = (h if mean is None else h - mean) * rstd
     if weight is not None:
         y = y * (weight.to(y.dtype) + weight_offset)
     if bias is not None:
         y = y + bias.to(y.dtype)
     return y, h, rstd.reshape(-1), None if mean is None else mean.reshape(-1)
+
+
+def statistics(kind: str, h: Tensor, eps: float):
+    """(rstd, mean) of the rows of h, (rows,); mean is None for rmsnorm. `norm_backward` takes those of h as it reads h:
+    where a sum is kept rounded, they are not those of `norm`, which has the sum itself."""
+    rstd, mean = _statistics(kind, _wide(h), eps)
+    return rstd.reshape(-1), None if mean is None else mean.reshape(-1)
+
+
+def _statistics(kind, h, eps):
+    mean = h.mean(-1, keepdim=True) if kind == "layernorm" else None
+    if mean is not None:  # what rounding left in it: a row of one number has just that for its mean
+        mean = mean + (h - mean).mean(-1, keepdim=True)
+    centred = h if mean is None else h - mean
+    return torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps), mean
 
 
 def norm_backward(kind: str, dy: Tensor, x: Tensor, weight: Optional[Tensor], rstd: Tensor,

@@ -70,13 +70,23 @@ def rope_rows(shape, table_rows: int, offset: int = 0, offsets: Optional[Tensor]
     if cu_seqlens is None:
         shift = offset if offsets is None else offset + offsets.long()[:, None]
         return (places + shift).expand(shape), turns
-    ends = cu_seqlens[1:].long()
-    sequence = torch.searchsorted(ends, places, right=True)
-    turns = (places >= cu_seqlens[0]) & (sequence < len(ends))
-    sequence = sequence.clamp(max=len(ends) - 1)
-    rows = places - cu_seqlens.long()[sequence] + offset
+    starts = cu_seqlens.long()
+    sequence = last_begun(starts, places)
+    turns = (places >= starts[sequence]) & (places < starts[sequence + 1])
+    rows = places - starts[sequence] + offset
     rows = rows if offsets is None else rows + offsets.long()[sequence]
     return rows.masked_fill(~turns, 0), turns
+
+
+def last_begun(starts: Tensor, places: Tensor) -> Tensor:
+    """The last sequence that begins at or before each place, the first one if none does. By bisection, as on the GPU:
+    where starts do not rise, the same sequences are found."""
+    low, high = torch.zeros_like(places), torch.full_like(places, len(starts) - 1)
+    for _ in range(len(starts).bit_length()):
+        middle, open_ = (low + high) // 2, high - low > 1
+        begun = starts[middle] <= places
+        low, high = torch.where(open_ & begun, middle, low), torch.where(open_ & ~begun, middle, high)
+    return low
 
 
 def _taken(table, rows):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .gemm.tuned import stored
-from .runtime import tuned
+from .runtime import arguments, tuned
 from .testing import timing
 
 OPS = {"gemm": "tkq.gemm.call", "fp8_gemm": "tkq.gemm.fp8_ops", "grouped_gemm": "tkq.gemm.grouped_ops"}
@@ -18,6 +18,7 @@ GAIN = 1.005  # what is faster by less is as fast as the plan's, which stays
 ERROR = 0.02  # of a result's norm: configurations differ in the order of sums, and in where they round
 PIECE = 64  # of a row of a result, judged by itself
 MOST_JUDGED = 1 << 26  # numbers of a result at once
+_again = arguments.checker("tune", "again")
 EFFORT = timing.Effort(rounds=9, round_seconds=0.02, warmup_seconds=0.2)
 
 
@@ -71,9 +72,20 @@ def tune(function, *args, effort: timing.Effort = EFFORT, again: bool = False, *
         What was found; None where there is one kernel only: nothing to multiply, strides or bases that TMA cannot take.
 
     Raises:
-        ValueError: another function, tensors on the CPU. And what the function itself raises.
+        TypeError: again is no bool; effort is of another kind.
+        ValueError: another function, tensors on the CPU.
+        And what the function itself raises.
+
+    Example::
+
+        x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16)
+        found = tkq.tune(tkq.gemm, x, w.t(), activation="silu")
+        y = tkq.gemm(x, w.t(), activation="silu")  # runs what was found
     """
-    name = _name(function)
+    name, again = _name(function), _again(again)
+    if not isinstance(effort, timing.Effort):
+        raise TypeError(f"tune: effort: got {type(effort).__name__}, expected a tkq.testing.timing.Effort")
     with _on(args, kwargs):
         tunable = importlib.import_module(OPS[name]).tunable(*args, **kwargs)
         if not tunable.candidates:

@@ -12,6 +12,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Constexpr, Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cutlass_dsl import dsl_user_op
 
+from .tile.naps import nap
+
 WARP = 32
 
 
@@ -117,6 +119,7 @@ def publish(val, reduction_buffer: cute.Tensor, mbar_ptr: Optional[cute.Pointer]
     the whole block meets. With it every block sends its values to all blocks of the cluster: st.async, counted in bytes
     by the receiver's mbarrier, which must be initialised (one arrival) in all blocks before any of them calls this.
     """
+    nap("arrive")
     rows, (warps_per_row, cluster_n) = reduction_buffer.shape
     lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
     row, col = warp // warps_per_row, warp % warps_per_row

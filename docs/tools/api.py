@@ -17,18 +17,21 @@ MODULES = {
     "nn": ("Modules: tkq.nn", ("tkq.nn",)),
     "integrations": ("Integrations", ("tkq.integrations.sdpa", "tkq.integrations.transformers",
                                       "tkq.integrations.scaled_mm")),
-    "runtime": ("Compile and cache: tkq.runtime", ("tkq.runtime",)),
+    "runtime": ("Compile and cache: tkq.runtime", ("tkq.runtime", "tkq.runtime.fake", "tkq.runtime.arch",
+                                                   "tkq.runtime.counters")),
     "models": ("Models: tkq.models", ("tkq.models",)),
     "reference": ("What operations mean: tkq.reference", (
         "tkq.reference", "tkq.reference_attention_forward", "tkq.reference_norms", "tkq.reference_losses",
         "tkq.reference_pointwise", "tkq.reference_gemm", "tkq.reference_fp8", "tkq.reference_grouped")),
-    "kernels": ("Base classes of reductions", ("tkq.reduction_base", "tkq.row_kernel", "tkq.rows.monoid",
-                                               "tkq.rows.launch")),
+    "kernels": ("Base classes of reductions", ("tkq.reduction_base", "tkq.row_kernel", "tkq.row_pass",
+                                               "tkq.rows.monoid", "tkq.rows.launch", "tkq.reduction_plan")),
     "tile": ("The tile layer: tkq.tile", ("tkq.tile",)),
     "utils": ("Device helpers: tkq.utils", ("tkq.utils",)),
     "testing": ("Testing kernels: tkq.testing", ("tkq.testing", "tkq.testing.timing")),
     "viz": ("Pictures of kernels: tkq.viz", ("tkq.viz",)),
 }
+
+FOR_SUBCLASSES = ("ReductionBase", "RowPass")  # classes whose names with an underscore belong to subclasses
 
 
 def operations() -> dict:
@@ -139,11 +142,12 @@ def _member(module, name, value) -> str:
 
 
 def _methods(cls):
-    """(name, function or property) of a class's own public members with a docstring."""
+    """(name, function or property) of a class's own public members with a docstring. Of ReductionBase, whose names are
+    the tutorial's, those with an underscore are a subclass's to call and to override."""
     for name, value in vars(cls).items():
         found = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         documented = (inspect.isfunction(found) or isinstance(found, property)) and found.__doc__
-        if documented and not name.startswith("_"):
+        if documented and (not name.startswith("_") or (cls.__name__ in FOR_SUBCLASSES and name[:2] != "__")):
             yield name, found
 
 

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tkq
-from tests import call_cases
+from tests import call_cases, ffi_tensors
 from tests.cpu.test_calls import launches, results  # noqa: F401  a fixture
 from tkq.gemm import fp8_ops, fp8_plan, plan
 from tkq.runtime import again, counters, debug, link, ops
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(link.compiler() is None, reason="no C compiler")
 
 def seen(given):
     """What a kernel is given, as plain values: while the call lasts."""
-    if hasattr(given, "data_ptr"):
-        return tuple(given.shape), tuple(given.strides), str(given.dtype), given.data_ptr()
+    if ffi_tensors.is_tensor(given):
+        return tuple(given.shape), tuple(given.strides), str(given.dtype), ffi_tensors.address(given)
     return tuple(map(seen, given)) if isinstance(given, tvm_ffi.Array) else given
 
 
@@ -41,6 +41,7 @@ class Kernel:
 
     def note(self, *given):
         self.given.append(tuple(map(seen, given)))
+        del given  # borrowed for the call, and an error keeps this frame for longer
         if self.error:
             raise self.error
 
@@ -85,6 +86,7 @@ OTHERS = {
     "a list": (X, W, [0.5]), "a subclass": (X.as_subclass(type("Mine", (torch.Tensor,), {})), W, 0.5),
     "not dense": (torch.zeros(4, 8).to_sparse(), W, 0.5), "no memory": (torch.zeros(4, 8, device="meta"), W, 0.5),
     "zeros that are nowhere": (torch._efficientzerotensor((4, 8)), W, 0.5),
+    "a pending negation": (torch._neg_view(X), W, 0.5), "of another input": (X, torch._neg_view(W), 0.5),
     "too many dimensions": (X.view(1, 1, 1, 1, 4, 8), W, 0.5)}
 
 
@@ -376,3 +378,60 @@ def test_a_product_that_keeps_pace_has_its_streams_counter(kernels, monkeypatch,
             assert y.shape == (m, n)
     assert len(asked) <= 3, "found in Python"
     fp8_ops.forget()
+
+
+# ---- the way of a call ----------------------------------------------------------------------------------------------
+
+
+def ways(*tensors):
+    """(what is said in C, what Python says)"""
+    assert again._library() is not None
+    return ops.short.route(*tensors), ops._route(tensors)
+
+
+LEAF = torch.zeros(4, 8, requires_grad=True)
+ROUTES = {"plain": ("direct", (X, W)), "None": ("direct", (X, None, W)), "no first": (None, (None, X)),
+          "nothing": (None, ()), "a leaf": ("record", (LEAF, W)), "another leaf": ("record", (X, None, LEAF)),
+          "a parameter": ("record", (torch.nn.Parameter(X),)), "no tensor": (None, (X, 1.0)),
+          "a subclass": (None, (X.as_subclass(type("Mine", (torch.Tensor,), {})),)),
+          "a pending negation": (None, (torch._neg_view(X),)), "of a second": (None, (X, torch._neg_view(W))),
+          "of a leaf": (None, (LEAF, torch._neg_view(W))), "nowhere": (None, (torch._efficientzerotensor((4, 8)),))}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_the_way_of_a_call_is_the_same_in_c(name):
+    wanted, tensors = ROUTES[name]
+    found, said = ways(*tensors)
+    assert found == wanted and said == (wanted or ("op" if tensors else "direct"))
+    with torch.no_grad():
+        assert ways(*tensors)[0] == ("direct" if wanted else None)
+
+
+@pytest.mark.parametrize("name", ("a dispatch mode", "functorch", "forward mode", "torch.jit.trace"))
+def test_there_is_no_short_way_where_something_watches(name):
+    seen = []
+
+    def look(x):
+        seen.append(ways(X, W))
+        return x + 1
+
+    if name == "a dispatch mode":
+        with Watching():
+            look(X)
+    elif name == "functorch":
+        torch.func.vmap(look)(X)
+    elif name == "forward mode":
+        with forward_ad.dual_level():
+            look(X)
+    else:
+        torch.jit.trace(look, X, check_trace=False)
+    assert seen == [(None, "op")] and ways(X, W) == ("direct", "direct")
+
+
+def test_a_traced_call_is_not_replayed():
+    calls, call, _ = op(Kernel())
+    for _ in range(3):
+        call(X, W, 0.5)
+    seen = []
+    torch.jit.trace(lambda x: (seen.append(calls.take(X, W, 0.5)), x + 1)[1], X, check_trace=False)
+    assert seen == [None] and calls.take(X, W, 0.5) is not None

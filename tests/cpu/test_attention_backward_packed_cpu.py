@@ -1,5 +1,6 @@
 """The tasks and tiles of attention's backward over packed sequences, as the kernels' own functions find them, against
 counting one by one."""
+import random
 from collections import Counter
 from functools import lru_cache
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.warp_of_arrays import Memory, instead_of_the_dsl
-from tkq.attention import backward_background, backward_sequences, backward_tasks
+from tkq.attention import backward_background, backward_sequences, backward_tasks, bounds
 from tkq.attention.backward_background import BackwardBackground
 from tkq.attention.backward_config import BackwardConfig
 from tkq.attention.backward_sequences import Ragged
@@ -28,10 +29,6 @@ SLOWLY = settings(max_examples=15, deadline=None, suppress_health_check=list(Hea
 class Simulated(Ragged):
     """The functions that cute.jit decorates, as they are written. What is asked for again is not worked out again."""
 
-    def rows(self, of_keys, s):
-        one = lambda s: Ragged.rows.__wrapped__(self, of_keys, int(s))
-        return numpy.array([one(lane) for lane in s]).T if numpy.ndim(s) else one(s)
-
     @lru_cache(None)  # noqa: B019  (as many as examples)
     def sequence_of(self, of_keys, size, slot):
         return Ragged.sequence_of.__wrapped__(self, of_keys, size, slot)
@@ -43,13 +40,25 @@ class Simulated(Ragged):
 
 @pytest.fixture(autouse=True)
 def warp(monkeypatch):
-    instead_of_the_dsl(monkeypatch, backward_sequences, backward_tasks, backward_background)
+    instead_of_the_dsl(monkeypatch, backward_sequences, backward_tasks, backward_background, bounds)
+
+
+def disturb(cu, total, seed):
+    """cu_seqlens that mean the same: with falling, negative and huge numbers in them."""
+    draw, found = random.Random(seed), list(cu)
+    for i, n in enumerate(cu):
+        if i == 0 or n == cu[i - 1]:  # an empty sequence ends where it begins, or before
+            found[i] = draw.choice((n, n - 1, n // 2, 0, -1, -(1 << 31))) if i else draw.choice((0, -5, -(1 << 31)))
+        elif n == total:
+            found[i] = draw.choice((n, n + 1, (1 << 31) - 1))
+    return found
 
 
 class Problem:
-    """lengths: (queries, keys) of each sequence. spare: rows behind the last one. in_use: of each, or None."""
+    """lengths: (queries, keys) of each sequence. spare: rows behind the last one. in_use: of each, or None. disturbed:
+    the seed of ``disturb``, or None."""
 
-    def __init__(self, lengths, spare=(0, 0), in_use=None, heads=2, kv_heads=1, causal=True, tile=64):
+    def __init__(self, lengths, spare=(0, 0), in_use=None, heads=2, kv_heads=1, causal=True, tile=64, disturbed=None):
         self.lengths, self.in_use = lengths, in_use or lengths
         cu = [numpy.cumsum([0, *n]) for n in zip(*lengths)]
         self.starts, totals = cu, [int(c[-1]) + n for c, n in zip(cu, spare)]
@@ -57,7 +66,8 @@ class Problem:
         self.rows = [(*rows,) for rows in self.in_use] + [tuple(spare)]  # the last: of no sequence
         self.config = BackwardConfig(tile=tile)
         self.spec = BackwardSpec(varlen=True, right=causal)
-        self.places = Simulated(Sequences(*map(Memory, cu), *used), *totals)
+        given = cu if disturbed is None else [disturb(c, n, disturbed) for c, n in zip(cu, totals)]
+        self.places = Simulated(Sequences(*map(Memory, given), *used), *totals)
         self.g = SimpleNamespace(
             places=self.places, heads=heads, kv_heads=kv_heads, heads_per_kv=heads // kv_heads, left=None, right=0,
             tail=0, section=128 * 8 * min(heads // kv_heads, 16), tiles=self.places.slots(False, tile),
@@ -83,7 +93,7 @@ def problems(draw):
                   | st.just([(q * (s % 2), k * (s % 3 > 0)) for s, (q, k) in enumerate(lengths)]))
     heads, kv_heads = draw(st.sampled_from(((1, 1), (2, 1), (4, 2), (3, 3))))
     return Problem(lengths, draw(st.sampled_from(((0, 0), (1, 0), (0, 200), (300, 77)))), in_use, heads, kv_heads,
-                   draw(st.booleans()), draw(st.sampled_from((64, 128))))
+                   draw(st.booleans()), draw(st.sampled_from((64, 128))), draw(st.none() | st.integers(0, 99)))
 
 
 @SLOWLY

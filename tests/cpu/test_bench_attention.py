@@ -31,7 +31,7 @@ def test_shared_heads_are_beside_peers_and_beside_as_many_heads_alone():
         ([job.question.shape for job in found], {job.peer_names for job in found})
         for found in (list(section(((1024, 128), (4096, 128)))) for section in (attention_forward.gqa,
                                                                                 attention_forward.mha))]
-    assert shapes == same and peers == {("FA4", "cuDNN")} and alone == {("32/32",)}
+    assert shapes == same and peers == {("FA4", "cuDNN", "FA3")} and alone == {("32/32",)}
 
 
 def test_a_window_s_bound_is_its_share_of_the_work():

@@ -47,10 +47,10 @@ def test_a_bench_rests_before_each_turn_that_counts(batches, monkeypatch):
     log, found = batches
     monkeypatch.setattr(timing.time, "sleep", lambda s: log.append(("sleep", s)))
     effort = timing.Effort(7, 0.1, warmup_seconds=0.1, idle_seconds=0.05)
-    assert [len(x) for x in timing._take_turns(found, {}, effort, None, int).values()] == [7, 7]
+    assert [len(x) for x in timing.take_turns(found, {}, effort, None, int).values()] == [7, 7]
     assert log[:2] == [("torch", 0.1, False), ("tkq", 0.1, False)] and log[2::2] == [("sleep", 0.05)] * 14
     log.clear()
-    timing._take_turns(found, {}, timing.Effort(7, 0.1, warmup_seconds=0.1), None, int)
+    timing.take_turns(found, {}, timing.Effort(7, 0.1, warmup_seconds=0.1), None, int)
     assert ("sleep", 0.05) not in log and len(log) == 16
 
 
@@ -96,10 +96,12 @@ def test_candidates_agree(kind, monkeypatch):
     assert ((got - want).norm() / want.norm()).item() < 0.01
 
 
-@pytest.mark.parametrize("kind, quack", (("bf16", 2), ("tensor", 2), ("row", 0), ("block", 0)))
-def test_quack_is_beside_where_it_has_such_a_product(kind, quack):
+@pytest.mark.parametrize("kind, others", (
+    ("bf16", ("QuACK", "QuACK tuned", "DeepGEMM")), ("tensor", ("QuACK", "QuACK tuned")), ("row", ()),
+    ("block", ("DeepGEMM",))))
+def test_others_are_beside_where_they_have_such_a_product(kind, others):
     makers, _ = sustained.candidates(kind, 128, 128, 128)
-    assert list(makers) == ["torch", *("QuACK", "QuACK tuned")[:quack], "tkq"]
+    assert list(makers) == ["torch", *others, "tkq"] and set(others) <= set(sustained.OTHERS)
 
 
 class Gpu:

@@ -13,6 +13,7 @@ import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import ffi_tensors
 from tkq.runtime import build, chooser, link, native, new
 from tkq.runtime.chooser import Ended, Shapes, added
 
@@ -28,7 +29,7 @@ class Kernel:
 
     def note(self, *args):
         self.seen.append([(tuple(a.shape), tuple(a.stride() if isinstance(a, torch.Tensor) else a.strides),
-                           a.data_ptr()) if hasattr(a, "shape") else a for a in args])
+                           ffi_tensors.address(a)) if ffi_tensors.is_tensor(a) else a for a in args])
 
     def last(self):
         return self.seen.pop()

@@ -53,7 +53,7 @@ def test_a_flawed_operation_is_a_problem_and_status_1(monkeypatch, capsys, flaw)
 
 
 def test_a_kernel_that_does_not_compile_is_a_problem_and_status_1(monkeypatch, capsys):
-    def broken(recipe):
+    def broken(recipe, instructions):
         raise RuntimeError("does not fit")
 
     monkeypatch.setattr(demo.sass, "report", broken)
@@ -66,7 +66,7 @@ def test_a_kernel_that_does_not_compile_is_a_problem_and_status_1(monkeypatch, c
 def test_code_that_is_not_as_expected_is_a_problem(monkeypatch, capsys):
     recipe = demo.kernels()["flash_attn full"]
     spilled = demo.sass.KernelReport("k", 168, 0, 1024, 0, 128, opcodes={"LDL": 3, "STL": 2, "HGMMA.64x128x16.F32": 99})
-    monkeypatch.setattr(demo.sass, "report", lambda _: [spilled])
+    monkeypatch.setattr(demo.sass, "report", lambda _, instructions: [spilled])
     status, text = run(monkeypatch, capsys, kernels={"flash_attn full": recipe}, examples=[])
     assert status == 1
     assert "3 local loads and 2 local stores" in text

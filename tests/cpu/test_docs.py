@@ -1,5 +1,4 @@
 """The docs: they build without a warning, their links lead somewhere, their code runs, and what is made agrees."""
-import argparse
 import ast
 import html.parser
 import importlib.util
@@ -8,6 +7,8 @@ import json
 import os
 import re
 import runpy
+import shutil
+import subprocess
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,56 @@ def test_links_and_anchors_lead_somewhere(site):
 def test_the_site_loads_nothing_from_elsewhere(site):
     loads = {load for page in site.values() for load in page.loads}
     assert loads and not [load for load in loads if re.match(r"\w*:?//", load)]
+
+
+# The theme's search worker in the shim's frame, as a browser has it that opens a page from the disk; a query's pages.
+SEARCH = """
+const fs = require("fs"), vm = require("vm"), { fileURLToPath } = require("url");
+const [site, page, worker, query] = process.argv.slice(1);
+function realm(extra) {
+  const events = new EventTarget();
+  const names = { console, URL, Event, EventTarget, MessageEvent, ...extra };
+  for (const name of ["addEventListener", "dispatchEvent"]) names[name] = events[name].bind(events);
+  names.self = names.window = names;
+  vm.createContext(names);
+  names.JSON = vm.runInContext("JSON", names);
+  return names;
+}
+function frame() {
+  const inside = realm({});
+  const run = script => { vm.runInContext(fs.readFileSync(fileURLToPath(script.src)), inside); script.onload(); };
+  inside.document = { open() {}, write() {}, close() {}, createElement: () => ({}), body: { appendChild: run } };
+  return { contentWindow: inside };
+}
+const location = new URL(page);
+const outer = realm({ location, document: { baseURI: page, createElement: frame, body: { appendChild() {} } } });
+for (const file of ["style/iframe-worker.js", "search/search_index.js"])
+  vm.runInContext(fs.readFileSync(site + "/" + file, "utf8").replace("var __index", "this.__index"), outer);
+const found = new outer.Worker(worker);
+found.addEventListener("message", ({ data }) => {
+  if (data.type === 1) found.postMessage({ type: 2, data: query });
+  else console.log(JSON.stringify(data.data.items.map(group => group[0].location)));
+});
+found.postMessage({ type: 0, data: { ...outer.__index, options: { suggest: false } } });
+"""
+
+
+def test_the_search_works_from_the_disk(site):
+    """The index is a script that each page finds, and what stands for a Worker there is the site's own."""
+    home = next(path for path in site if path.name == "index.html" and path.parent.name != "api")
+    for path, page in site.items():
+        assert any(Path(os.path.normpath(path.parent / load)) == home.parent / "style" / "iframe-worker.js"
+                   for load in page.loads if not re.match(r"\w+:", load)), path
+    index = (home.parent / "search" / "search_index.js").read_text()
+    assert index.startswith("var __index = {") and "api/flash_attn.html" in index
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed: the index and the shim are there, no query was made")
+    worker = re.search(r'"search": "([^"]+)"', (home.parent / "api" / "gemm.html").read_text())[1]
+    for query, wanted in (("flash_attn deterministic", "api/flash_attn.html"), ("nvdisasm", "install.html")):
+        done = subprocess.run(["node", "-e", SEARCH, str(home.parent), (home.parent / "api" / "gemm.html").as_uri(),
+                               worker, query], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert any(found.partition("#")[0] == wanted for found in json.loads(done.stdout)), done.stdout
 
 
 def test_each_function_has_a_page_with_its_signature(site):
@@ -178,7 +229,7 @@ def test_install_explains_each_finding_of_doctor():
     rows = [row for row in re.findall(r"^\| ([^|]+?) \|", text, re.MULTILINE) if row not in ("message", "---")]
     patterns = {row: re.compile(".*".join(map(re.escape, re.split(r"\s*\.\.\.\s*", row)))) for row in rows}
     said = [f.text for change, *_ in WRONG for f in doctor.diagnose(replace(GOOD, **change))]
-    said.append("The cache cannot be used: ")
+    said += ["The cache cannot be used: ", "A folder of TKQ_CACHE_DIR is passed over: "]
     for words in said:
         assert any(pattern.search(words) for pattern in patterns.values()), words
     for row, pattern in patterns.items():
@@ -249,6 +300,20 @@ def test_no_page_of_the_api_has_a_section_that_was_not_understood():
         assert not re.search(r"^(Args|Returns|Raises|Attributes):$", text, re.MULTILINE), name
 
 
+def test_pages_have_what_kernels_of_your_own_take():
+    """The runtime's modules, and of base classes what a subclass calls and overrides."""
+    pages = api.pages()
+    for said in ("tkq.runtime.fake.tensor(dtype_name, shape", "tkq.runtime.fake.sym(", "tkq.runtime.arch.processors(",
+                 "tkq.runtime.counters.counter(", "tkq.runtime.counters.kept("):
+        assert said in pages["api/runtime.md"], said
+    for said in ("ReductionBase._set_cluster_n(self)", "ReductionBase._calculate_threads_per_row(self)",
+                 "ReductionBase._get_num_threads(self)", "ReductionBase._get_tv_layout(self",
+                 "ReductionBase._initialize_cluster(self", "### RowPass", "RowPass._layout(self)",
+                 "tkq.reduction_plan.cluster("):
+        assert said in pages["api/kernels.md"], said
+    assert "_whole" not in pages["api/tile.md"] and "__init__" not in pages["api/kernels.md"]
+
+
 def test_the_page_of_the_tile_layer_says_who_calls():
     """As the modules' docstrings do for all their functions."""
     page = api.pages()["api/tile.md"]
@@ -307,6 +372,4 @@ def test_commands_on_pages_are_there():
     assert len(modules) > 10 and all(importlib.util.find_spec(name) for name, *_ in modules)
     assert {line[1] for line in lines if line[:1] == ["make"]} <= targets
     for words in (words for name, *words in modules if name == "tkq" and words[0] == "compile"):
-        parser = argparse.ArgumentParser()
-        fill.describe(parser)
-        parser.parse_args(words[1:])
+        fill.parsed(words[1:])

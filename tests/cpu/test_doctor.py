@@ -26,7 +26,7 @@ def own_cache(tmp_path, monkeypatch):
     dict(),
     dict(torch="2.13.0+cpu", torch_cuda=None, driver=None, gpu=None),
     dict(torch="2.13.0+cpu", torch_cuda=None, driver=None, gpu=None, cudart=None),
-    dict(tvm_ffi="0.1.15"),
+    dict(dsl="4.8.0", tvm_ffi="0.1.11"),  # the lowest
     dict(torch="2.9.0+cu128", torch_cuda=(12, 8), driver=(12, 9), flavour="cu12"),
 ))
 def test_nothing_is_wrong(change):
@@ -40,8 +40,8 @@ WRONG = (
     (dict(dsl=None, flavours=(), flavour=None), ("nvidia-cutlass-dsl is missing", "pip install"), True),
     (dict(dsl=None, flavours=(), flavour=None, cuda_python=None, bundle="tkq-kernels.so: 43 kernels"),
      ("that the bundle lacks",), False),
-    (dict(dsl="4.9.0"), ("4.9.0", "4.8.1", "pip install"), True),
-    (dict(dsl="4.8.0"), ("4.8.0", "4.8.1"), True),
+    (dict(dsl="4.9.0"), ("4.9.0", "4.8.0", "pip install"), True),
+    (dict(dsl="4.7.9"), ("4.7.9", "4.8.0"), True),
     (dict(flavours=(), flavour=None), ("libraries are missing", "[cu13]"), True),
     (dict(tvm_ffi=None), ("apache-tvm-ffi", "pip install"), True),
     (dict(flavours=("cu12",), flavour="cu12"), ("CUDA 13", "cu12", "[cu13]"), True),
@@ -52,7 +52,7 @@ WRONG = (
     (dict(gpu=("NVIDIA A100", (8, 0))), ("A100", "8.0", "older", "9.0"), True),
     (dict(gpu=("NVIDIA B200", (10, 0))), ("B200", "10.0", "newer"), True),
     (dict(torch="2.8.0+cu130"), ("2.8.0", "2.9", "pip install 'torch>="), True),
-    (dict(tvm_ffi="0.1.14"), ("0.1.14", "0.1.15", "pip install 'apache-tvm-ffi>=0.1.15,<0.2'"), True),
+    (dict(tvm_ffi="0.1.10"), ("0.1.10", "0.1.11", "pip install 'apache-tvm-ffi>=0.1.11,<0.2'"), True),
     (dict(tvm_ffi="0.2.0"), ("0.2.0", "not including, 0.2"), True),
     (dict(cuda_python=None), ("cuda-python is missing", "pip install"), True),
     (dict(cuda_python="12.2.0"), ("cuda-python is 12.2.0", "12.8", "pip install"), True),
@@ -103,6 +103,16 @@ def test_doctor_names_a_cache_that_cannot_be_used(capsys, monkeypatch, tmp_path)
     assert "TKQ_CACHE_DIR" in capsys.readouterr().out
 
 
+def test_doctor_names_a_folder_that_is_passed_over(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "examine", lambda: GOOD)
+    monkeypatch.setenv("TKQ_CACHE_DIR", f"{tmp_path / 'fleet'}:{tmp_path / 'cache'}")
+    (tmp_path / "fleet").mkdir(mode=0o700)
+    assert command.main(["doctor"]) == 0 and "passed over" not in capsys.readouterr().out
+    (tmp_path / "fleet").chmod(0o777)
+    assert command.main(["doctor"]) == 0
+    assert "note: A folder of TKQ_CACHE_DIR is passed over: the folder" in capsys.readouterr().out
+
+
 SCALE = Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", ())
 
 
@@ -111,7 +121,7 @@ def test_doctor_survives_a_cache_that_cannot_be_read(capsys, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(doctor, "examine", lambda: GOOD)
-    monkeypatch.setattr(Cache, "_files", refused)
+    monkeypatch.setattr(Cache, "_entries", refused)
     assert doctor.main() == 0  # what is compiled can be kept all the same: the folder was made just now
     assert "cannot be read (Permission denied)" in capsys.readouterr().out
 
@@ -127,10 +137,20 @@ def two_kernels(monkeypatch):
     monkeypatch.setattr(catalog, "shipped", lambda: kernels)
 
 
+def test_compile_says_that_the_cache_cannot_be_used(capsys, two_kernels, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.warns(UserWarning, match="written by everybody"):
+        assert command.main(["compile", "scale_good"]) == 0
+    assert "cannot be used: the folder" in capsys.readouterr().out
+    assert command.main(["compile", "scale_good", "--output", str(tmp_path / "cache")]) == 2
+    assert "--output: the folder" in capsys.readouterr().err and not list((tmp_path / "cache").iterdir())
+
+
 def test_compile_fills_the_cache(capsys, two_kernels):
     assert command.main(["compile", "good"]) == 0
     assert "[1/1] scale_good: compiled" in capsys.readouterr().out
-    assert command.main(["compile"]) == 0
+    assert command.main(["compile", "--all"]) == 0
     out = capsys.readouterr().out
     assert "scale_good: in the cache" in out and "scale_bad: compiled" in out and "2 kernels, 1 of them" in out
 
@@ -138,12 +158,12 @@ def test_compile_fills_the_cache(capsys, two_kernels):
 def test_compile_reports_and_judges(capsys, two_kernels):
     assert command.main(["compile", "good", "--report"]) == 0
     assert "LDG.128 1" in capsys.readouterr().out
-    assert command.main(["compile", "--report"]) == 1
+    assert command.main(["compile", "--all", "--report"]) == 1
     assert "WRONG: 0 tensor-core instructions" in capsys.readouterr().out
 
 
 def test_compile_in_processes(capsys, two_kernels, tmp_path):
-    assert command.main(["compile", "--jobs", "2"]) == 0
+    assert command.main(["compile", "--all", "--jobs", "2"]) == 0
     assert "2 of them compiled now" in capsys.readouterr().out
     assert len(list((tmp_path / "cache").glob("kernels_for_tests-*.*o"))) == 2
 
@@ -151,7 +171,7 @@ def test_compile_in_processes(capsys, two_kernels, tmp_path):
 def test_a_kernel_that_fails_does_not_stop_the_others(capsys, monkeypatch, two_kernels):
     kernels = [Shipped("none", Recipe("tests.cpu.kernels_for_tests:build_nothing")), *catalog.shipped()]
     monkeypatch.setattr(catalog, "shipped", lambda: kernels)
-    assert command.main(["compile"]) == 1
+    assert command.main(["compile", "--all"]) == 1
     out = capsys.readouterr().out
     assert "none: FAILED: TypeError" in out and "scale_bad: compiled" in out
 
@@ -162,7 +182,7 @@ def test_compile_lists_and_refuses(capsys, two_kernels, tmp_path):
     assert not (tmp_path / "cache").exists()
     assert command.main(["compile", "no_such"]) == 2
     assert "no_such" in capsys.readouterr().err
-    assert command.main(["compile", "--jobs", "0"]) == 2
+    assert command.main(["compile", "--all", "--jobs", "0"]) == 2
     with pytest.raises(SystemExit):
         command.main(["no_such_command"])
 

@@ -114,10 +114,10 @@ def test_what_is_exported_may_be_saved_and_has_gradients():
 
 
 @pytest.mark.parametrize("call, inputs, words", [
-    (lambda q: tkq.flash_attn(q, q, q, window_size=(q.shape[1] - 20, 0)), heads, r"window_size is \(-4, 0\)"),
-    (lambda q: tkq.flash_attn(q, q, q, softmax_scale=q.shape[1] - 16), heads, "softmax_scale is 0"),
-    (lambda q: tkq.flash_attn(q, q, q, softcap=q.shape[1] - 20), heads, "softcap is -4"),
-    (lambda q, cu: varlen(q, cu, q.shape[0] - 20), packed, "max_seqlen_q is -4"),
+    (lambda q: tkq.flash_attn(q, q, q, window_size=(q.shape[1] - 20, 0)), heads, r"window_size: got \(-4, 0\)"),
+    (lambda q: tkq.flash_attn(q, q, q, softmax_scale=q.shape[1] - 16), heads, "softmax_scale: got 0"),
+    (lambda q: tkq.flash_attn(q, q, q, softcap=q.shape[1] - 20), heads, "softcap: got -4"),
+    (lambda q, cu: varlen(q, cu, q.shape[0] - 20), packed, "max_seqlen_q: got -4"),
     (lambda a, b: tkq.gemm(a, b, c=a[:, :32], beta=a.shape[0] - 16), operands, "c is given and beta is 0"),
 ])
 def test_a_number_that_is_not_allowed_is_refused_when_it_is_known(call, inputs, words):

@@ -191,6 +191,20 @@ def test_under_compile(granularity):
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_one_graph_for_any_number_of_rows(granularity):
+    """Zeros are added to a number that is no multiple of 16: in the op, which no guard sees."""
+    layer, _ = layers(granularity=granularity)
+
+    def tensors(t):
+        return dict(x=t(t.rows, 48), weight=t(32, 48))
+
+    def run(x, weight):
+        return torch.func.functional_call(layer, dict(weight=weight), x)
+
+    checks.compiles_once(Case("Fp8Linear", tensors, run, ("x", "weight")), "cpu", sizes=(24, 17, 64, 40))
+
+
 @pytest.mark.parametrize("frozen", (False, True))
 def test_compiled_without_a_gradient(frozen):
     ours = layers()[0].requires_grad_(not frozen)

@@ -63,7 +63,7 @@ def test_tvm_ffi_comes_by_way_of_the_module_that_keeps_it_from_asking():
     """But for what the kernels are keyed by: who calls those has imported that module before."""
     found = {str(path.relative_to(CHECKOUT)) for path in (CHECKOUT / "tkq").rglob("*.py")
              if re.search(r"^ *(import|from) tvm_ffi", path.read_text(), re.MULTILINE)}
-    assert found == {f"tkq/runtime/{name}.py" for name in ("build", "ffi", "link")}
+    assert found == {f"tkq/runtime/{name}.py" for name in ("ffi", "link")}
 
 
 def test_import_tkq_its_plans_and_its_runtime_need_neither_torch_nor_the_dsl():

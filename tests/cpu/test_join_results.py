@@ -50,6 +50,17 @@ def test_other_machines_are_not_joined():
         joined([Report(HERE), Report(replace(HERE, device="H200"))])
 
 
+def test_a_package_that_one_run_lacks_is_of_the_whole_and_another_version_is_not_joined():
+    """As of a file from before a peer was asked for, and a run with it."""
+    of = lambda **versions: Report(replace(HERE, versions={"tkq": "0", **versions}))
+    for reports in ([of(), of(deep="2.5")], [of(deep=None), of(deep="2.5")], [of(deep="2.5"), of(deep=None)]):
+        assert joined(reports).environment.versions == {"tkq": "0", "deep": "2.5"}
+    with pytest.raises(ValueError, match="deep 2.6 is not deep 2.5"):
+        joined([of(deep="2.5"), of(), of(deep="2.6")])
+    with pytest.raises(ValueError, match="tkq 1 is not tkq 0"):
+        joined([of(), Report(replace(HERE, versions={"tkq": "1"}))])
+
+
 def test_files(tmp_path):
     parts, out = [tmp_path / "a.json", tmp_path / "b.json"], tmp_path / "both.json"
     for path, section in zip(parts, ("large", "few")):

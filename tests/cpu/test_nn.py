@@ -225,6 +225,34 @@ def test_positions():
         assert torch.equal(cast.cos, cos) and torch.equal(cast.sin, sin) and not cast.state_dict()
 
 
+def test_tables_are_the_modules_own():
+    """What is written to one module's changes neither another's nor a table; it goes with the module."""
+    one, other = (tkq.nn.RotaryEmbedding(8, 32) for _ in range(2))
+    cos, sin = tkq.rope_cos_sin(32, 8, device="cpu")
+    copied = copy.deepcopy(one)
+    one.cos.mul_(2), one.sin.zero_()
+    for untouched in (other, copied, tkq.nn.RotaryEmbedding(8, 32)):
+        assert torch.equal(untouched.cos, cos) and torch.equal(untouched.sin, sin)
+    assert all(torch.equal(t, want) for t, want in zip(tkq.rope_cos_sin(32, 8, device="cpu"), (cos, sin)))
+    for moved in (one.bfloat16(), one.to("cpu", torch.float64), one.to_empty(device="cpu"), copy.deepcopy(one)):
+        assert torch.equal(moved.cos, 2 * cos) and moved.cos.dtype == torch.float32 and not moved.sin.any()
+    one.reset_parameters()
+    assert torch.equal(one.cos, cos) and torch.equal(one.sin, sin)
+    assert not one.state_dict() and one.load_state_dict({}) and [n for n, _ in one.named_buffers()] == ["cos", "sin"]
+
+
+def test_tables_from_the_meta_device():
+    """By a model's to_empty, and module by module, as FSDP does it."""
+    cos, sin = tkq.rope_cos_sin(32, 8, device="cpu")
+    with torch.device("meta"):
+        model = nn.Sequential(tkq.nn.RotaryEmbedding(8, 32), nn.Linear(4, 4))
+    assert model[0].cos.is_meta
+    whole = copy.deepcopy(model).to_empty(device="cpu")
+    model[0].to_empty(device="cpu", recurse=False).reset_parameters()
+    for module in (whole[0], model[0]):
+        assert torch.equal(module.cos, cos) and torch.equal(module.sin, sin)
+
+
 @pytest.mark.parametrize("granularity", ("row", "block"))
 @pytest.mark.parametrize("name", ("RMSNorm", "LayerNorm"))
 def test_norms_that_quantise(name, granularity):

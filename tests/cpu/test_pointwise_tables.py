@@ -32,22 +32,37 @@ def test_the_tables():
 
 def test_tables_are_kept_and_not_for_ever(monkeypatch):
     monkeypatch.setattr(tables, "_tables", type(tables._tables)())
-    first = tkq.rope_cos_sin(100, 16, device="cpu")
-    assert tkq.rope_cos_sin(128, 16, device="cpu")[0].data_ptr() == first[0].data_ptr()
-    assert tkq.rope_cos_sin(129, 16, device="cpu")[0].data_ptr() != first[0].data_ptr()
+    computed, made = [], tables._computed
+    monkeypatch.setattr(tables, "_computed", lambda rows, *given: computed.append(rows) or made(rows, *given))
+    for seqlen, rows in ((100, [128]), (128, [128]), (7, [128]), (129, [128, 256]), (100, [128, 256])):
+        cos, sin = tkq.rope_cos_sin(seqlen, 16, device="cpu")
+        assert computed == rows and cos.shape == sin.shape == (seqlen, 8)
     assert len(tables._tables) == 1
     for dim in range(2, 4 * tables.CACHED, 2):
         tkq.rope_cos_sin(4, dim, device="cpu")
     assert len(tables._tables) == tables.CACHED
 
 
+def test_what_is_written_to_a_table_changes_no_other():
+    wanted = angles_of(torch.arange(32), 8).cos().float()
+    of_before = tkq.rope_cos_sin(32, 8, device="cpu")
+    for seqlen in (32, 7):
+        for table in tkq.rope_cos_sin(seqlen, 8, device="cpu"):
+            assert table.is_contiguous() and table.untyped_storage().nbytes() == table.nbytes
+            table.mul_(2)
+    assert torch.equal(of_before[0], wanted)
+    for seqlen in (32, 7):
+        assert torch.equal(tkq.rope_cos_sin(seqlen, 8, device="cpu")[0], wanted[:seqlen])
+
+
 def test_tables_made_in_inference_mode_serve_training(monkeypatch):
     monkeypatch.setattr(tables, "_tables", type(tables._tables)())
     with torch.inference_mode():
-        tkq.rope_cos_sin(16, 8, device="cpu")
-    x = torch.randn(1, 4, 2, 8, requires_grad=True)
-    tkq.rope(x, *tkq.rope_cos_sin(16, 8, device="cpu")).sum().backward()
-    assert x.grad is not None
+        first = tkq.rope_cos_sin(16, 8, device="cpu")
+    for found in (first, tkq.rope_cos_sin(16, 8, device="cpu")):
+        x = torch.randn(1, 4, 2, 8, requires_grad=True)
+        tkq.rope(x, *found).sum().backward()
+        assert x.grad is not None
 
 
 @pytest.mark.parametrize("mode", ["fake", "make_fx"])

@@ -110,9 +110,10 @@ BAD = (
     (lambda x: ((x.t(),), {}), ValueError, ("x", "contiguous")),
     (lambda x: ((x, "column"), {}), ValueError, ("granularity", "column", "tile")),
     (lambda x: ((x, "row", torch.bfloat16), {}), TypeError, ("dtype", "bfloat16", "float8_e5m2")),
-    (lambda x: ((x, ["row"]), {}), ValueError, ("granularity", "['row']", "tile")),
+    (lambda x: ((x, ["row"]), {}), TypeError, ("granularity", "['row']", "tile")),
     *((lambda x, bad=bad: ((x,), dict(transpose=bad)), TypeError, (f"transpose: got {bad!r}", "True and False"))
-      for bad in ("yes", None, 1, torch.tensor(True))),
+      for bad in ("yes", None, 1)),
+    (lambda x: ((x,), dict(transpose=torch.tensor(True))), TypeError, ("transpose: got a Tensor", "True and False")),
     (lambda x: ((x.requires_grad_(),), {}), NotImplementedError, ("x", "grad")),
 )
 

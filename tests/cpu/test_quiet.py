@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from tests.quiet import CHECKOUT, no_word
-from tkq.runtime.cache import _say_that_it_waits
+from tkq.runtime.locks import _say_that_it_waits
 
 
 def warned(text):
@@ -32,13 +32,12 @@ def test_others_may_speak(capfd, caplog):
 
 
 @pytest.mark.parametrize("worker", [True, False])
-def test_a_worker_may_say_that_it_waits_for_another(worker, capfd, caplog, tmp_path, monkeypatch):
+def test_a_worker_may_say_that_it_waits_for_another(worker, capfd, caplog, monkeypatch):
     """Of workers that begin with an empty cache, one compiled behind the lock that another one wanted. By itself a
     process has nobody to wait for."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     if worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
-    (tmp_path / "lock").write_text("8912, backward_pairs-45ac")
     with contextlib.nullcontext() if worker else pytest.raises(AssertionError), no_word(capfd, caplog):
-        _say_that_it_waits(tmp_path / "lock", "build-723d")
+        _say_that_it_waits("8912, backward_pairs-45ac", "build-723d")
     assert "backward_pairs-45ac" in caplog.text

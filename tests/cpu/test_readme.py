@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tkq
-from bench import readme_table, tables
+from bench import readme_table, summary, tables
 from bench.results import Bound, Case, Cost, Environment, Report
 from tests.markdown import is_excerpt
 from tkq.testing.timing import Comparison, Timing
@@ -91,7 +91,7 @@ def test_the_page_on_speed_is_what_the_results_say():
 
 
 def test_the_table_of_all_that_was_measured_is_what_the_results_say():
-    assert (readme_table.RESULTS / "results.md").read_text() == tables.document(readme_table.reports())
+    assert (readme_table.RESULTS / "results.md").read_text() == summary.document(readme_table.reports())
 
 
 def test_the_pictures_are_of_the_results():
@@ -176,31 +176,31 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
     case = dataclasses.replace(made.cases[0], section="large", op="gemm", idle_seconds=0.1, round_seconds=0.02)
     of = lambda *cases: {"gemm": dataclasses.replace(made, cases=list(cases))}
     said = "Large products are bursts of 20 ms after 100 ms of rest, at full clock: `gemm`"
-    assert tables.at_full_clock(of(case)) == f"{said}."
-    assert tables.at_full_clock(of(case, dataclasses.replace(case, idle_seconds=None))) == f"{said}, in part."
-    assert tables.at_full_clock(of(dataclasses.replace(case, idle_seconds=None))) == ""
+    assert summary.at_full_clock(of(case)) == f"{said}."
+    assert summary.at_full_clock(of(case, dataclasses.replace(case, idle_seconds=None))) == f"{said}, in part."
+    assert summary.at_full_clock(of(dataclasses.replace(case, idle_seconds=None))) == ""
     times = {"tkq": (1.0, 2.0, 4.0), "QuACK": (3.0, 1.0, 1.0)}
     long = dataclasses.replace(case, section="sustained", op="gemm bf16", shape="8192^3 sustained", round_seconds=1.0,
                                comparison=Comparison(tuple(Timing(n, "graph", t) for n, t in times.items()), 1, 1, 1))
     assert long.ratios() == {"QuACK": 0.5}  # of medians: turns are no rounds
     sustained = {**of(case), "gemm_sustained": dataclasses.replace(made, cases=[long])}
-    assert tables.at_full_clock(sustained) == f"{said}." and tables.sustained(of(case)) == ""
-    text = tables.sustained(sustained)
+    assert summary.at_full_clock(sustained) == f"{said}." and summary.sustained(of(case)) == ""
+    text = summary.sustained(sustained)
     assert text.startswith("Large products that work for 2 s each,")
     rate = f"{long.rate('tkq'):.0f} {long.unit}"
     assert text.splitlines()[-1].startswith(f"| `gemm` | QuACK | 1 | 0.500 | 0.500 | 0.500 | {rate} |")
     unknown = {"gemm_sustained": dataclasses.replace(made, cases=[dataclasses.replace(long, round_seconds=None)])}
-    assert tables.sustained(unknown).startswith("Large products that work for seconds each,")
+    assert summary.sustained(unknown).startswith("Large products that work for seconds each,")
     faster = {"tkq": (1.0,), "QuACK": (3.0,), "torch": (1.5,)}
     more = dataclasses.replace(long, shape="4096^3 sustained", comparison=Comparison(
         tuple(Timing(n, "graph", t) for n, t in faster.items()), 1, 1, 1))
     sustained["gemm_sustained"] = dataclasses.replace(made, cases=[long, more])
-    text = tables.sustained(sustained)
+    text = summary.sustained(sustained)
     assert "| `gemm` | QuACK, torch | 2 | 0.866 | 0.500 | 1.500 | " in text and "Not timed" not in text
     without = [dataclasses.replace(each, missing={"QuACK": "failed here alone", "QuACK tuned": "left out (--without)"})
                for each in (long, more)]
     sustained["gemm_sustained"] = dataclasses.replace(made, cases=without)
-    assert tables.sustained(sustained).endswith("\n\nNot timed for so long: `gemm` beside QuACK tuned.")
+    assert summary.sustained(sustained).endswith("\n\nNot timed for so long: `gemm` beside QuACK tuned.")
 
 
 def test_cases_of_joined_files_keep_their_date():
@@ -209,11 +209,11 @@ def test_cases_of_joined_files_keep_their_date():
                 for s, d in (("forward", 0), ("residual", 3)))
     found = {"norms": dataclasses.replace(made, cases=[old, new])}
     assert tables.heading(found["norms"]).startswith("Measured 2026-11-20 to 2026-11-23 on")
-    assert tables.timings_of_which_run({**found, "gemm": found["norms"], "softmax": dataclasses.replace(
+    assert summary.timings_of_which_run({**found, "gemm": found["norms"], "softmax": dataclasses.replace(
         made, cases=[new])}) == "The timings are of several runs, from 2026-11-20 to 2026-11-23."
-    assert tables.timings_of_which_run({**found, "softmax": dataclasses.replace(made, cases=[new])}) == (
+    assert summary.timings_of_which_run({**found, "softmax": dataclasses.replace(made, cases=[new])}) == (
         "Of an earlier run than the other timings: norms, in part.")
-    assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
+    assert summary.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
 
 
 def test_the_same_shape_in_two_sections_has_their_names():
@@ -231,8 +231,11 @@ def test_the_section_has_a_row_for_each_operation(tmp_path):
     dataclasses.replace(report(), cases=[*cases, more]).save(tmp_path / "norms.json")
     report().save(tmp_path / "foundation.json")  # its cases are other files' too
     text = readme_table.section(tmp_path)
-    assert "| `rmsnorm` | QuACK, compiled | 2 | 1.20 | 1.20 | 1.20 | 0.50 | 2026-11-21 |" in text
+    not_asked = ", ".join(f"{name} 0 of 2 (not asked)" for name in ("torch.compile", "Liger", "Liger CuTe"))
+    ratios = "1.20 | 1.20 | 1.20 | 0.50 (1 of 2)"
+    assert f"| `rmsnorm` | QuACK, compiled, {not_asked} | 2 | {ratios} | 2026-11-21 |" in text
     assert text.count("| `") == 1  # beside the others' cases nothing was timed
+    assert "Beside neither a peer nor a copy, but tkq's own: `layernorm`." in text
 
 
 def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
@@ -243,24 +246,23 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     norms = of("forward", "10:00", bound=Bound(("QuACK", "FA4", "copy"), 1.0))
     found = {"norms": norms, "gemm": of("large", "10:50", op="gemm", shape="1x2x3"),
              "softmax": of("forward", "10:20", op="softmax")}
-    assert tables.are_of_one_run(found)
-    assert tables.of_which_run(found) == "All rows of this table are of one run."
-    assert tables.timings_of_which_run(found) == "All timings are of one run."
+    assert summary.are_of_one_run(found)
+    assert summary.of_which_run(found) == "All rows of this table are of one run."
+    assert summary.timings_of_which_run(found) == "All timings are of one run."
     of("sustained", "08:00", op="gemm bf16", shape="8192^3 sustained").save(tmp_path / "gemm_sustained.json")
-    assert not tables.are_of_one_run({**found, **readme_table.reports(tmp_path)})  # the second table is of another
+    assert not summary.are_of_one_run({**found, **readme_table.reports(tmp_path)})  # the second table is of another
     (tmp_path / "gemm_sustained.json").unlink()
-    assert tables.not_timed(found) == "Not timed: `rmsnorm` beside FA4."
-    assert tables.not_timed({"gemm": found["gemm"]}) == ""
+    assert "| `rmsnorm` | QuACK, compiled, FA4 0 of 1 (not asked), " in summary.summary(found)  # its bound names it
     found["gemm"] = of("few", "11:10", op="gemm", shape="1x2x3")
-    assert tables.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
-    assert tables.timings_of_which_run(found) == "Of an earlier run than the other timings: norms."
+    assert summary.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
+    assert summary.timings_of_which_run(found) == "Of an earlier run than the other timings: norms."
     found["gemm"] = of("few", "12:10", op="gemm", shape="1x2x3")
     said = "The rows are of several runs, on 2026-11-21."
-    assert tables.of_which_run(found) == said
+    assert summary.of_which_run(found) == said
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
     section = readme_table.section(tmp_path)
-    assert f"{tables.of_which_run(found)} Not timed: `rmsnorm` beside FA4." in section
+    assert summary.of_which_run(found) in section
     assert ", in each run\nwith " in section
     page = readme_table.page(tmp_path)
     assert "Each has the day of its run. The timings are of several runs, on 2026-11-21." in page

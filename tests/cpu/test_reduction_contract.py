@@ -53,6 +53,13 @@ def test_row_reduce_compiles(op, N):
     check(made, ("SHFL",) if N < 4096 else ("SHFL", "STAS"))
 
 
+@pytest.mark.parametrize("N, w_type", [(7, FP32), (1000, FP32), (4096, BF16), (65536, FP32)])
+def test_a_vector_in_the_rows_layout_compiles(N, w_type):
+    x = torch.zeros(2, N, dtype=BF16)
+    made = reduction_kernels.WeightedSum.recipe(x, torch.zeros(N, dtype=w_type), torch.zeros(2))
+    check(made, ("LDG.E.128", "STG.E") if N > 7 else ("LDG.E.U16", "STG.E"))
+
+
 def test_only_two_lines_of_the_contract_kernels_know_tkq():
     source = inspect.getsource(contract_kernels).split('"""', 2)[2]
     assert len([line for line in source.splitlines() if re.search(r"\btkq\b", line)]) == 2

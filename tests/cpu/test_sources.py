@@ -16,8 +16,8 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 # The only places that import a module by a name made at run time. What the kernels among them import so is in
 # Recipe.sources; the others see no kernel.
 DYNAMIC = {"tkq", "tkq.catalog", "tkq.runtime.build", "tkq.runtime.sources", "tkq.gemm.epilogue",
-           "tkq.integrations.transformers_modules", "tkq.reduction_launch", "tkq.reference", "tkq.rows.launch",
-           "tkq.testing", "tkq.tuning"}
+           "tkq.integrations", "tkq.integrations.transformers_modules", "tkq.reduction_launch", "tkq.reference",
+           "tkq.rows.launch", "tkq.runtime", "tkq.runtime.values", "tkq.testing", "tkq.tuning"}
 # Builds each recipe of a pickle in a process of its own, which has the DSL but nothing of tkq, and tells what of tkq it
 # then has.
 BUILD = """

@@ -6,6 +6,7 @@ import tkq.testing
 from tests.cpu.kernels_for_tests import Scale
 from tkq.runtime import Recipe, build
 from tkq.testing import Expectation, assert_2x, assert_sass, errors, sass
+from tkq.testing.rule import Blocks
 
 
 def case(seed=0, n=4096):
@@ -17,7 +18,7 @@ def case(seed=0, n=4096):
 def test_torchs_own_result_passes_and_one_three_times_as_wrong_does_not():
     truth, peer = case()
     assert_2x(peer, truth, peer)
-    with pytest.raises(AssertionError, match=r"mine: error .* allowed .* \(PyTorch "):
+    with pytest.raises(AssertionError, match=r"mine \[\d+:\d+\]: error .* allowed .* \(PyTorch "):
         assert_2x((truth + 4 * (peer.double() - truth)).float(), truth, peer, what="mine")
 
 
@@ -39,6 +40,65 @@ def test_ulps_cover_what_torch_has_exactly():
         assert_2x(ours, truth, truth)
     assert_2x(ours, truth, truth, bias_ulps=1)
     assert_2x(ours.float(), truth, truth, ulps=0, cancelled=1e5, bias_ulps=1e6)
+
+
+def of_causal(rows, heads=2, dim=16):
+    """(truth, PyTorch's bf16 result): like dv under a causal mask, where late keys are seen by few queries."""
+    truth = torch.randn(1, rows, heads, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    truth *= torch.linspace(1, 0.005, rows, dtype=torch.float64)[None, :, None, None]
+    return truth, truth.bfloat16()
+
+
+def test_a_late_row_is_judged_against_late_rows():
+    rows = 4097
+    truth, peer = of_causal(rows)
+    assert_2x(peer, truth, peer)
+    wrong = peer.double()
+    wrong[:, rows // 2:] *= 1.3
+    with pytest.raises(AssertionError, match=r"dv \[0, \d+:\d+, [01]\]: error .* allowed"):
+        assert_2x(wrong.bfloat16(), truth, peer, what="dv", bias_ulps=1)
+    late = truth.clone()
+    late[:, -1, 1] *= 1.3  # one row of one head
+    with pytest.raises(AssertionError, match=r"\[0, 40\d\d:4097, 1\]"):
+        assert_2x(late.float(), truth, peer)
+
+
+def test_a_small_column_of_a_reduced_gradient_is_judged_beside_its_neighbours():
+    truth = torch.randn(1000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    truth[500:] *= 1e-4
+    peer = truth.bfloat16()
+    assert_2x(peer, truth, peer)
+    wrong = peer.clone()
+    wrong[700] *= 1.3
+    with pytest.raises(AssertionError, match=r"\[6\d\d:7\d\d\]"):
+        assert_2x(wrong, truth, peer)
+    assert_2x(wrong, truth, peer, block=None)  # what hid it
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (63,), (130,), (1, 5), (200, 3), (3, 200, 2), (200, 1, 2, 4),
+                                   (2, 2, 129, 8)])
+def test_each_element_is_in_one_block(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    blocks = Blocks.of(shape, 64)
+    assert blocks.count == max(1, (max(shape[:-1] or shape) if shape else 1) // 64)
+    largest = blocks.largest(x)
+    assert largest.shape[-1] == blocks.count
+    for place in torch.arange(x.numel()).tolist()[::max(1, x.numel() // 50)]:
+        one = torch.zeros_like(x)
+        one.view(-1)[place] = 1
+        found = blocks.largest(one)
+        assert found.sum() == 1  # the others see nothing of it
+        words = blocks.named(divmod(int(found.argmax()), blocks.count))
+        assert not words or eval(f"one{words}").sum() == 1  # where the block is said to be
+
+
+def test_blocks_have_at_least_their_rows_and_some_are_refused():
+    blocks = Blocks.of((1000, 8), 64)
+    sizes = blocks.largest(torch.arange(1000.0)[:, None].expand(1000, 8)).flatten().long().diff()
+    assert blocks.count == 15 and sizes.min() >= 64
+    for block in (0, -1):
+        with pytest.raises(ValueError, match=f"block: got {block}, allowed"):
+            assert_2x(torch.ones(2), torch.ones(2), torch.ones(2), block=block)
 
 
 @pytest.mark.parametrize("place, value, words", [(3, float("nan"), "NaN in 2 places, expected 1"),

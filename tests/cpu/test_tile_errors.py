@@ -13,7 +13,8 @@ ERRORS = sorted(KERNELS.glob("errors*.py"))
 
 def _names():
     """(group, case) of every entry of the tables, without importing them: collecting tests brings no DSL."""
-    tables = {"REGISTERS": "kernel", "BLOCKS": "kernel", "HOST": "host", "MOVES": "move"}
+    tables = {"REGISTERS": "kernel", "BLOCKS": "kernel", "HOST": "host", "MOVES": "move",
+              "HANGS": "hang"}
     for node in (node for path in ERRORS for node in ast.parse(path.read_text()).body):
         if isinstance(node, ast.Assign) and node.targets[0].id in tables:
             yield from ((tables[node.targets[0].id], key.value) for key in node.value.keys)
@@ -23,7 +24,7 @@ CASES = list(_names())
 
 
 def test_there_are_cases():
-    assert len(CASES) > 150 and {group for group, _ in CASES} == {"kernel", "host", "move"}
+    assert len(CASES) > 150 and {group for group, _ in CASES} == {"kernel", "host", "move", "hang"}
     assert len(set(CASES)) == len(CASES)
 
 
@@ -35,6 +36,16 @@ def test_refused_by_name(group, case):
     with pytest.raises(error, match=pattern) as caught:
         runtime.compile_recipe(recipe("errors:build", (group, case)))
     assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("case", ("one_load", "two_loads", "by_address", "a_branch", "a_loop", "more_announced",
+                                  "a_template", "roles", "a_cluster", "some_of_a_cluster",
+                                  "consumers_of_a_block"))
+def test_what_need_not_hang_compiles(case):
+    from tests.tile_kernels import errors_hangs
+
+    assert case in errors_hangs.FINE
+    runtime.compile_recipe(recipe("errors_hangs:build", (case,)))
 
 
 @pytest.mark.parametrize("rows,cols,dtype,swizzle,error,pattern", (
@@ -106,6 +117,7 @@ def test_every_public_operation_has_a_test_kernel():
     # Types that come out of functions, constants, and what these tests call on the host.
     others = {"ColVec", "RegTile", "RowVec", "Ring", "Pipe", "Mailbox", "Semaphore", "SharedTile", "ROWS", "LN2",
               "LOG2E", "type_name", "register_split", "roles_fit"}
+    others.add("nap")  # tests/cpu/test_pressure.py, tests/gpu/test_naps.py
     assert set(tk.__all__) - used - by_getattr - others == set()
 
 

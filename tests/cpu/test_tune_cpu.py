@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -182,20 +183,29 @@ def test_what_cannot_be_written_counts_for_this_process(wrong, fresh_cache, monk
     if wrong == "a file":
         fresh_cache.write_text("in the folder's place")
     else:
-        monkeypatch.setattr(tuned.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        monkeypatch.setattr(tuned.os, "replace", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
     with pytest.warns(UserWarning, match="for this process alone"):
         tuned.write(problem(), Config(group=4), {})
     assert tuned.anything() and chosen.stored(problem(), tuned.read(problem())) == Config(group=4)
     assert wrong == "a file" or list((fresh_cache / "tuned").iterdir()) == [], "a temporary file stayed"
 
 
+def test_what_others_may_change_counts_as_not_there(fresh_cache):
+    path = tuned.write(problem(), Config(group=4), {})
+    path.chmod(0o666)
+    assert tuned.read(problem()) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert tuned.read(problem()) is None  # and waits for nothing
+
+
 def test_the_kernel_cache_does_not_count_it(fresh_cache):
     path = tuned.write(problem(), Config(group=4), {})
     store = build.configure(most_bytes=1)
     assert store.entries() == [] and store.bytes() == 0
-    store.put("a", b"x", {})
-    store.put("b", b"x", {})
-    assert path.exists() and [p.name for p in store.entries()] == ["b"]
+    store.put("a.so", b"x", {})
+    store.put("b.so", b"x", {})
+    assert path.exists() and [p.name for p in store.entries()] == ["b.so"]
 
 
 # ---- who looks there -------------------------------------------------------------------------------------

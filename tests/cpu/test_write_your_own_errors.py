@@ -85,7 +85,9 @@ class WithAString:
     @cute.kernel
     def kernel(self, g: Named):
         al = tk.SharedAllocator()
-        tk.load_async(al.tile(Gemm.a)[0], g.a, (0, 0), al.semaphores())
+        sem = al.semaphores()
+        tk.init(sem, 1)
+        tk.load_async(al.tile(Gemm.a)[0], g.a, (0, 0), sem)
 
 
 class NoGradient(SiluNormBackward):

@@ -7,6 +7,7 @@ import torch
 import tkq
 from tests import attention_run
 from tests.attention_run import make, run
+from tkq.attention.config import AttentionConfig
 from tkq.attention.plan import LENGTHS, plan
 from tkq.attention.spec import AttentionSpec
 
@@ -54,6 +55,17 @@ def test_heads(dim, causal):
     for batch, heads, kv_heads in ((1, 1, 1), (3, 6, 3), (2, 8, 1), (2, 40, 8), (7, 13, 1)):
         x = make(batch, 333, 417, heads, kv_heads, dim, torch.bfloat16)
         compare(*x, causal, what=f"B{batch} H{heads}/{kv_heads}")
+
+
+@pytest.mark.parametrize("bridge", (False, True))
+@pytest.mark.parametrize("causal", (False, True))
+def test_each_task_has_its_own_largest_scores(causal, bridge):
+    """512 tasks: a block has several and, with the bridge, begins the next one before it has written O and lse of the
+    last."""
+    q, k, v = make(8, 256, 256, 32, 8, 128)
+    apart = torch.linspace(0.2, 5, 8 * 32, device="cuda")[torch.randperm(8 * 32, device="cuda")]
+    q = (q * apart.view(8, 1, 32, 1)).to(q.dtype)
+    compare(q, k, v, causal, what="tasks", config=AttentionConfig(bridge=bridge))
 
 
 @pytest.mark.parametrize("dim", (64, 128))

@@ -2,7 +2,7 @@
 """Gradients of norms whose tensors have types of their own, beside float64."""
 import pytest
 
-from tests.gpu.test_norm_options import DTYPES, backward, check_gradients, leaves_of, poison
+from tests.gpu.test_norm_options import DTYPES, HARD, backward, check_gradients, leaves_of, poison
 
 
 @pytest.mark.parametrize("kind, x, weight, bias, out", [
@@ -19,7 +19,8 @@ def test_mixes(backward, kind, x, weight, bias, out):
 def test_a_residual_in_bfloat16(backward, kind):
     """What models have. The sum is kept in bfloat16: as exact as x and residual themselves."""
     for M in (1, 129):
-        check_gradients(kind, leaves_of((M, 256), "bf16", weight="bf16", residual="bf16"))
+        for how in (None, *HARD):
+            check_gradients(kind, leaves_of((M, 256), "bf16", how=how, weight="bf16", residual="bf16"), what=how)
 
 
 def test_a_residual_in_float16(backward):

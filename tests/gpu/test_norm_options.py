@@ -3,7 +3,18 @@ import pytest
 import torch
 
 import tkq
-from tests.norm_options import DTYPES, E4M3, EPS, KINDS, make, poison, torch_norm  # noqa: F401  a fixture
+from tests.norm_options import (  # noqa: F401  a fixture
+    DTYPES,
+    E4M3,
+    EPS,
+    HARD,
+    KINDS,
+    harden,
+    make,
+    poison,
+    torch_norm,
+    torch_norm_of_stored,
+)
 from tkq.norms import launch
 from tkq.norms.launch import Call
 from tkq.runtime import ops
@@ -30,11 +41,11 @@ def check(kind, x, extra, what="", **options):
     """y and h of a prenorm call by the rule."""
     y, h = getattr(tkq, kind)(x, **extra, eps=EPS, prenorm=True, **options)
     offset = options.get("weight_offset", 0.0)
-    truth, total = torch_norm(kind, x.double(), **{n: t.double() for n, t in extra.items()}, offset=offset)
+    truth, _ = torch_norm(kind, x.double(), **{n: t.double() for n, t in extra.items()}, offset=offset)
     same, same_total = torch_norm(kind, x.float(), **{n: t.float() for n, t in extra.items()}, offset=offset)
     assert y.is_contiguous()
     assert_2x(y, truth, same.to(y.dtype), ulps=1, what=what)
-    assert_2x(h, total, same_total.to(h.dtype), ulps=1, what=f"{what} sum")
+    assert torch.equal(h, same_total.to(h.dtype)), f"{what}: the sum is rounded once"
     return y, h
 
 
@@ -56,17 +67,22 @@ def test_mixes_of_types(kind, x, residual, out, total):
 @pytest.mark.parametrize("N", [1, 7, 64, 1001, 4096, 8192, 16384, 32768, 65536, 131072, 262144])
 def test_rows_of_each_length_with_a_residual(kind, N):
     vectors = dict(weight="bf16") if kind == "rmsnorm" else dict(weight="fp32", bias="fp32")
-    for M in (1, 19):
+    for M, how in ((1, None), (19, None), *((7, how) for how in HARD)):
         x, extra = make((M, N), "bf16", residual="bf16", **vectors)
-        y, _ = check(kind, x, extra, what=f"M {M}")
+        if how is not None:
+            harden(how, x, extra["residual"])
+        y, _ = check(kind, x, extra, what=f"M {M} {how}")
         assert torch.equal(getattr(tkq, kind)(x, **extra, eps=EPS), y), "without the sum"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("N", [16384, 262144])
 def test_long_float32_rows_with_a_residual(kind, N):
-    x, extra = make((5, N), "fp32", residual="fp32", weight="fp32", bias="fp32")
-    check(kind, x, extra)
+    for how in (None, *HARD):
+        x, extra = make((5, N), "fp32", residual="fp32", weight="fp32", bias="fp32")
+        if how is not None:
+            harden(how, x, extra["residual"])
+        check(kind, x, extra, what=how)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,23 +158,6 @@ def test_a_residual_of_as_many_rows_in_another_shape_is_refused_after_a_call_tha
     for other in (residual.view(3, 2, 256), residual.view(6, 256)):
         with pytest.raises(ValueError, match="residual"):
             norm(x, weight, residual=other, prenorm=True)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_statistics(kind):
-    for N in (64, 1000, 65536):
-        x, extra = make((19, N), "bf16", mean=2.0, weight="bf16", residual="bf16")
-        call = Call(kind, EPS, total=torch.bfloat16, stats=True)
-        rstd, mean = launch.norm(call, x, extra["weight"], None, extra["residual"])[2:4]
-        exact = x.double() + extra["residual"].double()
-        centre = exact.mean(1, keepdim=True) if kind == "layernorm" else 0.0
-        truth = ((exact - centre).square().mean(1) + EPS).rsqrt()
-        assert (rstd.double() / truth - 1).abs().max() <= 4e-7
-        assert kind == "rmsnorm" or (mean.double() - centre[:, 0]).abs().max() <= 4e-7 * exact.abs().max()
-        for _ in range(2):
-            plain, _, rstd, mean, _ = launch.norm(Call(kind, EPS, stats=True), x, extra["weight"], None, None)
-        assert torch.equal(plain, getattr(tkq, kind)(x, extra["weight"], eps=EPS))
-        assert torch.isfinite(rstd).all() and (mean is None or torch.isfinite(mean).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -251,17 +250,29 @@ def backward():
     return pytest.importorskip("tkq.norms.backward_ops")
 
 
-def gradients(kind, leaves, dtype, grads, offset=0.0):
-    """Of torch's own, the inputs in dtype; the sum, where there is a residual, kept in the residual's type."""
+def gradients(kind, leaves, dtype, grads, stored, offset=0.0):
+    """Of torch's own, the inputs in dtype; of the sum as it is kept, where there is a residual."""
     own = {n: t.detach().to(dtype).requires_grad_(t.requires_grad) for n, t in leaves.items()}
-    y, h = torch_norm(kind, *(own.get(n) for n in ("x", "weight", "bias", "residual")), offset)
+    given = [own.get(n) for n in ("x", "weight", "bias", "residual")]
+    y, h = torch_norm(kind, *given, offset) if stored is None else torch_norm_of_stored(kind, stored, *given, offset)
     used = [(r, g) for r, g in zip((y, h), grads) if g is not None and r.requires_grad]
     wanted = {n: t for n, t in own.items() if t.requires_grad}
     found = torch.autograd.grad([r for r, _ in used], list(wanted.values()), [g.to(dtype) for _, g in used])
     return dict(zip(wanted, found))
 
 
-def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3, **options):
+def stored_sum(leaves, h):
+    """The sum with the residual as the backward pass reads it: the result, or in the wider of both types."""
+    if "residual" not in leaves:
+        return None
+    x, residual = leaves["x"].detach(), leaves["residual"].detach()
+    dtype = torch.promote_types(x.dtype, residual.dtype) if h is None else h.dtype
+    stored = (x.float() + residual.float()).to(dtype)
+    assert h is None or torch.equal(h.detach(), stored), "the sum is rounded once"
+    return stored
+
+
+def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3, what="", **options):
     """options: of the call, beside the rest."""
     found = getattr(tkq, kind)(**leaves, eps=EPS, prenorm=with_sum, weight_offset=offset, **options)
     y, h = found if with_sum else (found, None)
@@ -270,8 +281,8 @@ def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3, **
     dh = torch.randn(y.shape, device="cuda", generator=g).to(h.dtype) if with_sum else None
     both = with_sum and h.requires_grad
     torch.autograd.backward([y, h] if both else [y], [dy, dh] if both else [dy])
-    truth = gradients(kind, leaves, torch.float64, (dy, dh), offset)
-    same = gradients(kind, leaves, torch.float32, (dy, dh), offset)
+    stored = stored_sum(leaves, h)
+    truth, same = (gradients(kind, leaves, dtype, (dy, dh), stored, offset) for dtype in (torch.float64, torch.float32))
     for name, leaf in leaves.items():
         if not leaf.requires_grad:
             assert leaf.grad is None
@@ -279,11 +290,13 @@ def check_gradients(kind, leaves, with_sum=True, offset=0.0, dy=None, ulps=3, **
         assert leaf.grad.dtype == leaf.dtype and leaf.grad.shape == leaf.shape
         # The mean of many roundings to 16 bits is not 0, but some hundredth of one: 0.0028 for 129000 of them.
         assert_2x(leaf.grad, truth[name], same[name].to(leaf.dtype), ulps=ulps, bias_ulps=max(0.05, ulps / 300),
-                  what=name)
+                  what=f"{what} {name}")
 
 
-def leaves_of(shape, x="bf16", frozen=(), **vectors):
+def leaves_of(shape, x="bf16", frozen=(), how=None, **vectors):
     inputs, extra = make(shape, x, **vectors)
+    if how is not None:
+        harden(how, inputs, extra["residual"])
     return {n: t.requires_grad_(n not in frozen) for n, t in dict(x=inputs, **extra).items()}
 
 
@@ -297,16 +310,16 @@ def test_gradients_of_a_plain_call(backward, kind, N):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("x, residual", [("bf16", "fp32"), ("fp32", "fp32"), ("fp32", "bf16")])
 def test_gradients_with_a_residual(backward, kind, x, residual):
-    # a sum that is kept in 16 bits costs dx the rounding of x, not of dx
-    ulps = 3 if residual == "fp32" else 3 * 2**16
     vectors = dict(weight="fp32", bias="fp32", residual=residual)
-    check_gradients(kind, leaves_of((129, 1000), x, **vectors), ulps=ulps, offset=1.0)
-    check_gradients(kind, leaves_of((129, 1000), x, frozen=("residual", "bias"), **vectors), ulps=ulps, offset=1.0)
+    for how in (None, *HARD):
+        check_gradients(kind, leaves_of((129, 1000), x, how=how, **vectors), offset=1.0, what=how)
+        check_gradients(kind, leaves_of((129, 1000), x, how=how, frozen=("residual", "bias"), **vectors), offset=1.0,
+                        what=how)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_through_the_sum_alone(backward, kind):
-    leaves = leaves_of((33, 1000), "bf16", residual="fp32", weight="bf16")
+    leaves = leaves_of((33, 1000), "bf16", how="nearly constant", residual="fp32", weight="bf16")
     _, h = getattr(tkq, kind)(leaves["x"], leaves["weight"], residual=leaves["residual"], prenorm=True)
     dh = torch.randn_like(h)
     h.backward(dh)
@@ -349,7 +362,8 @@ def test_gradients_of_weights_of_heads(kind, D, H):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_heads_with_every_option(kind):
     vectors = dict(weight=((6, 128), "fp32"), bias=((6, 128), "fp32"), residual="fp32")
-    check_gradients(kind, leaves_of((2, 300, 6, 128), "bf16", **vectors), offset=1.0)
+    for how in (None, *HARD):
+        check_gradients(kind, leaves_of((2, 300, 6, 128), "bf16", how=how, **vectors), offset=1.0, what=how)
     for frozen in (("weight", "bias"), ("x", "residual"), ("x", "bias", "weight")):
         check_gradients(kind, leaves_of((2, 50, 6, 128), "bf16", frozen=frozen, **vectors), offset=1.0)
 

@@ -3,8 +3,7 @@ import pytest
 import torch
 
 import tkq
-from tests.norm_options import E4M3, EPS, KINDS, make, poison, torch_norm  # noqa: F401  a fixture
-from tkq.testing import assert_2x
+from tests.norm_options import E4M3, EPS, HARD, KINDS, harden, make, poison, torch_norm  # noqa: F401  a fixture
 
 
 def e4m3(v):
@@ -19,14 +18,14 @@ def check_quantised(kind, x, extra, granularity, what=""):
     """Scales from float64 within float32's rounding; each q is the e4m3 number nearest to y / scale, where that is not
     nearly as near to its neighbour."""
     q, scale, h = getattr(tkq, kind + "_quant")(x, **extra, eps=EPS, prenorm=True, granularity=granularity)
-    total = check_result(kind, x, extra, granularity, (q, scale), what)
+    check_result(kind, x, extra, granularity, (q, scale), what)
     if "residual" in extra:
-        assert_2x(h, total, (x.float() + extra["residual"].float()).to(h.dtype), ulps=1)
+        assert torch.equal(h, (x.float() + extra["residual"].float()).to(h.dtype)), f"{what}: the sum is rounded once"
     return q, scale
 
 
 def check_result(kind, x, extra, granularity, found, what=""):
-    """The same of what a kernel has found. The sum of x and residual, in float64."""
+    """The same of what a kernel has found."""
     q, scale = found
     y, total = torch_norm(kind, x.double(), **{n: t.double() for n, t in extra.items()})
     M, N = y.shape
@@ -35,15 +34,27 @@ def check_result(kind, x, extra, granularity, found, what=""):
     wanted = (amax / 448).clamp_min(2.0**-126)
     assert scale.shape == wanted.shape and q.shape == x.shape and q.is_contiguous() and q.dtype == E4M3
     assert granularity == "row" or scale.stride() == (1, -(-M // 4) * 4)
-    assert ((scale.double() - wanted).abs() <= 1e-5 * wanted).all(), what
-    ratio = y / scale.repeat_interleave(width, 1)[:, :N].double()
+    shift = of_mean(kind, total, extra)
+    assert ((scale.double() - wanted).abs() <= 1e-5 * wanted + shift / 448).all(), what
+    each = scale.repeat_interleave(width, 1)[:, :N].double()
+    ratio = y / each
     # what the kernel had instead of the ratio: off by float32's rounding, of terms as large as the row's largest
-    off = 2e-6 * ratio.abs() + 1e-6 * 448 * (1 if kind == "rmsnorm" else 4)
+    off = 2e-6 * ratio.abs() + (1e-6 * 448 * (1 if kind == "rmsnorm" else 4) + shift / each)
     low, high = e4m3(ratio - off), e4m3(ratio + off)
     got = q.double().cpu()
     assert ((got == low) | (got == high) | ((got >= low) & (got <= high))).all(), what
-    assert (got == e4m3(ratio)).double().mean() >= 0.99 or N < 100, what
-    return total
+    exact = (shift / each <= 0.01).all(1).cpu()
+    assert (got == e4m3(ratio))[exact].double().mean() >= 0.99 or N < 100 or not exact.any(), what
+
+
+def of_mean(kind, total, extra):
+    """(M, 1): by how much float32's rounding of the sum and of its mean moves the results of rows that vary by little
+    beside their mean."""
+    if kind == "rmsnorm":
+        return torch.zeros_like(total[:, :1])
+    rstd = (total.var(1, correction=0, keepdim=True) + EPS).rsqrt()
+    largest = max((t.abs().max().item() for n, t in extra.items() if n == "weight"), default=1.0)
+    return 2.0**-22 * total.abs().amax(1, keepdim=True) * rstd * largest
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])
@@ -59,8 +70,12 @@ def test_rmsnorm_quant(granularity, N):
     ("layernorm", "bf16", "bf16", 1000), ("layernorm", "fp32", "fp32", 4096), ("rmsnorm", "bf16", "fp32", 8192),
     ("layernorm", "bf16", "bf16", 65536), ("layernorm", "fp32", "fp32", 262143), ("rmsnorm", "fp16", "bf16", 4098)])
 def test_quantised_with_a_residual(granularity, kind, x, residual, N):
-    inputs, extra = make((11, N), x, residual=residual, weight="fp32", bias="fp32")
-    check_quantised(kind, inputs, extra, granularity)
+    for how in (None, *HARD):
+        if (x, how) != ("fp16", "large"):
+            inputs, extra = make((11, N), x, residual=residual, weight="fp32", bias="fp32")
+            if how is not None:
+                harden(how, inputs, extra["residual"])
+            check_quantised(kind, inputs, extra, granularity, how)
 
 
 @pytest.mark.parametrize("granularity", ["row", "block"])

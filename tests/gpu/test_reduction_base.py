@@ -28,6 +28,22 @@ def check_norm(name, M, N, x_type, w_type, **options):
     assert_2x(rstd, rstd_truth, rstd_peer, ulps=4, what=f"{name} N {N} {options}: rstd", bias_ulps=2)
 
 
+@pytest.mark.parametrize("w_type, totals_type", [(FP32, FP32), (BF16, BF16)])
+@pytest.mark.parametrize("N", [1, 7, 64, 1000, 4098, 16384, 65536, 262144])
+def test_a_vector_in_the_rows_layout_and_a_number_a_row(N, w_type, totals_type):
+    """The kernel of docs/write_your_own/reduction.md."""
+    torch.manual_seed(N)
+    for M in (1, 13):
+        x, w = torch.randn(M, N, device="cuda").to(BF16) + 1, torch.randn(N, device="cuda").to(w_type)
+        totals = torch.full((M + 2,), float("nan"), device="cuda", dtype=totals_type)
+        reduction_kernels.WeightedSum.launch(x, w, totals[1:-1])
+        truth = (x.double() * w.double()).sum(-1)
+        largest = (x.double() * w.double()).abs().sum(-1).max().item()
+        assert_2x(totals[1:-1], truth, (x.float() * w.float()).sum(-1).to(totals_type), what=f"N {N}", bias_ulps=1,
+                  cancelled=largest)
+        assert totals[[0, -1]].isnan().all()
+
+
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
 @pytest.mark.parametrize("N", [64, 72, 128, 256, 1000, 1024, 3072, 4096, 4098, 4100, 8192, 16384, 32768, 40000, 65536,
                                131072, 262144])

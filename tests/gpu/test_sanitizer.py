@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import sanitized as sanitized_cases
-from tests import sanitized_attention
+from tests import sanitized_attention, sanitized_bad
 from tests.races import by_copy, by_store, described, races
 from tkq.testing import sass
 
@@ -78,6 +78,14 @@ def test_nothing_is_found(tool, cases):
     assert all(known(race, listings) for race in raced), f"{shown}\n{report}"
     assert done.returncode == 0 or (raced and done.returncode == FOUND), report  # races may be warnings, with status 0
     assert f"ok  {next(iter(cases.FAMILIES))}" in done.stdout and "BAD" not in done.stdout, report
+
+
+@pytest.mark.parametrize("family", sanitized_bad.FAMILIES)
+def test_bad_indices_touch_nothing_outside(family):
+    """Labels, positions, offsets of groups and cu_seqlens that no caller means."""
+    done = sanitized("memcheck", sanitized_bad.__name__, family)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    assert f"ok  {family}" in done.stdout and "BAD" not in done.stdout, done.stdout[-6000:]
 
 
 @pytest.mark.parametrize("what", ["copies", "scales", "sums"])

@@ -116,10 +116,10 @@ def test_packed_rows():
     m, ids = model("Llama"), tokens()
     places = torch.cat((torch.arange(70), torch.arange(130))).cuda()
     with torch.no_grad():
-        out = m(ids[:1], position_ids=places[None], use_cache=False).logits[0]
-        parts = [m(ids[:1, a:b], use_cache=False).logits[0] for a, b in ((0, 70), (70, 200))]
-    want = torch.cat(parts)
-    assert (out - want).norm() <= 0.01 * want.norm()
+        want = torch.cat([m(ids[:1, a:b], use_cache=False).logits[0] for a, b in ((0, 70), (70, 200))])
+        for more in (dict(use_cache=False), {}, dict(use_cache=True), dict(attention_mask=torch.ones_like(ids[:1]))):
+            out = m(ids[:1], position_ids=places[None], **more).logits[0]
+            assert (out - want).norm() <= 0.01 * want.norm(), more
 
 
 @pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)])

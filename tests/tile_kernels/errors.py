@@ -12,7 +12,8 @@ from cutlass import Float32
 import tkq.tile as tk
 
 from .common import OneBlock, tensor
-from .errors_blocks import BLOCKS, one
+from .errors_blocks import BLOCKS, one, sem
+from .errors_hangs import HANGS, Launched
 from .errors_registers import REGISTERS
 
 
@@ -121,7 +122,7 @@ class Move:
 
     @cute.kernel
     def kernel(self, load: tk.gl, store: tk.gl):
-        self.body(load, tk.SharedAllocator().tile(tk.st(64, 32, Float32)), tk.SharedAllocator().semaphores(), store)
+        self.body(load, tk.SharedAllocator().tile(tk.st(64, 32, Float32)), sem(), store)
 
 
 MOVES = {
@@ -150,7 +151,8 @@ MOVES = {
         lambda g, t, s, d: tk.store_async(t[0], t[0], (0, 0)),
         TypeError, "store_async: the global operand is .*allowed is a descriptor"),
 }
-GROUPS = {"kernel": ({**REGISTERS, **BLOCKS}, OneBlock), "host": (HOST, Host), "move": (MOVES, Move)}
+GROUPS = {"kernel": ({**REGISTERS, **BLOCKS}, OneBlock), "host": (HOST, Host), "move": (MOVES, Move),
+          "hang": (HANGS, Launched)}
 
 
 def build(group, case):

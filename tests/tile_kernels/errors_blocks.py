@@ -26,7 +26,9 @@ def pipe(stages=2, bytes=16, consumers=1, **more):
 
 
 def sem():
-    return tk.SharedAllocator().semaphores()
+    made = tk.SharedAllocator().semaphores()
+    tk.init(made, 1)
+    return made
 
 
 BLOCKS = {

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.spec import DTYPES, AttentionSpec
-from tkq.runtime import autocast, check, dtypes
+from tkq.attention.spec import AttentionSpec
+from tkq.runtime import arguments, autocast, check, dtypes
 
 
 class Options(NamedTuple):
@@ -38,25 +38,16 @@ OPEN = (None, None)  # the default window_size
 FURTHEST = 1 << 30  # limits are below it
 
 
-def limits(op, window_size):
-    """(left, right) of a window_size, -1 for no limit."""
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"{op}: window_size is {window_size!r}, expected (left, right)")
-    check_limits(op, window_size)
-    left, right = window_size
-    return -1 if left is None else left, -1 if right is None else right
+def _of_both(*names):
+    return {op: arguments.checker(op, *names) for op in ("flash_attn", "flash_attn_varlen")}
 
 
-def check_limits(op, window_size):
-    """ValueError for a limit that is none."""
-    for n in window_size:
-        if n is None or (type(n) is int and -1 <= n < FURTHEST) or check.is_traced(n):
-            continue
-        if isinstance(n, bool) or not isinstance(n, int) or n < -1:
-            raise ValueError(f"{op}: window_size is {window_size!r}, allowed are numbers of keys from 0 on, and None "
-                             "or -1 for no limit")
-        if n >= FURTHEST:
-            raise ValueError(f"{op}: window_size is {window_size!r}, its numbers must be below 2^30")
+flags = _of_both("causal", "deterministic", "return_lse")
+limits = _of_both("window_size")  # (left, right), -1 for no limit
+numbers = _of_both("softmax_scale", "softcap")
+longest = arguments.checker("flash_attn_varlen", "max_seqlen_q", "max_seqlen_k")
+_causal, _tensors = _of_both("causal"), _of_both("q", "k", "v", "sinks")
+_lengths = arguments.checker("flash_attn_varlen", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 
 def lowered(q, k, v, sinks):
@@ -77,37 +68,23 @@ def refuse_limits(left, right):
         raise ValueError
 
 
-def check_flags(op, **flags):
-    """TypeError for what is not True or False; 0 and 1 are not."""
-    for name, flag in flags.items():
-        check.flag(f"{op}: {name}", flag)
-
-
 def check_options(op, options: Options):
-    check_flags(op, causal=options.causal)
-    check_limits(op, (options.left, options.right))
-    if not check.is_traced(options.softcap):
-        _check_softcap(op, options.softcap)
-    if options.softmax_scale is None or check.is_traced(options.softmax_scale):
-        return
-    check.number("softmax_scale", options.softmax_scale)
-    if not 0 < options.softmax_scale < _END:  # not isfinite, which Dynamo does not trace for a float that varies
-        raise ValueError(f"{op}: softmax_scale is {options.softmax_scale}, allowed are finite numbers above 0, up "
-                         "to 3.4e38")
+    """op: of a forward, or of its gradient."""
+    table = _table(op)
+    _causal[table](options.causal)
+    limits[table]((options.left, options.right))
+    numbers[table](options.softmax_scale, options.softcap)
 
 
-def _check_softcap(op, softcap):
-    if not isinstance(softcap, (int, float)):
-        raise TypeError(f"{op}: softcap is {type(softcap).__name__}, expected a float")
-    if not 0 <= softcap < _END:
-        raise ValueError(f"{op}: softcap is {softcap}, allowed are finite numbers above 0, up to 3.4e38, and 0 for "
-                         "none")
+def _table(op):
+    """The public function whose arguments an op's are."""
+    return "flash_attn_varlen" if "varlen" in op else "flash_attn"
 
 
 def check_operands(op, q, k, v, sinks, rank):
     """q ([B,] Sq, H, D), k ([B,] Sk, Hk, D), v ([B,] Sk, Hk, Dv) and sinks (H,) or None: types, ranks, shapes."""
+    _tensors[_table(op)](q, k, v, sinks)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check.dtype(name, x, DTYPES)
         check.rank(name, x, rank)
         if x.dtype != q.dtype:
             raise TypeError(f"{op}: {name} is {x.dtype}, q is {q.dtype}; all three must have one dtype")
@@ -116,7 +93,10 @@ def check_operands(op, q, k, v, sinks, rank):
         check.shape("sinks", sinks, (q.shape[-2],))
     check.same_device(q=q, k=k, v=v, sinks=sinks)
     heads, head_dim, kv_heads = q.shape[-2], q.shape[-1], k.shape[-2]
-    AttentionSpec(dtypes.name_of(q.dtype), head_dim, head_dim_v=v.shape[-1])
+    try:
+        AttentionSpec(dtypes.name_of(q.dtype), head_dim, head_dim_v=v.shape[-1])
+    except NotImplementedError as problem:
+        raise NotImplementedError(f"{problem}: q is {tuple(q.shape)}, v is {tuple(v.shape)}") from None
     lead = "B, " * (rank - 3)
     if k.shape[-1] != head_dim or k.shape[:-3] != q.shape[:-3]:
         batch = f"B = {q.shape[0]} and " if rank == 4 else ""
@@ -152,9 +132,9 @@ def check_sequences(op, q, lengths: Lengths):
     """cu_seqlens (B + 1,) and seqused (B,) or None, int32 on q's device. Their values are looked at on the CPU only: a
     GPU's would have to be waited for."""
     cu_q, cu_k, used_q, used_k, max_q, max_k = lengths
+    _lengths(cu_q, cu_k, used_q, used_k)
     cu = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
     for name, x in cu.items():
-        check.dtype(name, x, ("int32",))
         check.rank(name, x, 1)
     if not cu_q.shape[0] or cu_q.shape != cu_k.shape:
         raise ValueError(f"{op}: cu_seqlens_q has {cu_q.shape[0]} numbers, cu_seqlens_k {cu_k.shape[0]}; allowed is "
@@ -162,10 +142,9 @@ def check_sequences(op, q, lengths: Lengths):
     used = {"seqused_q": used_q, "seqused_k": used_k}
     for name, x in used.items():
         if x is not None:
-            check.dtype(name, x, ("int32",))
             check.shape(name, x, (cu_q.shape[0] - 1,))
     check.same_device(q=q, **cu, **used)
-    check_longest(op, max_seqlen_q=max_q, max_seqlen_k=max_k)
+    longest(max_q, max_k)
 
 
 def check_first(op, lengths: Lengths):
@@ -174,14 +153,3 @@ def check_first(op, lengths: Lengths):
         if int(x[0]):
             raise ValueError(f"{op}: {name} begins with {int(x[0])}, allowed is 0: pass only the rows of the sequences "
                              "that are meant, and count from the first")
-
-
-def check_longest(op, **numbers):
-    """max_seqlen_q and max_seqlen_k."""
-    for name, n in numbers.items():
-        if check.is_traced(n):
-            continue
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"{op}: {name} is {type(n).__name__}, expected an int")
-        if n < 0:
-            raise ValueError(f"{op}: {name} is {n}, allowed are numbers from 0")

@@ -108,8 +108,7 @@ class BackwardBackground:
         if not self.spec.varlen:
             return g.background.lead
         section = section_of(at.rows_q, g.section, self.config.section_bytes, g.kv_heads)
-        first, after = (g.places.first_slot(False, self.config.tile, at.sequence + i) for i in (0, 1))
-        slots = (after - first) * g.heads_per_kv  # by cu_seqlens: with seqused more than have rows
+        slots = at.slots * g.heads_per_kv  # by cu_seqlens: with seqused more than have rows
         return cutlass.max(g.background.lead, lead_of(section, 0, slots))
 
     @cute.jit

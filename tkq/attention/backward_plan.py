@@ -47,6 +47,8 @@ def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> Backward
     config = _planned(spec, length, group)
     if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
         config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
+    elif spec.varlen and spec.width == 128 and spec.deterministic:
+        config = replace(config, alone_registers=(40, 232))
     return config
 
 

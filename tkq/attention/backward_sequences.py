@@ -14,6 +14,8 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, const_expr
 
 import tkq.tile as tk
+from tkq.attention import bounds
+from tkq.attention.bounds import Bounds
 from tkq.attention.launch import Sequences
 from tkq.attention.ranges import ceil_div
 
@@ -23,7 +25,7 @@ WARP = 32
 class At(NamedTuple):
     """Where a task is. sequence: which. batch_q, batch_k: TMA's coordinate of its rows of Q and of K; batch: that of
     tensors with a batch dimension, and start_q: the number of its first row there. head: in the batch element. number:
-    the how manieth of the sequence's slots. rows_q, rows_k: how many it has."""
+    the how manieth of the sequence's slots, of which there are ``slots``. rows_q, rows_k: how many it has."""
 
     sequence: Any
     batch_q: Any
@@ -34,6 +36,7 @@ class At(NamedTuple):
     number: Any
     rows_q: Any
     rows_k: Any
+    slots: Any
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,10 @@ class Equal:
 
         order(index, slots, heads, rows_q) -> (head, slot): of those of a sequence, or of all equal ones. longest_first:
         of other sequences."""
-        head, number = order(index, self.slots(of_keys, size), heads * self.batches, self.rows_q)
+        slots = self.slots(of_keys, size)
+        head, number = order(index, slots, heads * self.batches, self.rows_q)
         batch = head // heads
-        return At(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k)
+        return At(batch, batch, batch, batch, 0, head % heads, number, self.rows_q, self.rows_k, slots)
 
     def first_tile(self, at: At, size: int, heads, tiles):
         """The number of the sequence's first tile of query head 0, where each of ``heads`` has ``tiles``."""
@@ -70,8 +74,9 @@ class Equal:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sequence s: rows cu[s] .. cu[s + 1], of which used[s] are in use, the first ones. What is behind the last
-    sequence counts as one more, which has nothing of the other kind: its gradient is 0."""
+    """Sequence s: rows cu[s] .. cu[s + 1], of which used[s] are in use, the first ones; where cu does not rise, see
+    ``bounds``. What is behind the last sequence counts as one more, which has nothing of the other kind: its gradient
+    is 0."""
 
     given: Sequences
     total_q: Int32
@@ -87,6 +92,10 @@ class Ragged:
     def sequences(self):
         return self.count + 1
 
+    @property
+    def bounds(self):
+        return Bounds(self.given.cu_q, self.total_q), Bounds(self.given.cu_k, self.total_k)
+
     def slots(self, of_keys: bool, size: int):
         return (self.total_k if of_keys else self.total_q) // size + self.count + 1
 
@@ -94,41 +103,55 @@ class Ragged:
         """As of ``Equal``. A whole warp. The slot may be one without a row. longest_first: with up to 31 sequences,
         those of more queries come before others."""
         find = self.longest_first if longest_first else self.sequence_of
-        s, first, slots = find(of_keys, size, index // heads)
-        start_q, rows_q = self.rows(False, s)
-        start_k, rows_k = self.rows(True, s)
+        s, first, slots, begin_q, begin_k = find(of_keys, size, index // heads)
+        q, k = self.bounds
+        start_q, rows_q = self.rows(s, begin_q, q, self.given.used_q)
+        start_k, rows_k = self.rows(s, begin_k, k, self.given.used_k)
         rest = s >= self.count
         rows_q, rows_k = ((cutlass.select_(rest, Int32(0), rows_q), rows_k) if of_keys else
                           (rows_q, cutlass.select_(rest, Int32(0), rows_k)))
         head, number = order(index - first * heads, slots, heads, rows_q)
-        return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k)
+        return At(s, start_q + rows_q, start_k + rows_k, 0, start_q, head, number, rows_q, rows_k, slots)
 
     def first_tile(self, at: At, size: int, heads, tiles):
         return cutlass.select_(at.sequence == 0, Int32(0), at.start_q // size) + at.sequence  # as first_slot
 
     @cute.jit
     def sequence_of(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
-        """(the sequence that has the slot, its first slot, how many it has). Each lane asks about one of 32."""
-        begun, count = Int32(0), self.count
-        for base in cutlass.range(0, count + 1, WARP, unroll=2):
-            s = base + tk.lane_id()
-            here = (s <= count) & (self.first_slot(of_keys, size, s) <= slot)
-            begun = begun + cute.arch.popc(cute.arch.vote_ballot_sync(here))
-        s = cute.arch.make_warp_uniform(cutlass.max(begun - 1, 0))
-        first = self.first_slot(of_keys, size, s)
-        return s, first, self.first_slot(of_keys, size, s + 1) - first
+        """(the sequence that has the slot, its first slot, how many it has, where it begins in Q and in K). Each lane
+        asks about one of 32: first, which 32 the sequence is of. No branch depends on what is found, or the compiler
+        would prepare for lanes that go apart."""
+        count, lane, mine, its = self.count, tk.lane_id(), self.bounds[of_keys], self.bounds[not of_keys]
+        found, base, before, other = Int32(0), Int32(0), Int32(0), Int32(0)
+        for first in cutlass.range(0, count + 1, WARP, unroll=2):
+            found = cutlass.max(found, bounds.highest(mine.at(first + lane)))
+            begun = found // size + cutlass.min(first + WARP - 1, count) <= slot  # all of these 32
+            base = cutlass.select_(begun, first + WARP, base)
+            before = cutlass.select_(begun, found, before)
+            other = cutlass.select_(begun, cutlass.max(other, its.at(first + lane)), other)
+        base = cutlass.min(base, count // WARP * WARP)  # where all have begun, the last 32 once more
+        s, begin = base + lane, mine.rising(base, before)
+        here = (s <= count) & (self.first_slot(size, s, begin) <= slot)
+        number = cute.arch.popc(cute.arch.vote_ballot_sync(here))
+        begin = cutlass.select_(number > 0, cute.arch.shuffle_sync(begin, cutlass.max(number - 1, 0)), before)
+        s = cute.arch.make_warp_uniform(cutlass.max(base + number - 1, 0))
+        other = bounds.highest(cutlass.max(other, cutlass.select_(base + lane <= s, its.at(base + lane), Int32(0))))
+        first, slots = self.slots_of(size, s, begin, mine)
+        return (s, first, slots, other, begin) if const_expr(of_keys) else (s, first, slots, begin, other)
 
     @cute.jit
     def longest_first(self, of_keys: Constexpr[bool], size: Constexpr[int], slot):
         """As ``sequence_of``, with slots counted in another order. Each lane places one sequence."""
-        s, first, slots = Int32(0), Int32(0), Int32(0)
+        s, first, slots, begin_q, begin_k = Int32(0), Int32(0), Int32(0), Int32(0), Int32(0)
         if self.count >= WARP:
-            s, first, slots = self.sequence_of(of_keys, size, slot)
+            s, first, slots, begin_q, begin_k = self.sequence_of(of_keys, size, slot)
         else:
-            lane = tk.lane_id()
-            mine = self.first_slot(of_keys, size, lane + 1) - self.first_slot(of_keys, size, lane)
+            lane, (q, k) = tk.lane_id(), self.bounds
+            of_q = q.rising(Int32(0), Int32(0))
+            begin = k.rising(Int32(0), Int32(0)) if const_expr(of_keys) else of_q
+            mine = self.slots_of(size, lane, begin, self.bounds[of_keys])[1]
             mine = cutlass.select_(lane <= self.count, mine, Int32(0))
-            rows = cutlass.select_(lane < self.count, self.rows(False, cutlass.min(lane, self.count))[1], Int32(-1))
+            rows = cutlass.select_(lane < self.count, self.rows(lane, of_q, q, self.given.used_q)[1], Int32(-1))
             before = Int32(0)
             for other in cutlass.range_constexpr(WARP):
                 their, theirs = cute.arch.shuffle_sync(rows, other), cute.arch.shuffle_sync(mine, other)
@@ -137,27 +160,25 @@ class Ragged:
             here = cute.arch.vote_ballot_sync((before <= slot) & (slot < before + mine))
             s = cute.arch.make_warp_uniform(cute.arch.popc((here & -here) - 1))
             first, slots = cute.arch.shuffle_sync(before, s), cute.arch.shuffle_sync(mine, s)
-        return s, first, slots
+            begin_q, begin_k = (bounds.highest(of.at(cutlass.min(lane, s))) for of in (q, k))
+        return s, first, slots, begin_q, begin_k
 
-    def first_slot(self, of_keys, size, s):
-        """Of sequence s, 0 .. count + 1."""
-        cu, total = (self.given.cu_k, self.total_k) if of_keys else (self.given.cu_q, self.total_q)
-        start = cutlass.min(cu[cutlass.min(s, self.count)], total)
-        start = cutlass.select_(s == 0, Int32(0), start)  # slots without rows where the first one begins later
-        return cutlass.select_(s > self.count, total, start) // size + s
+    def first_slot(self, size, s, begin):
+        """Of sequence s, 0 .. count."""
+        # slots without rows where the first one begins later
+        return cutlass.select_(s == 0, Int32(0), begin) // size + s
 
-    @cute.jit
-    def rows(self, of_keys: Constexpr[bool], s):
+    def slots_of(self, size, s, begin, of: Bounds):
+        """(the first slot of sequence s, 0 .. count, how many it has): up to the next one's, or, of the rest, all."""
+        first = self.first_slot(size, s, begin)
+        return first, cutlass.select_(s >= self.count, of.total, of.end(s, begin)) // size + s + 1 - first
+
+    def rows(self, s, begin, of: Bounds, used):
         """(first, number of rows) of sequence s, 0 .. count. Never beyond the tensor, whatever cu and used say."""
-        g, count = self.given, self.count
-        cu, used, total = (g.cu_k, g.used_k, self.total_k) if const_expr(of_keys) else (g.cu_q, g.used_q, self.total_q)
-        first = cutlass.max(cutlass.min(cu[s], total), 0)
-        rows = cutlass.max(cutlass.min(cu[cutlass.min(s + 1, count)], total) - first, 0)
-        if const_expr(used is not None):
-            rows = cutlass.min(rows, cutlass.max(used[cutlass.min(s, count - 1)], 0))
-        if s >= count:
-            rows = cutlass.max(total - first, 0)
-        return first, rows
+        rows = of.end(s, begin) - begin
+        if used is not None:
+            rows = cutlass.min(rows, cutlass.max(used[cutlass.min(s, self.count - 1)], 0))
+        return begin, cutlass.select_(s >= self.count, of.total - begin, rows)
 
 
 def tile_order(places, size, n, heads):

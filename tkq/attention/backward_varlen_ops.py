@@ -33,8 +33,9 @@ def attention_varlen_backward(tensors: tuple, sinks: Optional[Tensor], lengths: 
             do: the gradient of o. Where its strides do not suit TMA it is copied.
             q: (total_q, H, D). k: (total_k, Hk, D). v: (total_k, Hk, Dv). o: (total_q, H, Dv).
             lse: (H, total_q) float32, of any strides. dlse: its gradient, likewise, or None.
-        sinks: (H,) or None. lengths, options: tuples, as ``Lengths`` and ``Options``. cu_seqlens begin with 0: on a GPU
-            nobody checks it, and gradients of rows before the first sequence would be whatever was in memory.
+        sinks: (H,) or None. lengths, options: tuples, as ``Lengths`` and ``Options``. cu_seqlens and seqused may have
+            any values, as of ``flash_attn_varlen``; where the first is more than 0, gradients of the rows before it are
+            not written.
         deterministic: as ``attention_backward``. needs: which of the four are wanted.
 
     Returns:
@@ -110,6 +111,7 @@ def _in_use(lengths, rows):
     """(rows,) bool: is the row one of a sequence, and in use?"""
     cu, used = lengths.cu_seqlens_q, lengths.seqused_q
     row, count = torch.arange(rows, dtype=cu.dtype, device=cu.device), cu.shape[0] - 1
+    cu = cu.clamp(0, rows).cummax(0).values  # as the kernels have it where cu falls
     sequence = torch.searchsorted(cu, row, right=True) - 1
     inside = (sequence >= 0) & (sequence < count)
     if used is None or count < 1:

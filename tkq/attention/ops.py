@@ -11,12 +11,13 @@ from tkq.attention.arguments import (
     OPEN,
     PLAIN,
     Options,
-    check_flags,
     check_layouts,
     check_operands,
     check_options,
+    flags,
     limits,
     lowered,
+    numbers,
     refuse_limits,
     refuse_out_of_range,
 )
@@ -61,9 +62,12 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
         logarithm. A row that sees no key has o = 0 and lse = -inf, or the sink.
 
     Raises:
-        TypeError: q, k, v or sinks not a tensor, of another dtype than allowed or than q; an option of the wrong type.
-        ValueError: shapes that do not go together, devices that differ, strides or a base that TMA cannot take, a scale
-            that is not above 0, a softcap or a window below 0.
+        TypeError: q, k or v is no dense tensor of bf16 or fp16; causal, deterministic or return_lse is no bool;
+            softmax_scale or softcap is no number; window_size is no pair of ints and None; sinks is no dense tensor of
+            bf16, fp16 or fp32; dtypes that do not go together.
+        ValueError: softmax_scale is not above 0; window_size has a number outside -1 to 2^30 - 1; softcap is below 0; a
+            number that is not finite in float32; shapes that do not go together, devices that differ, strides or a base
+            that TMA cannot take.
         NotImplementedError: a head_dim that is not supported.
         RuntimeError: a GPU other than Hopper.
 
@@ -72,18 +76,26 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
 
     Source: Dao et al., FlashAttention, 2022; Shah et al., FlashAttention-3, 2024; FlashAttention-4 for when o is
     corrected. CPU tensors take ``tkq.reference.flash_attn``, by the same rules.
+
+    Example::
+
+        q = torch.randn(2, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
+        k, v = torch.randn(2, 2, 128, 2, 64, device="cuda", dtype=torch.bfloat16)  # four query heads share one of these
+        o = tkq.flash_attn(q, k, v, causal=True)  # (2, 128, 8, 64) bfloat16
+        o, lse = tkq.flash_attn(q, k, v, return_lse=True)  # (2, 128, 8, 64) bfloat16; (2, 8, 128) float32
     """
     if not type(causal) is type(deterministic) is type(return_lse) is bool:
-        check_flags("flash_attn", causal=causal, deterministic=deterministic, return_lse=return_lse)
+        flags["flash_attn"](causal, deterministic, return_lse)
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
-    left, right = (-1, -1) if not traced and window_size is OPEN else limits("flash_attn", window_size)
-    options = causal, softmax_scale, left, right, softcap
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits["flash_attn"](window_size)
     if traced or autocast.on():
         q, k, v, sinks = lowered(q, k, v, sinks)
     if not traced:
-        found = _again.take(q, k, v, sinks, options, return_lse)
+        found = _again.take(q, k, v, sinks, causal, softmax_scale, left, right, softcap, return_lse)
         if found is not None:
             return found if return_lse else found[0]
+    softmax_scale, softcap = numbers["flash_attn"](softmax_scale, softcap)
+    options = causal, softmax_scale, left, right, softcap
     way = ops.route(q, k, v, sinks)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, return_lse)
@@ -97,7 +109,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax
 def _traced(q, k, v, sinks, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, options)  # the dispatcher's words name no argument
-    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    needs = ops.may_record(q, k, v, sinks)
     return _op(q, k, v, sinks, *options, return_lse or needs, deterministic)
 
 
@@ -105,7 +117,7 @@ def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept. An lse that nobody asked for is no result: each
     costs autograd a microsecond."""
     options, deterministic, return_lse = how
-    found = _again.take(q, k, v, sinks, options, True)
+    found = _again.take(q, k, v, sinks, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic)
     return autograd.both(ctx, o, lse) if return_lse else o
@@ -129,7 +141,7 @@ def forward(q, k, v, sinks, options, return_lse):
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), None, counter, numbers
             kernel(*arguments)
-            _again.add((q, k, v, sinks, options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _again.add((q, k, v, sinks, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
             return o, lse
         batch, rows, heads, head_dim = q.shape
         _, keys, kv_heads, head_dim_v = v.shape
@@ -228,7 +240,7 @@ def _cpu(q, k, v, sinks, options, return_lse):
 def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], causal: bool, softmax_scale: Optional[float],
              left: int, right: int, softcap: float, return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     options = causal, softmax_scale, left, right, softcap
-    o, lse = _again.take(q, k, v, sinks, options, return_lse) or forward(q, k, v, sinks, options, return_lse)
+    o, lse = _again.take(q, k, v, sinks, *options, return_lse) or forward(q, k, v, sinks, options, return_lse)
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 

@@ -12,14 +12,15 @@ from tkq.attention.arguments import (
     Lengths,
     Options,
     check_first,
-    check_flags,
     check_layouts,
-    check_longest,
     check_operands,
     check_options,
     check_sequences,
+    flags,
     limits,
+    longest,
     lowered,
+    numbers,
     refuse_limits,
     refuse_out_of_range,
 )
@@ -46,13 +47,15 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
         q: (total_q, H, D), bfloat16 or float16. k, v: (total_k, Hk, D) and (total_k, Hk, Dv). Strides: see flash_attn.
         cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, rising from 0: sequence s has the rows cu_seqlens_q[s] to
             cu_seqlens_q[s + 1] of q, and so of k and v. A sequence may have no queries, or no keys. They stay on the
-            GPU: nothing waits for their values, and under a CUDA graph they may change between replays. So nobody
-            checks there that they begin with 0: where they do not, o, lse and the gradients of the rows before the
-            first sequence are whatever was in memory. On the CPU that is a ValueError.
+            GPU: nothing waits for their values, and under a CUDA graph they may change between replays. Any values:
+            a number below 0 counts as 0, one beyond the rows as their number, and one below a number before it as that
+            one, so its sequence is empty. Nothing outside the tensors is read or written. The first is to be 0: where
+            it is more, o, lse and the gradients of the rows before it are not written. On the CPU another first number
+            than 0 is a ValueError; all else is as on the GPU.
         max_seqlen_q, max_seqlen_k: ints, about how long sequences get: what kernel is chosen. Results do not depend on
-            them.
+            them: they may be too small, or too large.
         seqused_q, seqused_k: (B,) int32: only so many rows of each sequence are in use, the first ones. What lies
-            behind them in q, k and v is not looked at.
+            behind them in q, k and v is not looked at. Any values: below 0 counts as 0, more than there are as all.
         causal, softmax_scale, window_size, softcap, sinks, deterministic: as flash_attn, for each sequence by itself.
         return_lse: also return the log-sum-exp.
 
@@ -62,26 +65,41 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
         gradient, that of the sinks through their lse neither; a row that is in use and sees no key does.
 
     Raises:
-        As flash_attn; TypeError, ValueError for cu_seqlens and seqused of another dtype, shape or device.
+        TypeError: q, k or v is no dense tensor of bf16 or fp16; cu_seqlens_q, cu_seqlens_k, seqused_q or seqused_k is
+            no dense tensor of int32; max_seqlen_q or max_seqlen_k is no int; causal, return_lse or deterministic is no
+            bool; softmax_scale or softcap is no number; window_size is no pair of ints and None; sinks is no dense
+            tensor of bf16, fp16 or fp32; dtypes that do not go together.
+        ValueError: max_seqlen_q or max_seqlen_k is outside 0 to 2^31 - 1; softmax_scale is not above 0; window_size has
+            a number outside -1 to 2^30 - 1; softcap is below 0; a number that is not finite in float32; shapes that do
+            not go together, devices that differ, strides or a base that TMA cannot take.
+        NotImplementedError, RuntimeError: as flash_attn.
 
     Differentiable once, in q, k, v and sinks, through o and lse.
 
     CPU tensors take ``tkq.reference.flash_attn_varlen``.
+
+    Example::
+
+        cu_seqlens = torch.tensor([0, 40, 100, 101], device="cuda", dtype=torch.int32)  # of 40, 60, 1 tokens
+        q, k, v = torch.randn(3, 101, 4, 64, device="cuda", dtype=torch.bfloat16)
+        o = tkq.flash_attn_varlen(q, k, v, cu_seqlens, cu_seqlens, 60, 60, causal=True)  # (101, 4, 64) bfloat16
     """
     if not (type(causal) is type(deterministic) is type(return_lse) is bool
             and type(max_seqlen_q) is type(max_seqlen_k) is int):
-        check_flags("flash_attn_varlen", causal=causal, deterministic=deterministic, return_lse=return_lse)
-        check_longest("flash_attn_varlen", max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+        flags["flash_attn_varlen"](causal, deterministic, return_lse)
+        max_seqlen_q, max_seqlen_k = longest(max_seqlen_q, max_seqlen_k)
     traced = ops.traced()  # Dynamo of torch 2.11 knows no `is` between tuples
-    left, right = (-1, -1) if not traced and window_size is OPEN else limits("flash_attn_varlen", window_size)
+    left, right = (-1, -1) if not traced and window_size is OPEN else limits["flash_attn_varlen"](window_size)
     if traced or autocast.on():
         q, k, v, sinks = lowered(q, k, v, sinks)
-    options = causal, softmax_scale, left, right, softcap
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     if not traced:
-        found = _again.take(q, k, v, sinks, *lengths, options, return_lse)
+        found = _again.take(q, k, v, sinks, *lengths, causal, softmax_scale, left, right, softcap, return_lse)
         if found is not None:
             return found if return_lse else found[0]
+    longest(max_seqlen_q, max_seqlen_k)
+    softmax_scale, softcap = numbers["flash_attn_varlen"](softmax_scale, softcap)
+    options = causal, softmax_scale, left, right, softcap
     way = ops.route(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seqused_q, seqused_k)
     if way == "direct":
         o, lse = (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, return_lse)
@@ -95,14 +113,14 @@ def flash_attn_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_
 def _traced(q, k, v, sinks, lengths, options, return_lse, deterministic):
     check.refuse_tangent("flash_attn_varlen", q=q, k=k, v=v, sinks=sinks)
     _check(q, k, v, sinks, lengths, options)  # the dispatcher's words name no argument
-    needs = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+    needs = ops.may_record(q, k, v, sinks)
     return _op(q, k, v, sinks, *lengths, *options, return_lse or needs, deterministic)
 
 
 def _recorded(ctx, q, k, v, sinks, how):
     """The eager function: forward, with what the gradients need kept."""
     lengths, options, deterministic, return_lse = how
-    found = _again.take(q, k, v, sinks, *lengths, options, True)
+    found = _again.take(q, k, v, sinks, *lengths, *options, True)
     o, lse = found or (forward if q.is_cuda else _cpu)(q, k, v, sinks, lengths, options, True)
     autograd.keep(ctx, (q, k, v, sinks, o, lse), options, deterministic, lengths)
     return autograd.both(ctx, o, lse) if return_lse else o
@@ -133,7 +151,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, used_k), counter, numbers
             kernel(*arguments)
-            _again.add((q, k, v, sinks, *lengths, options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
+            _again.add((q, k, v, sinks, *lengths, *options, return_lse), kernel, arguments, (o, lse), kept=(counter,))
             return o, lse
         total, heads, head_dim = q.shape
         keys, kv_heads, head_dim_v = v.shape
@@ -226,7 +244,7 @@ def _op_cuda(q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor], cu_seqlen
              return_lse: bool, deterministic: bool) -> tuple[Tensor, Tensor]:
     lengths = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
     options = causal, softmax_scale, left, right, softcap
-    o, lse = (_again.take(q, k, v, sinks, *lengths, options, return_lse)
+    o, lse = (_again.take(q, k, v, sinks, *lengths, *options, return_lse)
               or forward(q, k, v, sinks, lengths, options, return_lse))
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 

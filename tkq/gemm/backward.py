@@ -25,9 +25,10 @@ def of_operands(multiply, dy, a, b, alpha, needed):
 
 def ready(x: Tensor) -> Tensor:
     """x, or a copy where it is not as a product takes it: a gradient that autograd expanded, say."""
+    if x.is_contiguous():  # asked first: what is traced then asks nothing of its sizes
+        return x
     pitch = x.stride(-2) if x.stride(-1) == 1 else x.stride(-1) if x.stride(-2) == 1 else None
-    whole = pitch is not None and pitch > 0
-    return x if whole or x.is_contiguous() else x.contiguous()
+    return x if pitch is not None and pitch > 0 else x.contiguous()
 
 
 def padded(x, y):

@@ -6,16 +6,18 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..runtime import arch, check, counters, dtypes, function, new
+from ..runtime import arch, arguments, check, counters, dtypes, function, new
 from ..runtime.again import Again
 from ..runtime.ops import Known
 from . import realigned, tuned
 from .epilogue import GATED, Epilogue, is_located, name_of
 from .epilogue import PLAIN as PLAIN_EPILOGUE
 from .plan import launch
-from .spec import DTYPES, OUT_DTYPES, GemmSpec, is_k_major
+from .spec import OUT_DTYPES, GemmSpec, is_k_major
 
-OUT = (torch.bfloat16, torch.float16, torch.float32)
+_tensors = arguments.checker("gemm", "a", "b", "bias")
+_operands = arguments.checker("gemm", "a", "b", "bias", "c", "out")
+_numbers, _out_dtype = arguments.checker("gemm", "alpha", "beta"), arguments.checker("gemm", "out_dtype")
 
 # What a call without an out looks like -> its kernel and blocks, the result's shape, strides and dtype: in front of all
 # that follows here. A kernel checks what is not in the key: b's device, and all of the bias but its dtype.
@@ -245,6 +247,9 @@ def tunable(a, b, *, bias=None, activation=None, c=None, alpha=1.0, beta=0.0, ou
     """For ``tkq.tune``: a call of ``gemm``."""
     from . import candidates  # the plans of all products
 
+    _operands(a, b, bias, c, out)
+    alpha, beta = _numbers(alpha, beta)
+    out_dtype = _out_dtype(out_dtype)
     extra = Extra(bias, "" if activation is None else name_of(activation), c, alpha, beta)
     dtype = out_dtype or (a.dtype if out is None else out.dtype)
     check_call(a, b, dtype, extra, any_k=True)  # the products of a backward too
@@ -278,14 +283,13 @@ def check_call(a, b, out_dtype, extra=PLAIN, *, any_k=False) -> None:
     """Everything that can be wrong with a call; names the argument, what came and what is allowed.
 
     any_k: K is anything, as in the gradients of an odd number of rows or columns."""
+    _tensors(a, b, extra.bias)
     for name, x in (("a", a), ("b", b)):
-        check.dtype(name, x, DTYPES)
         check.rank(name, x, 2, 3)
     check.same_device(a=a, b=b, bias=extra.bias, c=extra.c)
     if b.dtype != a.dtype:
         raise TypeError(f"gemm: b is {b.dtype}, a is {a.dtype}; both must have one dtype")
-    if out_dtype is not None and out_dtype not in OUT:
-        raise TypeError(f"gemm: out_dtype is {out_dtype}, allowed are {', '.join(OUT_DTYPES)}")
+    _out_dtype(out_dtype)
     if a.dim() != b.dim() or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; allowed are (M, K) and (K, N), or "
                          "(B, M, K) and (B, K, N): expand() shares one matrix among a batch")
@@ -311,7 +315,6 @@ def _check_epilogue(a, b, out_dtype, extra) -> None:
     if activation in GATED and n % 2:
         raise ValueError(f"gemm: b is {tuple(b.shape)}, and with activation {activation!r} N must be even")
     if bias is not None:
-        check.dtype("bias", bias, OUT_DTYPES)
         check.shape("bias", bias, (n,))
         check.last_dim_contiguous("bias", bias)
     if c is not None:
@@ -323,8 +326,7 @@ def _check_epilogue(a, b, out_dtype, extra) -> None:
             raise TypeError(f"gemm: c is {c.dtype}, the result {out_dtype}; both must have one dtype")
         check.shape("c", c, shape_of(a, b, activation))
         check.last_dim_contiguous("c", c)
-    for name, x in (("alpha", alpha), ("beta", beta)):
-        check.finite(name, x)
+    _numbers(alpha, beta)
     if check.is_traced(beta):
         return
     if beta != 0.0 if c is None else beta == 0.0:  # Dynamo does not compare bools where one is of a float that varies
@@ -341,6 +343,7 @@ def check_out(out, a, b, out_dtype, extra) -> None:
     check.shape("out", out, shape_of(a, b, extra.activation))
     check.last_dim_contiguous("out", out)
     check.refuse_overlap("gemm", out=out)
+    check.refuse_inference("gemm", out=out)
 
 
 def check_apart(out, a, b, extra) -> None:

@@ -98,9 +98,24 @@ def own(name: str) -> Callable:
         raise ValueError(f"gemm: activation is {name!r}, allowed are {', '.join((*ACTIVATIONS, *GATED))}, and "
                          "functions that a module has under their own name")
     try:
-        return getattr(importlib.import_module(module), function)
+        found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as problem:
         raise ValueError(f"gemm: activation is {name!r}, which cannot be imported: {problem}") from None
+    if not (inspect.isfunction(found) and _takes_numbers(found)):
+        raise ValueError(f"gemm: activation is {name!r}, {found!r}; allowed are functions, written in Python, of one "
+                         "number or of (number, row, column)")
+    return found
+
+
+def _takes_numbers(function) -> bool:
+    parameters = inspect.signature(function)
+    if len(parameters.parameters) == 3:
+        return True
+    try:
+        parameters.bind(0.0)
+    except TypeError:
+        return False
+    return True
 
 
 @functools.lru_cache(256)

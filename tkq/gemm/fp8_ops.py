@@ -11,10 +11,12 @@ from tkq.gemm import candidates, tuned
 from tkq.gemm.fp8_plan import launch
 from tkq.gemm.fp8_spec import ACTIVATIONS, BIASES, FP8, K_UNIT, OUT, Fp8Spec, granularity, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES, fits_tma_store
-from tkq.runtime import arch, check, counters, dtypes, function, new, ops
+from tkq.runtime import arch, arguments, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Address, Again
 
 ACCUMULATE = ("fast", "fp32")
+_options = arguments.checker("fp8_gemm", "activation", "out_dtype", "accumulate")
+_tensors = arguments.checker("fp8_gemm", "a", "b", "scale_a", "scale_b", "bias", "out_scale")
 _again, _paced_again = Again(), Again(by_stream=True)  # of kernels without and with a counter
 
 
@@ -77,13 +79,23 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
         (M, N), contiguous.
 
     Raises:
-        TypeError: something is not a tensor, or of another dtype than allowed.
-        ValueError: not 2-D, sizes or scales that do not go together, K not a multiple of 16, an operand that is not
-            K-contiguous, several devices, another accumulate.
+        TypeError: a or b is no dense tensor of e4m3 or e5m2; scale_a, scale_b or out_scale is no dense tensor of fp32;
+            bias is no dense tensor of bf16, fp16 or fp32; activation or accumulate is no word; out_dtype is not bf16,
+            fp16, fp32 or e4m3.
+        ValueError: accumulate is another word; not 2-D, sizes or scales that do not go together, K not a multiple of
+            16, an operand that is not K-contiguous, several devices.
         NotImplementedError: another activation; a gradient asked for.
         RuntimeError: a GPU other than Hopper.
 
     CPU tensors take ``tkq.reference_fp8.fp8_gemm``.
+
+    Example::
+
+        x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)
+        a, scale_a = tkq.quantize_fp8(x, "row")
+        b, scale_b = tkq.quantize_fp8(w, "row")
+        y = tkq.fp8_gemm(a, b.t(), scale_a, scale_b.t())  # (64, 512) bfloat16
     """
     if not ops.traced():
         found = _again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
@@ -91,6 +103,7 @@ def fp8_gemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, bias: Op
             found = _paced_again.take(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
         if found is not None:
             return found
+    activation, out_dtype, accumulate = _options(activation, out_dtype, accumulate)
     if ops.direct(a, b, scale_a, scale_b, bias, out_scale):
         run = _launched if a.is_cuda else _cpu
         return run(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
@@ -281,6 +294,8 @@ def _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accum
     """The same for tensors, by name: what they are, and where they are."""
     given = {names.a: a, names.b: b, "scale_a": scale_a, "scale_b": scale_b}
     given |= {name: x for name, x in (("bias", bias), ("out_scale", out_scale)) if x is not None}
+    if names is _NAMES:
+        _tensors(a, b, scale_a, scale_b, bias, out_scale)
     for name, x in given.items():
         check.tensor(name, x)
     words = bias is not None and _facts(bias), activation, out_dtype, out_scale is not None and _facts(out_scale)
@@ -325,6 +340,8 @@ _op = ops.torch_op("fp8_gemm", cuda=_cuda, cpu=_cpu, fake=_fake)
 def tunable(a, b, scale_a, scale_b, *, bias=None, activation=None, out_dtype=torch.bfloat16, out_scale=None,
             accumulate=None):
     """For ``tkq.tune``: a call of ``fp8_gemm``."""
+    _tensors(a, b, scale_a, scale_b, bias, out_scale)
+    activation, out_dtype, accumulate = _options(activation, out_dtype, accumulate)
     spec = _check(a, b, scale_a, scale_b, bias, activation, out_dtype, out_scale, accumulate)
     _aligned(a=a, b=b)
     (m, k), n = a.shape, b.shape[1]

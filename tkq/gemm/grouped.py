@@ -172,12 +172,12 @@ class GroupedGemm(Fp8Gemm):
 
     @cute.jit
     def count(self, g, begins: cute.Tensor, counts: cute.Tensor):
-        """The table, by warp 0: 32 groups at a time. A group that ends before it begins is empty, and none goes past
-        the end: whatever the offsets say, no memory is touched that is not the caller's."""
+        """The table, by warp 0: 32 groups at a time. An offset below one before counts as that one, and none is below 0
+        or past the end: whatever the offsets say, no memory is touched that is not the caller's, and none twice."""
         if tk.warp_id() == 0:
             lane, limit = tk.lane_id(), g.k if const_expr(self.along_k) else g.m
             tall, wide = self.span()
-            cols, total = cute.ceil_div(g.n, wide), Int32(0)
+            cols, total, most = cute.ceil_div(g.n, wide), Int32(0), Int32(0)
             if lane == 0:
                 counts[0] = Int32(0)
             for base in cutlass.range(0, g.groups, 32, unroll=1):
@@ -187,6 +187,10 @@ class GroupedGemm(Fp8Gemm):
                     end = cutlass.min(cutlass.max(g.offsets[group], 0), limit)
                     if group > 0:
                         begin = cutlass.min(cutlass.max(g.offsets[group - 1], 0), limit)
+                # begin is below what the groups before have reached, or end below begin, where offsets fall alone
+                if cute.arch.vote_ballot_sync((group < g.groups) & ((end < begin) | (begin < most))) != 0:
+                    begin, end = self.risen(end, most)
+                most = cute.arch.shuffle_sync(end, 31)
                 tiles = Int32(0)
                 if group < g.groups:
                     if const_expr(self.along_k):
@@ -202,6 +206,18 @@ class GroupedGemm(Fp8Gemm):
                     begins[group + 1] = end  # the next group writes the same, but for the last
                     counts[group + 1] = total + tiles
                 total += cute.arch.shuffle_sync(tiles, 31)
+
+    @cute.jit
+    def risen(self, end, most):
+        """(begin, end) of each lane's group where offsets fall: the largest end of the groups before, which ``most`` is
+        of those before lane 0's, and of these and its own."""
+        end = cutlass.max(end, most)
+        for i in cutlass.range_constexpr(5):
+            below = cute.arch.shuffle_sync_up(end, 1 << i, mask_and_clamp=0)
+            if tk.lane_id() >= 1 << i:
+                end = cutlass.max(end, below)
+        begin = cute.arch.shuffle_sync_up(end, 1, mask_and_clamp=0)
+        return cutlass.select_(tk.lane_id() == 0, most, begin), end
 
     def order(self, g, s):
         cursor = cute.make_rmem_tensor((1,), Int32)

@@ -10,11 +10,12 @@ from tkq import reference_grouped
 from tkq.gemm import candidates, tuned
 from tkq.gemm.grouped_spec import HALF, MOST_GROUPS, GroupedSpec, granularity, plan, recipe, shapes_allowed
 from tkq.gemm.spec import TMA_BYTES
-from tkq.runtime import arch, autocast, check, dtypes, function, new, ops
+from tkq.runtime import arch, arguments, autocast, check, dtypes, function, new, ops
 from tkq.runtime.again import Address, Again
 
 FP8 = ("e4m3", "e5m2")
-_OUT = (torch.bfloat16, torch.float16, torch.float32)
+_out_dtype = arguments.checker("grouped_gemm", "out_dtype")
+_tensors = arguments.checker("grouped_gemm", "a", "b", "offsets", "scale_a", "scale_b")
 _NO_SCALES = (0, 0, 0, 0)
 _again = Again()
 
@@ -34,8 +35,9 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
             (G, N, K)) in float8. Or (K, N), row-major.
             Of float8 with b (K, N), both have K contiguous: a is row-major, b column-major.
         offsets: (G,) int32: where each group ends, in rows (in K, with b (K, N)). It begins where the one before ends,
-            the first at 0. Groups may be empty. Rows from the last offset on belong to none: they are not written.
-            Offsets below the one before or past the end are as if they were not.
+            the first at 0. Groups may be empty. Rows from the last group's end on belong to none: they are not written.
+            Any values: one below 0 counts as 0, one past the end as the end, one below an offset before it as that
+            one, so its group is empty. Nothing outside the tensors is read or written.
         scale_a, scale_b: for float8, float32, any strides.
             With b (G, K, N): (M, 1) and (G, 1, N); or (M, ceil(K / 128)) and (G, ceil(K / 128), ceil(N / 128)).
             With b (K, N): (M, 1) and (1, N); each group's own, (G, M, 1) and (G, 1, N); or (M, ceil(K / 128)) and
@@ -51,11 +53,21 @@ def grouped_gemm(a: Tensor, b: Tensor, offsets: Tensor, *, scale_a: Optional[Ten
         (M, N), or (G, M, N): contiguous. Groups of no K give zeros (times their scales, which should be finite).
 
     Raises:
-        TypeError, ValueError: naming the argument. NotImplementedError: sizes that are not such multiples, more than
-        1024 groups, a gradient of float8. RuntimeError: a GPU other than Hopper.
+        TypeError: a or b is no dense tensor of bf16, fp16, e4m3 or e5m2; offsets is no dense tensor of int32; scale_a
+            or scale_b is no dense tensor of fp32; out_dtype is not bf16, fp16 or fp32; dtypes that do not go together.
+        ValueError: sizes, strides, scales or devices that do not go together.
+        NotImplementedError: sizes that are not such multiples, more than 1024 groups, a gradient of float8.
+        RuntimeError: a GPU other than Hopper.
 
     Differentiable once, in a and b where b is (G, K, N) of 16 bits. Under torch.autocast a and b are cast,
     but for float8. CPU tensors take ``tkq.reference_grouped.grouped_gemm``.
+
+    Example::
+
+        x = torch.randn(100, 64, device="cuda", dtype=torch.bfloat16)  # tokens, sorted by their expert
+        experts = torch.randn(4, 64, 128, device="cuda", dtype=torch.bfloat16)
+        offsets = torch.tensor([10, 10, 70, 100], device="cuda", dtype=torch.int32)  # where each expert's rows end
+        y = tkq.grouped_gemm(x, experts, offsets)  # (100, 128) bfloat16
     """
     if ops.traced() or autocast.on():
         a, b = autocast.lowered(a, b)
@@ -68,6 +80,7 @@ def _routed(a, b, offsets, scale_a=None, scale_b=None, out_dtype=None):
         found = _again.take(a, b, offsets, scale_a, scale_b, out_dtype)
         if found is not None:
             return found
+    out_dtype = _out_dtype(out_dtype)
     way = ops.route(a, b, offsets, scale_a, scale_b)
     if way == "direct":
         return (_launched if a.is_cuda else _cpu)(a, b, offsets, scale_a, scale_b, out_dtype)
@@ -196,15 +209,14 @@ def _spec(a, b, offsets, scales, out_dtype):
         raise NotImplementedError(f"offsets: {groups} groups, supported are up to {MOST_GROUPS}")
     if groups > 1 and offsets[2][0] != 1:
         raise ValueError(f"offsets: strides are {offsets[2]}, allowed is contiguous")
-    out = out_dtype or (torch.bfloat16 if narrow else a_dtype)
-    if out not in _OUT:
-        raise TypeError(f"out_dtype: got {out}, allowed are bf16, fp16, fp32")
+    out = _out_dtype(out_dtype) or (torch.bfloat16 if narrow else a_dtype)
     unit = TMA_BYTES // a_dtype.itemsize
     lines = unit if along_k and not narrow else 1  # M and N, where they are contiguous
     for name, size, step in (("N", n, max(TMA_BYTES // out.itemsize, lines)), ("M", m, lines),
                              ("K", k, 1 if along_k else unit)):
         if size % step:
-            raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}")
+            raise NotImplementedError(f"grouped_gemm: {name} is {size}, supported are multiples of {step}: a is "
+                                      f"{tuple(shape_a)}, b {tuple(shape_b)}")
     kind = _scales(narrow, "k" if along_k else "m", (m, n, k, groups), scales)
     if m and k and n and groups:
         b_major = _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, a_dtype.itemsize)
@@ -256,10 +268,8 @@ def _majors(narrow, along_k, shape_a, stride_a, shape_b, stride_b, size):
 
 def _check(a, b, offsets, scale_a, scale_b, out_dtype):
     """The same for tensors, by name: what they are and where."""
-    given = {name: x for name, x in dict(a=a, b=b, offsets=offsets, scale_a=scale_a, scale_b=scale_b).items()
-             if x is not None or not name.startswith("scale")}
-    for name, x in given.items():
-        check.tensor(name, x)
+    _tensors(a, b, offsets, scale_a, scale_b)
+    given = dict(a=a, b=b, offsets=offsets, scale_a=scale_a, scale_b=scale_b)
     if (scale_a is None) != (scale_b is None):
         raise ValueError("scale_a, scale_b: one is None, allowed are both or neither")
     scales = scale_a is not None and (scale_a.dtype, scale_a.shape, scale_b.dtype, scale_b.shape)
@@ -316,7 +326,7 @@ def _gradients(ctx, dc):
         da = _routed(dc, b.transpose(1, 2), offsets)
         if offsets.numel():
             number = offsets.new_ones(da.shape[0]).cumsum(0)  # of each row, from 1 on; not arange, which is no DTensor
-            da = torch.where((number <= offsets[-1])[:, None], da, 0)
+            da = torch.where((number <= offsets.amax())[:, None], da, 0)
     if ctx.needs_input_grad[1]:
         db = _routed(a.t(), dc, offsets)
     return da, db
@@ -328,6 +338,7 @@ _Function = ops.eager_function("GroupedGemm", forward=_recorded, backward=_recor
 
 def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
     """For ``tkq.tune``: a call of ``grouped_gemm``."""
+    _tensors(a, b, offsets, scale_a, scale_b)
     spec, shape, out = _check(a, b, offsets, scale_a, scale_b, out_dtype)
     _aligned(a=a, b=b)
     (m, k), n, groups = a.shape, b.shape[-1], offsets.shape[0]
@@ -338,7 +349,7 @@ def tunable(a, b, offsets, *, scale_a=None, scale_b=None, out_dtype=None):
 
     sizes = m, n, k, groups
     found = candidates.of_grouped_gemm(spec, m, n, groups, arch.processors(a.device)) if all(sizes) else []
-    last = int(offsets[-1]) if groups and spec.along == "m" else None  # rows behind it belong to none
+    last = max(int(offsets.max()), 0) if groups and spec.along == "m" else None  # rows behind it belong to none
     return tuned.Tunable(tuned.problem("grouped_gemm", spec, sizes, a.device), found,
                          (a, b, offsets, scale_a, scale_b), torch.empty(shape, dtype=out, device=a.device), call,
                          forget, lambda c: c[:last])

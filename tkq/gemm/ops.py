@@ -24,9 +24,10 @@ from tkq.gemm.call import (
 )
 from tkq.gemm.epilogue import name_of
 from tkq.gemm.spec import OUT_DTYPES
-from tkq.runtime import autocast, check, new, ops
+from tkq.runtime import arguments, autocast, check, new, ops
 
 __all__ = ["gemm", "run"]
+_options = arguments.checker("gemm", "alpha", "beta", "out_dtype")
 
 
 def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Union[str, Callable, None] = None,
@@ -65,9 +66,11 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         (M, N) or (B, M, N), gated (.., N / 2); contiguous, or out.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed or does not go with another.
-        ValueError: sizes that do not go together, K not a multiple of 8, two devices, an operand that is contiguous in
-            neither dimension, an alpha or a beta that is not finite, c without beta or beta without c, an activation
+        TypeError: a or b is no dense tensor of bf16 or fp16; bias, c or out is no dense tensor of bf16, fp16 or fp32;
+            activation is no word or function; alpha or beta is no number; out_dtype is not bf16, fp16 or fp32; dtypes
+            that do not go together.
+        ValueError: a number that is not finite in float32; sizes that do not go together, K not a multiple of 8, two
+            devices, an operand that is contiguous in neither dimension, c without beta or beta without c, an activation
             that is not known, out as above.
         NotImplementedError: c with a gated activation; a gradient of a function of your own; forward-mode gradients.
         RuntimeError: a GPU other than Hopper; out with a gradient.
@@ -75,6 +78,14 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
     Under torch.autocast a and b are cast, and c where neither out nor out_dtype says what type it has.
 
     CPU tensors take ``tkq.reference.gemm``.
+
+    Example::
+
+        x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16)  # as torch.nn.Linear keeps it: w.t() is no copy
+        bias = torch.zeros(512, device="cuda", dtype=torch.bfloat16)
+        y = tkq.gemm(x, w.t(), bias=bias, activation="silu")  # (64, 512) bfloat16
+        z = tkq.gemm(x, w.t(), out_dtype=torch.float32)  # (64, 512) float32
     """
     name = "" if activation is None else name_of(activation)
     traced = ops.traced()
@@ -86,6 +97,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
             found = paced_again.take(a, b, bias, name, c, alpha, beta, out_dtype)
         if found is not None:
             return found
+    alpha, beta, out_dtype = _options(alpha, beta, out_dtype)
     way = ops.route(a, b, bias, c, out)
     if out is not None:
         into = _launch_into if way == "direct" and out.is_cuda else _into
@@ -96,7 +108,7 @@ def gemm(a: Tensor, b: Tensor, *, bias: Optional[Tensor] = None, activation: Uni
         return _Function.apply(a, b, bias, c, (alpha, beta, out_dtype))
     check_call(a, b, out_dtype, Extra(bias, name, c, alpha, beta))
     check.refuse_tangent("gemm", a=a, b=b, bias=bias, c=c)
-    if name and _needs_gradient(a, b, bias, c):
+    if name and ops.may_record(a, b, bias, c):
         return backward.activate(gemm(a, b, bias=bias, c=c, alpha=alpha, beta=beta, out_dtype=out_dtype), name)
     return _op(a, b, bias, name, c, alpha, beta, out_dtype)
 

@@ -29,6 +29,7 @@ import warnings
 
 import torch
 
+from ..runtime import forks
 from . import sdpa_kernels
 from .sdpa_kernels import Call, why_not
 
@@ -120,7 +121,7 @@ class Handle:
 
 
 _installed: list = []  # one, but where another implementation was activated between
-_one_at_a_time = threading.RLock()  # blocks of several threads overlap: torch's registry is the process's
+_one_at_a_time = forks.Renewed(threading.RLock)  # blocks of several threads overlap: torch's registry is the process's
 
 
 def enable() -> Handle:

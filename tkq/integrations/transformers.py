@@ -12,11 +12,10 @@ a CUDA graph. Other masks and types go to transformers' "sdpa"; dropout is refus
 
 "tkq_unmasked" is causal (or full) attention for models that need no mask, as in training on sequences of one length:
 for calls without attention_mask, without position_ids (or with cu_seq_lens_q and so on, of packed sequences) and
-without keys from before. transformers makes no mask for it, and so does not look for packed sequences, for which it
-waits for the GPU in every call: the GPU then has nothing to do until the host has caught up. Another call is refused
-where that can be seen: caches, chunks and position_ids of several rows in every model; attention_mask and any
-position_ids in models whose loss is patched, see `patch`. Of others transformers IGNORES attention_mask there: take
-"tkq" for them.
+without keys from before. It has no mask and does not look for packed sequences, for which "tkq" waits for the GPU in
+every call: the GPU then has nothing to do until the host has caught up. Another call is refused where that can be
+seen: caches, chunks and position_ids of several rows in every model; attention_mask and any position_ids in models
+whose loss is patched, see `patch`. Of others transformers IGNORES attention_mask there: take "tkq" for them.
 
 `patch` changes modules of a model by their class, and nothing else of the process; see `transformers_modules.FAMILIES`
 for what it knows. Parameters and buffers stay the same objects with the same names: a state dict, an optimizer and

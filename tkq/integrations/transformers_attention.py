@@ -18,6 +18,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from .. import flash_attn, flash_attn_varlen
 from ..runtime.check import under_autocast
+from . import transformers_packed as packed_rows
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -40,7 +41,7 @@ class Layout(NamedTuple):
     keys: so many keys of the cache are in use, the first ones; None: all.
     cu: (sequences + 1,) int32, where sequences begin among the tokens, which are in a row of B * S. order, back: the
     tokens are brought into this order before and back after; None: they are in order.
-    cached: instead of cu.
+    cached: instead of cu. padding: some of its sequences begin behind padding, of which positions say nothing.
 
     ndim, contiguous: transformers asks an attention_mask for them: generate has the masks of static caches made ahead,
     and hands them to the model, which calls `make_mask` with what it is handed. They say that there is nothing to
@@ -52,6 +53,7 @@ class Layout(NamedTuple):
     order: Optional[Tensor] = None
     back: Optional[Tensor] = None
     cached: Optional[Cached] = None
+    padding: bool = False
 
     def contiguous(self) -> "Layout":
         """Itself."""
@@ -66,18 +68,25 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     """What `transformers.masking_utils` calls to make a model's mask: see there. The limit of a window is not in it:
     the layer has it.
 
-    Under torch.compile sequences packed into one row are not looked for, as they are not by transformers'
-    "flash_attention_2": cu_seq_lens_q and so on say where they are.
+    Sequences packed into one row are found here by what transformers has found, and by the layers, see `_packed_by`,
+    where it does not look: in a call with a cache. Under torch.compile they are not looked for: cu_seq_lens_q and so on
+    say where they are.
     """
+    traced = torch.compiler.is_compiling()
+    if not traced:
+        packed_rows.next_call()
     if isinstance(attention_mask, Layout):
         return attention_mask  # made ahead, by generate
 
     def as_tensor():
-        return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+        mask = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                          kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
                          use_vmap=use_vmap, device=device, **kwargs)
+        if not (traced or mask is None) and (attention_mask is None or (
+                not _capturing(device) and bool(attention_mask.all()))):
+            packed_rows.remember_mask(mask)
+        return mask
 
-    traced = torch.compiler.is_compiling()
     if use_vmap or not _is_16_bit(dtype, device) or not (
             _looks_causal(mask_function, config) if traced else _is_causal(mask_function)):
         return as_tensor()
@@ -90,7 +99,7 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
     if padding is None and known:
         packed = None if traced else _packed(mask_function)
         if packed is not None:
-            return Layout(cu=_starts(packed))
+            return Layout(cu=packed_rows.starts(packed))
         return None if used == kv_length else Layout(keys=used)
     if known and used == q_length:
         if kwargs.get("local_size") is not None and (fixed or not _one_run(padding[:, :used])):
@@ -104,7 +113,7 @@ def make_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
         if first is None:
             return as_tensor()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return Layout(cached=cached(first, used, q_length, kv_length, heads))
+    return Layout(cached=cached(first, used, q_length, kv_length, heads), padding=padding is not None)
 
 
 def _is_16_bit(dtype, device):
@@ -163,13 +172,6 @@ def _packed(function):
     return None
 
 
-def _starts(numbers):
-    """cu_seqlens of tokens (B, S) of which those of a sequence have one number. Waits for the GPU."""
-    first = torch.ones_like(numbers[:, :1], dtype=torch.bool)
-    begins = torch.cat((first, numbers[:, 1:] != numbers[:, :-1]), 1).flatten().nonzero().flatten()
-    return torch.cat((begins, begins.new_tensor([numbers.numel()]))).int()
-
-
 def padded(keep: Tensor, keys: Optional[int] = None) -> Layout:
     """Of (B, S) tokens of which only those marked True are any, wherever they are. Nothing waits for the GPU: those
     that are none are brought to the end, where they belong to no sequence."""
@@ -215,9 +217,43 @@ def attention_forward(module, query, key, value, attention_mask, scaling=None, d
     returns (B, Sq, H, D) and None for the weights.
 
     Raises:
-        NotImplementedError: dropout; softcap or sinks with a mask that tkq has not.
+        NotImplementedError: dropout; softcap or sinks with a mask that tkq has not; position_ids of several sequences
+            in a row, with keys from before or a static cache.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if causal:
+        attention_mask = _packed_by(kwargs, query, key, attention_mask)
+    return _forward(module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, causal, s_aux,
+                    kwargs)
+
+
+def _packed_by(kwargs, query, key, mask):
+    """The mask, or one of the sequences that position_ids show in rows of a call that was given no mask, nor padding.
+    """
+    if torch.compiler.is_compiling() or kwargs.get("position_ids") is None or kwargs.get("cu_seq_lens_q") is not None:
+        return mask
+    layout = mask if isinstance(mask, Layout) else Layout()
+    given = isinstance(mask, Tensor) and not packed_rows.is_own(mask)  # by the caller, to whom positions mean no more
+    if given or layout.cu is not None or layout.padding or _capturing(query.device):
+        return mask
+    B, _, S, _ = query.shape
+    places = kwargs["position_ids"]
+    cu = packed_rows.begins(places, B, S)
+    if cu is None:
+        return mask
+    keys = key.shape[2] if layout.keys is None else layout.keys
+    if keys != S or layout.cached is not None:
+        raise NotImplementedError(f'attn_implementation="tkq": position_ids {tuple(places.shape)} are of several '
+                                  "sequences in a row, allowed are those without keys from before and without a static "
+                                  "cache")
+    if query.dtype not in DTYPES or isinstance(mask, Tensor):
+        return packed_rows.within(mask if isinstance(mask, Tensor) else None, cu, B, S)
+    return Layout(keys=layout.keys, cu=cu)
+
+
+def _forward(module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, causal, s_aux,
+             kwargs):
+    """`attention_forward`, its mask final."""
     if isinstance(attention_mask, Tensor) or query.dtype not in DTYPES:
         if softcap or s_aux is not None:
             raise NotImplementedError('attn_implementation="tkq": softcap and sinks go with causal masks, windows, '
@@ -258,7 +294,14 @@ def unmasked_forward(module, query, key, value, attention_mask, **options):
     if (attention_mask is None and options.get("cu_seq_lens_q") is None and places is not None and places.dim() == 2
             and places.shape[0] > 1):
         raise _needs_a_mask(f"position_ids {tuple(places.shape)}")
-    return attention_forward(module, query, key, value, attention_mask, **options)
+    return _unmasked(module, query, key, value, attention_mask, **options)
+
+
+def _unmasked(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, softcap=None,
+              is_causal=None, s_aux=None, **kwargs):
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return _forward(module, query, key, value, attention_mask, scaling, dropout, sliding_window, softcap, causal, s_aux,
+                    kwargs)
 
 
 def refuse_unmasked(config, attention_mask=None, position_ids=None, cu_seq_lens_q=None, **_):

@@ -47,6 +47,7 @@ ACTIVATIONS = {  # by the classes behind transformers' names
     "SiLU": swiglu, "SiLUActivation": swiglu, "GELU": geglu, "GELUActivation": geglu,
     "GELUTanh": _TANH, "PytorchGELUTanh": _TANH, "NewGELUActivation": _TANH,
 }
+_CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"  # before 5.24
 LINEARS = (None, "tkq", "fp8", "fp8_block", "fp8_tensor")
 
 
@@ -74,14 +75,18 @@ def mlp_forward(family, cls):
 def attention_forward(family, cls):
     models = sys.modules[cls.__module__]
 
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, past_key_values=None,
+                **kwargs):
+        """cache: past_key_values, as its name is from transformers 5.24 on."""
         shape = *hidden_states.shape[:-1], -1, self.head_dim
         q, k, v = (x.view(shape) for x in together(hidden_states, self.q_proj, self.k_proj, self.v_proj))
         if family.head_norms:
             q, k = self.q_norm(q), self.k_norm(k)
         cos, sin = (table[..., :table.shape[-1] // 2] for table in position_embeddings)  # the halves are the same
         q, k, v = (x.transpose(1, 2) for x in (*rope_qk(q, k, cos, sin), v))
-        if past_key_values is not None:
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
+        elif past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         call = models.ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, models.eager_attention_forward)
@@ -154,7 +159,7 @@ def loss_forward(family, cls):
 def _without_logits(model, labels, logits_to_keep=0, **kwargs):
     out = model.model(**kwargs)
     loss = _loss(model, out.last_hidden_state, labels, **kwargs)
-    return CausalLMOutputWithPast(loss=loss, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
+    return CausalLMOutputWithPast(loss=loss, **{_CACHE: out.get(_CACHE)}, hidden_states=out.hidden_states,
                                   attentions=out.attentions)
 
 

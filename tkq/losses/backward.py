@@ -67,7 +67,8 @@ class CrossEntropyBackward(ClassRows, ElementPass):
 
 
 class Scale(ElementPass):
-    """x *= factor, in place; where the factor is 1, nothing is read but that."""
+    """x *= factor, in place; where the factor is 1, nothing is read but that. 0 stays 0 where the factor is infinite or
+    NaN: so rows that are ignored keep the gradient 0."""
 
     @cute.jit
     def __call__(self, mX: cute.Tensor, mFactor: cute.Tensor, stream: cuda.CUstream):
@@ -86,4 +87,5 @@ class Scale(ElementPass):
             place = self._place(here, mX)
             row = self._row(mX, place)
             for j in cutlass.range_constexpr(self.tile.blocks):
-                self._store(mX, place, j, self._packed(row.block(j) * factor, mX))
+                x = row.block(j)
+                self._store(mX, place, j, self._packed(cute.where(x == 0.0, x, x * factor), mX))

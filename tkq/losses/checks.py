@@ -4,8 +4,11 @@ from torch import Tensor
 
 from .. import row_plan
 from ..reference_losses import Terms
-from ..runtime import check
-from .spec import MAX_V, REDUCTIONS, TARGETS
+from ..runtime import arguments, check
+from .spec import MAX_V, TARGETS
+
+_NUMBERS = arguments.checker("cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss")
+_SOFTCAP = arguments.checker("cross_entropy", "softcap")
 
 
 def check_call(logits: Tensor, target: Tensor, terms: Terms) -> None:
@@ -38,23 +41,14 @@ def check_classes(V: int, rows: tuple, target: Tensor, terms: Terms, names: tupl
 
 def check_numbers(terms: Terms) -> None:
     """The options."""
-    if not isinstance(terms.ignore_index, (int, torch.SymInt)):
-        raise TypeError(f"ignore_index: got {type(terms.ignore_index).__name__}, expected an int")
-    if not -1 << 63 <= terms.ignore_index < 1 << 63:
-        raise ValueError(f"ignore_index: got {terms.ignore_index}, allowed are -2^63 to 2^63 - 1")
-    if terms.reduction not in REDUCTIONS:
-        raise ValueError(f"reduction: got {terms.reduction!r}, allowed are {', '.join(REDUCTIONS)}")
-    for name in ("label_smoothing", "z_loss", "softcap"):
-        check.finite(name, getattr(terms, name))
-    if not 0 <= terms.label_smoothing <= 1:
-        raise ValueError(f"label_smoothing: got {terms.label_smoothing}, allowed are 0 to 1")
-    if not terms.softcap >= 0:
-        raise ValueError(f"softcap: got {terms.softcap}, allowed are numbers above 0, and None")
+    _NUMBERS(terms.ignore_index, terms.reduction, terms.label_smoothing, terms.z_loss)
+    if terms.softcap != 0.0:  # which is none
+        _SOFTCAP(terms.softcap)
 
 
 def check_targets(target: Tensor, V: int, ignore_index: int) -> None:
     """IndexError where a target is neither a class nor ignore_index. Waits for the GPU."""
-    bad = ((target < 0) | (target >= V)) & (target != ignore_index)
+    bad = ((target < 0) | (target >= V)) & (target.long() != ignore_index)  # which may be beyond 32 bits
     if bad.any():
         at = tuple(bad.nonzero()[0].tolist())
         raise IndexError(f"target: {target[at].item()} at {at}, allowed are 0 to {V - 1} and ignore_index = "

@@ -45,8 +45,10 @@ def forward(layer: Layer, terms: Terms, grad_x: bool, grad_weight: bool) -> Outc
     if not M:
         return Outcome(loss if each else loss.fill_(0.0 if terms.reduction == "sum" else torch.nan), kept, all, dx,
                        dweight.zero_())
-    if fused and folds(terms, x):
+    if fused and (folds(terms, x) or (terms.weight is not None and terms.reduction == "mean")):
         launch.total(None, target, terms, None, all)
+        if not folds(terms, x):  # 1, or what makes NaN of every row that counts, and leaves the ignored ones 0
+            all.masked_fill_(all.isfinite(), 1.0)
     for part, z in _chunks(layer):
         launch.part_forward(z, target[part], terms, losses[part], kept[2 * part.start:2 * part.stop], all,
                             z if fused else None)
@@ -78,8 +80,16 @@ def folds(terms: Terms, x: Tensor) -> bool:
 
 
 def owed(terms: Terms, x: Tensor, dloss: Tensor, all: Tensor) -> Tensor:
-    """What the gradients of a forward have to be multiplied by."""
-    return dloss * all[0] if terms.reduction == "mean" and not folds(terms, x) else dloss
+    """What the gradients of a forward have to be multiplied by. Where the weights' sum is 0, or NaN, they are what they
+    are to be: 0 in rows that are ignored, which 0 * inf would not leave."""
+    if terms.reduction != "mean" or folds(terms, x):
+        return dloss
+    return dloss * all[0].nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
+
+
+def times(x: Tensor, factor: Tensor) -> Tensor:
+    """x * factor, and 0 where x is 0: as ``backward.Scale``."""
+    return torch.where(x == 0, x, x * factor)
 
 
 def _gradients(layer, of_x, of_weight):

@@ -6,11 +6,15 @@ from torch import Tensor
 
 from .. import reference_losses as reference
 from ..reference_losses import Terms
-from ..runtime import autocast, check, debug, ops
+from ..runtime import arguments, autocast, check, debug, ops
 from . import launch, linear
 from .checks import check_classes, check_targets
 from .linear import Layer, Outcome
 from .ops import cap
+
+_OPTIONS = arguments.checker("linear_cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss")
+_TENSORS = arguments.checker("linear_cross_entropy", "x", "weight")
+_MOST = torch.finfo(torch.float32).max
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_weight: Optional[Tensor] = None,
@@ -31,7 +35,8 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     Args:
         x: (..., K), bf16 or fp16, K a multiple of 8, last dimension contiguous.
         weight: (V, K), x's type, last dimension contiguous, V from 1 to 524288.
-        target: (...), int32 or int64, as in ``tkq.cross_entropy``.
+        target: (...), int32 or int64, as in ``tkq.cross_entropy``. A number that is no class makes NaN of its row's
+            gradient in x, and of weight's gradient.
         class_weight, ignore_index, reduction, label_smoothing, z_loss, softcap: weight and so on of
             ``tkq.cross_entropy``.
 
@@ -39,15 +44,29 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         float32: () or, for reduction "none", of target's shape.
 
     Raises:
-        TypeError, ValueError, NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``; K not a multiple
-        of 8 is a ValueError.
+        TypeError: x or weight is no dense tensor of bf16 or fp16; target is no dense tensor of int32 or int64;
+            class_weight is no dense tensor of bf16, fp16 or fp32; ignore_index is no int; reduction is no word;
+            label_smoothing, z_loss or softcap is no number.
+        ValueError: ignore_index is outside -2^63 to 2^63 - 1; reduction is another word; label_smoothing is outside 0
+            to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
+            devices, a last dimension that is not contiguous, no classes, K not a multiple of 8.
+        NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``.
 
     Under torch.autocast x and weight are cast.
 
     Source: the chunks are Liger-Kernel's idea (Hsu et al., 2024). CPU tensors take
     ``tkq.reference_losses.linear_cross_entropy``.
+
+    Example::
+
+        x = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)  # the last hidden states
+        weight = torch.randn(1000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)  # the head of the model
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss = tkq.linear_cross_entropy(x, weight, target)  # () float32
+        loss.backward()
     """
-    terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    ignore_index, reduction, label_smoothing, z_loss = _OPTIONS(ignore_index, reduction, label_smoothing, z_loss)
+    terms = Terms(class_weight, ignore_index, reduction, label_smoothing, z_loss, cap("linear_cross_entropy", softcap))
     if ops.traced() or autocast.on():
         x, weight = autocast.lowered(x, weight)
     _check(x, weight, target, terms)
@@ -56,15 +75,15 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
         return _forward(x, weight, target, *terms, False, False)[0]
     check.refuse_gradient("linear_cross_entropy", class_weight=class_weight)
     check.refuse_tangent("linear_cross_entropy", x=x, weight=weight)
-    record = torch.is_grad_enabled()
+    record = torch.is_grad_enabled() and not ops.kept_by_jit()  # then the backward computes them
     call = _Function.apply if way == "record" else _op
     return call(x, weight, target, *terms, record and x.requires_grad, record and weight.requires_grad)[0]
 
 
 def _check(x, weight, target, terms):
     """Everything that the function promises to refuse. A call is milliseconds, so it is always made."""
+    _TENSORS(x, weight)
     for name, t in (("x", x), ("weight", weight)):
-        check.dtype(name, t, ("bf16", "fp16"))
         check.last_dim_contiguous(name, t)
     check.rank("weight", weight, 2)
     if x.dim() == 0:
@@ -104,8 +123,8 @@ def _cpu(x, weight, target, class_weight, ignore_index, reduction, label_smoothi
     for nothing in (found.kept, found.all):
         nothing.zero_()
     if reduction != "none" and (grad_x or grad_weight):
-        owes = 1.0 if reduction == "sum" or linear.folds(terms, x) else 1 / _inverse(weight, target, terms)
         one = torch.ones((), device=x.device)
+        owes = 1.0 if reduction == "sum" else 1 / linear.owed(terms, x, one, _inverse(weight, target, terms)[None])
         gradients = reference.linear_cross_entropy_backward(x, weight, target, one * owes, terms)
         for to, gradient in zip(found[3:], gradients):
             if to.numel():
@@ -153,25 +172,28 @@ def _backward(ctx, dloss, *_):
     if dloss is None:
         return (None,) * 11
     x, weight, target, class_weight, kept, all, dx, dweight = ctx.saved_tensors
-    terms = Terms(class_weight, *ctx.terms)
-    if terms.reduction == "none" or ctx.handed_out:
-        dx, dweight = _anew(x, weight, target, dloss, kept, all, terms, ctx.grad_x, ctx.grad_weight)
+    terms, (needs_x, needs_weight) = Terms(class_weight, *ctx.terms), ctx.needs_input_grad[:2]
+    # not computed where the call was traced of other tensors, by torch.jit
+    missing = (needs_x and not ctx.grad_x) or (needs_weight and not ctx.grad_weight)
+    if terms.reduction == "none" or ctx.handed_out or missing:
+        dx, dweight = _anew(x, weight, target, dloss, kept, all, terms, needs_x, needs_weight)
     elif ops.route(x, weight, target, dloss) != "op":
         ctx.handed_out = True  # from here on these are the caller's, and what is saved is no longer what it was
         dx, dweight = _multiplied(dx, dweight, linear.owed(terms, x, dloss, all), weight)
     else:
         factor = linear.owed(terms, x, dloss, all)
-        dx, dweight = (dx * factor).to(x.dtype), (dweight * factor).to(weight.dtype)
-    return (dx.view(x.shape) if ctx.grad_x else None, None if not ctx.grad_weight else dweight, *[None] * 9)
+        dx, dweight = (linear.times(g, factor).to(t.dtype) for g, t in ((dx, x), (dweight, weight)))
+    return (dx.view(x.shape) if needs_x else None, dweight if needs_weight else None, *[None] * 9)
 
 
 def _multiplied(dx, dweight, factor, weight):
     """In place, where that is possible."""
     if not dx.is_cuda:
-        return dx * factor.to(dx.dtype), (dweight * factor).to(weight.dtype)
+        return linear.times(dx, factor.to(dx.dtype)), linear.times(dweight, factor).to(weight.dtype)
     if dx.numel():
         launch.scale_(dx, factor)
     if dweight.dtype != weight.dtype:
+        factor = factor.nan_to_num(nan=_MOST, posinf=_MOST, neginf=-_MOST)  # 0 stays 0, the rest is infinite in fp16
         dweight = torch.mul(dweight, factor, out=torch.empty_like(dweight, dtype=weight.dtype))
     elif dweight.numel():
         launch.scale_(dweight, factor)

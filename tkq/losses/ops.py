@@ -6,9 +6,15 @@ from torch import Tensor
 
 from .. import reference_losses as reference
 from ..reference_losses import Terms
-from ..runtime import check, debug, ops
+from ..runtime import arguments, check, debug, ops
 from . import launch
 from .checks import check_call, check_targets
+
+_WORDS = "ignore_index", "reduction", "label_smoothing", "z_loss"
+_OPTIONS = arguments.checker("cross_entropy", *_WORDS, "inplace_backward")
+_OPTIONS_OF_BOTH = arguments.checker("cross_entropy_and_gradient", *_WORDS, "inplace")
+_CAPS = {name: arguments.checker(name, "softcap") for name in ("cross_entropy", "cross_entropy_and_gradient",
+                                                               "linear_cross_entropy")}
 
 
 def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = None, ignore_index: int = -100,
@@ -27,11 +33,15 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         logits: (..., V), bf16, fp16 or fp32, V from 1 to 524288, odd ones too; last dimension contiguous. Rows may be
             any distance apart: a view x[:, :V] is read in place. Leading dimensions that no single row stride describes
             are copied first.
-        target: (...), int32 or int64: classes, or ignore_index. A row with any other number has the loss NaN, and a
-            gradient of NaN; inside ``tkq.runtime.debug.checks()`` it is an IndexError (which waits for the GPU).
+        target: (...), int32 or int64: classes, or ignore_index. A row with any other number, however far from the
+            classes, has the loss NaN, and a gradient of NaN; nothing outside the row is read or written for it. With
+            class weights it makes the mean NaN for all rows, as its own weight is not known. Inside
+            ``tkq.runtime.debug.checks()`` it is an IndexError (which waits for the GPU).
         weight: (V,), contiguous, bf16, fp16 or fp32. Not differentiable.
-        ignore_index: rows with this target have the loss 0, the gradient 0 and no part in the mean.
-        reduction: "none", "mean" or "sum". The mean of no rows, or of ignored ones only, is NaN.
+        ignore_index: rows with this target have the loss 0, the gradient 0 and no part in the mean. Any 64-bit integer,
+            also a class.
+        reduction: "none", "mean" or "sum". The mean of no rows, or of ignored ones only, is NaN, and its gradient 0.
+            Where all weights that count are 0, both are NaN, but for the gradient of ignored rows.
         label_smoothing: from 0 to 1 (Szegedy et al., 2015).
         z_loss: what the square of lse is multiplied by, before the reduction (Chowdhery et al., PaLM, 2022).
         softcap: above 0 (Gemma 2, 2024). With it, z is good to softcap * 2^-22.
@@ -44,28 +54,35 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         float32: () or, for reduction "none", of target's shape.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed; a number that is none.
-        ValueError: shapes that do not match, several devices, a last dimension that is not contiguous, no classes, a
-            reduction, label_smoothing or softcap that is not allowed, an ignore_index beyond 64 bits, a number that is
-            not finite; inplace_backward with logits that share memory, as of expand.
+        TypeError: logits or weight is no dense tensor of bf16, fp16 or fp32; target is no dense tensor of int32 or
+            int64; ignore_index is no int; reduction is no word; label_smoothing, z_loss or softcap is no number;
+            inplace_backward is no bool.
+        ValueError: ignore_index is outside -2^63 to 2^63 - 1; reduction is another word; label_smoothing is outside 0
+            to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
+            devices, a last dimension that is not contiguous, no classes; inplace_backward with logits that share
+            memory, as of expand.
         NotImplementedError: V > 524288; a gradient of weight asked for.
         IndexError: see target.
         RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
 
     CPU tensors take ``tkq.reference_losses.cross_entropy``.
+
+    Example::
+
+        logits = torch.randn(32, 1000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss = tkq.cross_entropy(logits, target, label_smoothing=0.1, z_loss=1e-4)  # () float32
+        loss.backward()
     """
-    softcap = 0.0 if softcap is None else cap(softcap)
-    try:
-        if z_loss != 0.0:
-            check.finite("z_loss", z_loss)
-    except RuntimeError:  # of a tensor's truth
-        check.number("z_loss", z_loss)
-        raise
-    terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
-    if not (ops.traced() or debug.enabled()):
-        found = launch.again.take(logits, target, *terms, False)
+    softcap = 0.0 if softcap is None else cap("cross_entropy", softcap)
+    if inplace_backward is False and not (ops.traced() or debug.enabled()):
+        found = launch.again.take(logits, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap,
+                                  False)
         if found is not None:
             return found[0]
+    ignore_index, reduction, label_smoothing, z_loss, inplace_backward = _OPTIONS(
+        ignore_index, reduction, label_smoothing, z_loss, inplace_backward)
+    terms = weight, ignore_index, reduction, label_smoothing, z_loss, softcap  # a Terms, without its cost
     way = ops.route(logits, target, weight)
     if way == "direct":
         return (launch.forward(logits, target, terms, False) if logits.is_cuda else _on_cpu(logits, target, terms))[0]
@@ -81,14 +98,9 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
     return _op(logits, target, *terms, inplace_backward)[0]
 
 
-def cap(softcap) -> float:
-    """The public functions' softcap as the kernels have it: 0 for none."""
-    if softcap is None:
-        return 0.0
-    check.finite("softcap", softcap)
-    if not softcap > 0:
-        raise ValueError(f"softcap: got {softcap}, allowed are numbers above 0, and None")
-    return softcap
+def cap(op: str, softcap) -> float:
+    """A public function's softcap as the kernels have it: 0 for none."""
+    return 0.0 if softcap is None else _CAPS[op](softcap)
 
 
 def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = None,
@@ -101,11 +113,28 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
     reduction: "mean" or "sum". inplace: the gradient is written over the logits, no two of which may share memory;
     autograd follows as for any in-place operation. Otherwise as ``tkq.cross_entropy``, which does not do this by
     itself: its logits stay what they are until the backward, whatever is done in between.
+
+    Raises:
+        TypeError: logits or weight is no dense tensor of bf16, fp16 or fp32; target is no dense tensor of int32 or
+            int64; ignore_index is no int; reduction is no word; label_smoothing, z_loss or softcap is no number;
+            inplace is no bool.
+        ValueError: ignore_index is outside -2^63 to 2^63 - 1; reduction is another word; label_smoothing is outside 0
+            to 1; softcap is not above 0; a number that is not finite in float32; shapes that do not match, several
+            devices, a last dimension that is not contiguous, no classes; inplace with logits that share memory.
+        NotImplementedError, IndexError, RuntimeError: as ``tkq.cross_entropy``.
+
+    Example::
+
+        x = torch.randn(32, 64, device="cuda", requires_grad=True)
+        logits = x @ torch.randn(64, 1000, device="cuda")
+        target = torch.randint(0, 1000, (32,), device="cuda")
+        loss, gradient = tkq.cross_entropy_and_gradient(logits.detach(), target)  # () float32; (32, 1000) float32
+        logits.backward(gradient)
     """
-    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap(softcap))
+    ignore_index, reduction, label_smoothing, z_loss, inplace = _OPTIONS_OF_BOTH(
+        ignore_index, reduction, label_smoothing, z_loss, inplace)
+    terms = Terms(weight, ignore_index, reduction, label_smoothing, z_loss, cap("cross_entropy_and_gradient", softcap))
     check_call(logits, target, terms)
-    if reduction == "none":
-        raise ValueError("reduction: got 'none', allowed are mean and sum")
     if inplace and not ops.traced():  # there torch copies, and says so itself
         check.refuse_overlap("cross_entropy_and_gradient", logits=logits)
         check.refuse_inference("cross_entropy_and_gradient", logits=logits)

@@ -36,6 +36,11 @@ class Target(NamedTuple):
     known: Boolean
     weight: Float32
 
+    @property
+    def column(self):
+        """Where its logit is; column 0 of a target that is no class, so that no address is outside the row."""
+        return cutlass.max(self.index, 0)
+
 
 class Slope(NamedTuple):
     """A row's gradient is p * all - each * (class weight) - one * (class is the target)."""
@@ -117,7 +122,7 @@ class ClassRows:
         for j in cutlass.range_constexpr(self.tile.blocks):
             mine = mine | (Uint32(target.index - self._first(place, j)) < self.vector)
         if mine:
-            z = element(mX, (place.there, target.index)).to(Float32)
+            z = element(mX, (place.there, target.column)).to(Float32)
         return mine, self.capped(z, o)
 
     # ---- class weights ----------------------------------------------------------------------------------------------
@@ -193,7 +198,7 @@ class ClassRows:
                 d = p * slope.all - slope.one
                 if const_expr(self.spec.smoothing):
                     d = d - slope.each * target.weight
-                to = domain_offset_i64((place.row, target.index), mD)
+                to = domain_offset_i64((place.row, target.column), mD)
                 to[0, 0] = self.through_cap(d, z, o).to(self.dtype)
 
 

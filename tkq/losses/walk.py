@@ -93,7 +93,7 @@ class CrossEntropyWalk(CrossEntropy):
         warps exchange."""
         z = Float32(0)
         if first & target.known:
-            z = element(mX, (place.there, target.index)).to(Float32)
+            z = element(mX, (place.there, target.column)).to(Float32)
         return self.capped(z, o)
 
     @cute.jit

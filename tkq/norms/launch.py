@@ -203,8 +203,8 @@ def _arguments(call, rows, weight, bias, results):
 def _carefully(call, x, weight, bias, residual, out=None):
     """Find the launcher, compile it where it is new, and call it. `out` takes the place of y."""
     name = call.kind if call.scale is None else f"{call.kind}_quant"
-    checks.norm(name, x, weight, bias, residual, None if call.scale else call.out, call.total)
-    checks.eps(name, call.eps)
+    checks.norm(name, x, weight, bias, residual)
+    checks.EPS[name](call.eps)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
     arch.require_hopper(x.device)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from .. import reference_norms
-from ..runtime import check, ops
+from ..runtime import arguments, check, ops
 from ..runtime.again import Again
 from . import checks, gradients, launch
 from .launch import Call, recipe
@@ -13,6 +13,8 @@ from .launch import Call, recipe
 __all__ = ["layernorm", "recipe", "rmsnorm"]
 
 _again, _again_plain = Again(), Again()  # without gradients; those of no options
+_OPTIONS = {kind: arguments.checker(kind, "eps", "prenorm", "weight_offset", "out_dtype", "residual_dtype")
+            for kind in ("rmsnorm", "layernorm")}
 
 
 def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor] = None, eps: float = 1e-6,
@@ -40,21 +42,29 @@ def rmsnorm(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        with prenorm, otherwise in the wider of both inputs' types.
+
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; out_dtype or residual_dtype is not bf16, fp16 or fp32.
+        ValueError: eps is below 0; a number that is not finite in float32; shapes that do not match, several devices, a
+            last dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
             residual_dtype without prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x, residual = torch.randn(2, 64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+        y = tkq.rmsnorm(x, weight, eps=1e-6)  # (64, 1024) bfloat16
+        y, total = tkq.rmsnorm(x, weight, residual=residual, prenorm=True)  # (64, 1024) bfloat16; (64, 1024) bfloat16
     """
-    try:
-        if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
-            return _plain("rmsnorm", x, weight, bias, eps)
-        return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
-    except RuntimeError:
-        check.refuse_tensors("rmsnorm", prenorm=prenorm, weight_offset=weight_offset)
-        raise
+    if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
+            and type(weight_offset) is float and weight_offset == 0.0):
+        return _plain("rmsnorm", x, weight, bias, eps)
+    return _norm("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
 def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, eps: float = 1e-5,
@@ -83,21 +93,28 @@ def layernorm(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor]
         A contiguous tensor of x's shape, in out_dtype. With prenorm the pair (result, h), h in residual_dtype: x itself
         where there is no residual and the types agree.
 
+        The result is of h itself. Gradients with a residual are those at h as it is kept for them: in residual_dtype
+        with prenorm, otherwise in the wider of both inputs' types.
+
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; out_dtype or residual_dtype is not bf16, fp16 or fp32.
+        ValueError: eps is below 0; a number that is not finite in float32; shapes that do not match, several devices, a
+            last dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
             residual_dtype without prenorm).
         NotImplementedError: N > 262144; N > 4096 where heads have weights of their own and a gradient is recorded.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight, bias = torch.ones(1024, device="cuda"), torch.zeros(1024, device="cuda")
+        y = tkq.layernorm(x, weight, bias, eps=1e-5)  # (64, 1024) bfloat16
     """
-    try:
-        if residual is None and not prenorm and weight_offset == 0.0 and out_dtype is None and residual_dtype is None:
-            return _plain("layernorm", x, weight, bias, eps)
-        return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
-    except RuntimeError:
-        check.refuse_tensors("layernorm", prenorm=prenorm, weight_offset=weight_offset)
-        raise
+    if (residual is None and prenorm is False and out_dtype is None and residual_dtype is None
+            and type(weight_offset) is float and weight_offset == 0.0):
+        return _plain("layernorm", x, weight, bias, eps)
+    return _norm("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, out_dtype, residual_dtype)
 
 
 def _plain(kind, x, weight, bias, eps):
@@ -106,6 +123,7 @@ def _plain(kind, x, weight, bias, eps):
         found = _again_plain.take(x, weight, bias, eps, kind)
         if found is not None:
             return found
+    eps = checks.EPS[kind](eps)
     way = ops.route(x, weight, bias)
     if way == "direct" and x.is_cuda:
         y = launch.plain(kind, x, weight, bias, eps)
@@ -117,13 +135,14 @@ def _plain(kind, x, weight, bias, eps):
 
 
 def _norm(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
+    if not ops.traced():
+        found = _again.take(x, weight, bias, residual, kind, eps, prenorm, offset, out_dtype, residual_dtype)
+        if found is not None:
+            return found
+    eps, prenorm, offset, out_dtype, residual_dtype = _OPTIONS[kind](eps, prenorm, offset, out_dtype, residual_dtype)
     if offset != 0.0 or residual_dtype is not None:
         checks.options(kind, weight, offset, prenorm, residual_dtype)
     given = x, weight, bias, residual, kind, eps, prenorm, offset, out_dtype, residual_dtype
-    if not ops.traced():
-        found = _again.take(*given)
-        if found is not None:
-            return found
     way = ops.route(x, weight, bias, residual)
     if way == "direct" and x.is_cuda:
         total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
@@ -157,15 +176,19 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
     if x.is_cuda:
         return launch.norm(call, x, weight, bias, residual)
     call = Call(*call)
-    checks.norm(call.kind, x, weight, bias, residual, call.out, call.total)
-    checks.eps(call.kind, call.eps)
+    checks.norm(call.kind, x, weight, bias, residual)
+    checks.EPS[call.kind](call.eps)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
     y, h, rstd, mean = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
                                             weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
-    return y, total, rstd if call.stats else None, mean if call.stats else None, None
+    if not call.stats:
+        return y, total, None, None, None
+    if residual is not None and total is not None:  # the backward pass reads the sum as it is kept
+        rstd, mean = reference_norms.statistics(call.kind, total, call.eps)
+    return y, total, rstd, mean, None
 
 
 # ---- gradients: in plain eager mode ---------------------------------------------------------------------------
@@ -207,13 +230,12 @@ _RecordedPlain = ops.eager_function("PlainNorm", forward=_recorded_plain, backwa
 
 
 def _traced(kind, x, weight, bias, eps, residual, prenorm, offset, out_dtype, residual_dtype):
-    checks.norm(kind, x, weight, bias, residual, out_dtype, residual_dtype)
-    checks.eps(kind, eps)
+    checks.norm(kind, x, weight, bias, residual)
     check.refuse_tangent(kind, x=x, weight=weight, bias=bias, residual=residual)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
+    save = ops.may_record(x, weight, bias, residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     kept = _kept(x, residual, total) if save else total
-    y, h, _, _ = _OPS[kind](x, weight, bias, checks.plain(eps), residual, offset, out_dtype, kept, save)
+    y, h, _, _ = _OPS[kind](x, weight, bias, eps, residual, offset, out_dtype, kept, save)
     return (y, x if total is None else h) if prenorm else y
 
 
@@ -227,7 +249,7 @@ def _op(kind):
         return tuple(x.new_empty(0) if t is None else t for t in found[:4])
 
     def fake(x, weight, bias, eps, residual, weight_offset, out_dtype, total_dtype, save):
-        checks.norm(kind, x, weight, bias, residual, out_dtype, total_dtype)
+        checks.norm(kind, x, weight, bias, residual)
         rows = (x.numel() // x.shape[-1],)
         shapes = ((x.shape, out_dtype or x.dtype), (total_dtype and x.shape, total_dtype),
                   (save and rows, torch.float32), (save and kind == "layernorm" and rows, torch.float32))

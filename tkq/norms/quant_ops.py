@@ -5,14 +5,16 @@ import torch
 from torch import Tensor
 
 from .. import reference_norms
-from ..runtime import check, ops
+from ..runtime import arguments, check, ops
 from ..runtime.again import Again
 from . import checks, launch
 from .launch import Call
-from .spec import GROUP, SCALES
+from .spec import GROUP
 
 _E4M3 = torch.float8_e4m3fn
 _again = Again()
+_OPTIONS = {kind: arguments.checker(f"{kind}_quant", "eps", "prenorm", "weight_offset", "residual_dtype", "granularity")
+            for kind in ("rmsnorm", "layernorm")}
 
 
 def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[Tensor] = None, eps: float = 1e-6,
@@ -43,18 +45,23 @@ def rmsnorm_quant(x: Tensor, weight: Optional[Tensor] = None, *, bias: Optional[
         q are. Where one is infinite, the scale is, too: q is NaN there, 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
-            residual_dtype without prenorm); another granularity.
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word.
+        ValueError: eps is below 0; granularity is another word; a number that is not finite in float32; shapes that do
+            not match, several devices, a last dimension that is not contiguous, an option that would do nothing
+            (weight_offset without a weight, residual_dtype without prenorm).
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+        y, scale = tkq.rmsnorm_quant(x, weight)  # (64, 1024) float8_e4m3fn; (64, 1) float32
+        w, scale_w = tkq.quantize_fp8(torch.randn(256, 1024, device="cuda"), "row")
+        z = tkq.fp8_gemm(y, w.t(), scale, scale_w.t())  # (64, 256) bfloat16
     """
-    try:
-        return _quant("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
-    except RuntimeError:
-        check.refuse_tensors("rmsnorm_quant", prenorm=prenorm, weight_offset=weight_offset)
-        raise
+    return _quant("rmsnorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
 
 
 def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[Tensor] = None, *, eps: float = 1e-5,
@@ -84,42 +91,44 @@ def layernorm_quant(x: Tensor, weight: Optional[Tensor] = None, bias: Optional[T
         are as `rmsnorm_quant` has them.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, an eps that is no number.
-        ValueError: an eps below 0, a number that is not finite, shapes that do not match, several devices, a last
-            dimension that is not contiguous, an option that would do nothing (weight_offset without a weight,
-            residual_dtype without prenorm); another granularity.
+        TypeError: x, weight, bias or residual is no dense tensor of bf16, fp16 or fp32; eps or weight_offset is no
+            number; prenorm is no bool; residual_dtype is not bf16, fp16 or fp32; granularity is no word.
+        ValueError: eps is below 0; granularity is another word; a number that is not finite in float32; shapes that do
+            not match, several devices, a last dimension that is not contiguous, an option that would do nothing
+            (weight_offset without a weight, residual_dtype without prenorm).
         NotImplementedError: N > 262144; a gradient is asked for.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+        weight, bias = torch.ones(1024, device="cuda"), torch.zeros(1024, device="cuda")
+        y, scale = tkq.layernorm_quant(x, weight, bias)  # (64, 1024) float8_e4m3fn; (64, 1) float32
     """
-    try:
-        return _quant("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
-    except RuntimeError:
-        check.refuse_tensors("layernorm_quant", prenorm=prenorm, weight_offset=weight_offset)
-        raise
+    return _quant("layernorm", x, weight, bias, eps, residual, prenorm, weight_offset, residual_dtype, granularity)
 
 
 def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype, granularity):
-    if granularity not in SCALES:
-        raise ValueError(f"{kind}_quant: granularity: got {granularity!r}, allowed are {', '.join(SCALES)}")
+    if not ops.traced():
+        found = _again.take(x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity)
+        if found is not None:
+            return found
+    eps, prenorm, offset, residual_dtype, granularity = _OPTIONS[kind](eps, prenorm, offset, residual_dtype,
+                                                                       granularity)
     if offset != 0.0 or residual_dtype is not None:
         checks.options(f"{kind}_quant", weight, offset, prenorm, residual_dtype)
     given = x, weight, bias, residual, kind, eps, prenorm, offset, residual_dtype, granularity
-    if not ops.traced():
-        found = _again.take(*given)
-        if found is not None:
-            return found
     way = ops.route(x, weight, bias, residual)
     if way != "direct":
         check.refuse_gradient(f"{kind}_quant", x=x, weight=weight, bias=bias, residual=residual)
-        checks.norm(f"{kind}_quant", x, weight, bias, residual, None, residual_dtype)
-        checks.eps(f"{kind}_quant", eps)
+        checks.norm(f"{kind}_quant", x, weight, bias, residual)
     total = launch.total_dtype(x, residual, residual_dtype) if prenorm else None
     if way == "direct":
         call = kind, eps, offset, _E4M3, total, False, granularity
         made = (launch.norm if x.is_cuda else _on_cpu)(call, x, weight, bias, residual)
         q, h, _, _, scale = made
     else:
-        q, scale, h = _OPS[kind](x, weight, bias, checks.plain(eps), residual, offset, total, granularity)
+        q, scale, h = _OPS[kind](x, weight, bias, eps, residual, offset, total, granularity)
     found = (q, scale, x if total is None else h) if prenorm else (q, scale)
     if way == "direct" and x.is_cuda:
         _again.add(given, *launch.launched(call, x, weight, bias, residual, made), found)
@@ -128,8 +137,8 @@ def _quant(kind, x, weight, bias, eps, residual, prenorm, offset, residual_dtype
 
 def _on_cpu(call: tuple, x, weight, bias, residual) -> launch.Results:
     call = Call(*call)
-    checks.norm(f"{call.kind}_quant", x, weight, bias, residual, None, call.total)
-    checks.eps(f"{call.kind}_quant", call.eps)
+    checks.norm(f"{call.kind}_quant", x, weight, bias, residual)
+    checks.EPS[f"{call.kind}_quant"](call.eps)
     y, h, _, _ = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
     q, found = reference_norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
     scale = _scales(call.scale, found.shape[0], x).copy_(found)
@@ -152,7 +161,7 @@ def _op(kind):
         return q, scale, x.new_empty(0) if h is None else h
 
     def fake(x, weight, bias, eps, residual, weight_offset, total_dtype, granularity):
-        checks.norm(kind, x, weight, bias, residual, None, total_dtype)
+        checks.norm(f"{kind}_quant", x, weight, bias, residual)
         return (x.new_empty(x.shape, dtype=_E4M3),
                 _scales(granularity, x.numel() // x.shape[-1], x),
                 x.new_empty(0) if total_dtype is None else x.new_empty(x.shape, dtype=total_dtype))

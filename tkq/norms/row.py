@@ -80,8 +80,13 @@ class RowNorm(RowAccess):
         self.cluster_n = self.config.cluster
 
     def statistics(self, row: Row, eps, first: bool):
-        """(shift, scale) of the row, in every thread of it. The first one waits for the cluster before it exchanges."""
+        """(shift, scale) of the row, in every thread of it, for each of `_seen`. The first row's waits for the cluster
+        before it exchanges."""
         raise NotImplementedError
+
+    def _joined(self, statistics):
+        """Those of all rows, where `statistics` leaves something to be waited for."""
+        return statistics
 
     def normalise(self, x, statistics):
         raise NotImplementedError
@@ -129,11 +134,11 @@ class RowNorm(RowAccess):
         parts = [self._row(data, r, rank, mine, buffer, mbar_ptr) for r, data in enumerate(held)]
         if const_expr(g.total is not None):
             self._store_total(g.total, parts, mine)
-        statistics = [self.statistics(part, eps, r == 0) for r, part in enumerate(parts)]
+        statistics = self._joined([self.statistics(part, eps, r == 0) for r, part in enumerate(parts)])
         if const_expr(g.rstd is not None):
-            self._store_statistics(g, mine, statistics)
+            self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])
         self._forget()
-        self._finish(g, parts, mine, statistics, affine)
+        self._finish(g, parts, mine, [of_row[0] for of_row in statistics], affine)
 
     # ---- the parts of the kernel -------------------------------------------------------------------
 
@@ -144,6 +149,15 @@ class RowNorm(RowAccess):
         stages = [e * self.config.rows_each + r for e in range(self.spec.exchanges)]
         return Row(data, mine.inside, rank, tuple(buffer[None, None, s] for s in stages),
                    tuple(mbar_ptr + s if self.cluster_n > 1 else None for s in stages))
+
+    def _seen(self, row, j):
+        """Vector j, as fp32, as the result is computed from it; and as a backward pass reads it, if it was rounded."""
+        x = row.block(j)
+        return (x, self._rounded(x)) if self.spec.rounded else (x,)
+
+    def _rounded(self, x):
+        """fp32 as the sum is kept."""
+        return x.to(tk.element_type(self.spec.total)).to(Float32)
 
     def _affine(self, g, mine, offset):
         """What the results are scaled and shifted by: for each row, or one for all rows that share it."""

@@ -26,31 +26,28 @@ class LayerNormSeveral(LayerNorm):
       row 0   |sums|squares|send|                  |wait|join|
       row 1                      |sums|squares|send|         |wait|join|   then all rows' results
 
-    So `statistics` returns what has to be waited for, and `_finish` waits. Every warp has as many elements of a row."""
+    So `statistics` returns what has to be waited for, and `_joined` waits. Every warp has as many elements of a row."""
 
     def statistics(self, row, eps, first):
         super().statistics(row, eps, first)
         return row, eps
 
-    def _join(self, mean, squares, row):
-        _send(mean, squares, row.buffer, tk.Semaphore(row.mbar_ptr))
-        return mean, squares
+    def _join(self, moments, row):
+        for (mean, squares), buffer, mbar_ptr in zip(moments, row.buffers, row.mbar_ptrs):
+            _send(mean, squares, buffer, tk.Semaphore(mbar_ptr))
+        return moments
 
-    def _store_statistics(self, g, mine, statistics):
-        """`_finish` does it: they are not known yet."""
+    def _joined(self, statistics):
+        seen = 2 if self.spec.rounded else 1
+        return [[self._of(buffer, mbar_ptr, eps) for buffer, mbar_ptr in list(zip(row.buffers, row.mbar_ptrs))[:seen]]
+                for row, eps in statistics]
 
-    def _finish(self, g, parts, mine, statistics, affine):
-        known = [self._joined(*s) for s in statistics]
-        if g.rstd is not None:
-            super()._store_statistics(g, mine, known)
-        super()._finish(g, parts, mine, known, affine)
-
-    def _joined(self, row, eps):
-        """(mean, rstd) of the row, as `LayerNorm` has them."""
-        tk.wait(tk.Semaphore(row.mbar_ptr), 0)
-        pairs = collect(row.buffer, Int64(0))
+    def _of(self, buffer, mbar_ptr, eps):
+        """(mean, rstd) of a row, as `LayerNorm` has them."""
+        tk.wait(tk.Semaphore(mbar_ptr), 0)
+        pairs = collect(buffer, Int64(0))
         means, squares = zip(*[unpack_f32x2(pairs[i]) for i in range(cute.size(pairs))])
-        slots = cute.size(row.buffer, mode=[1])
+        slots = cute.size(buffer, mode=[1])
         lanes, count = lanes_used(slots), self.N // slots
         about = cute.arch.shuffle_sync(means[0], 0)  # one warp's mean, so that a mean far from 0 costs no digits
         mean = about + warp_reduce(sum(m - about for m in means), operator.add, lanes) * (1.0 / slots)

@@ -25,7 +25,8 @@ class NormSpec:
     residual: element type of what is added to x before the norm. total: type in which that sum is written (x itself
         where there is no residual). out: type of the result, where it is not x's.
     scale: with out "e4m3" or "e5m2": one scale for each "row", or for each "block" of 128 columns of a row.
-    offset: a number is added to the weight. stats: rstd is written, and layernorm's mean.
+    offset: a number is added to the weight. stats: rstd is written, and layernorm's mean, for a backward pass: of the
+        sum as it is written, where that is what the backward reads (see `rounded`).
     heads: rows lie two strides apart, as (R, H, N): "rows", or "weight" where each head has a weight of its own too.
     """
 
@@ -88,9 +89,17 @@ class NormSpec:
         return self.width + WIDTH.get(self.residual, 0)
 
     @property
+    def rounded(self) -> bool:
+        """Does a backward pass read the sum with a residual from fewer bits than it was computed with? Then the
+        statistics written are of the rounded sum, and the result's of the sum itself: with the other's mean, a row of
+        one number would not be 0 when it is centred. A result in float8 has no backward pass."""
+        return self.stats and self.scale is None and self.residual is not None and WIDTH.get(self.total, 32) < 32
+
+    @property
     def exchanges(self) -> int:
-        """Reductions over a row, one after the other: for its statistics, and for its scale."""
-        return 2 if self.scale == "row" else 1
+        """Numbers, or pairs of them, that a row's warps exchange: its statistics (layernorm's: one pair for the result
+        and, at the same time, one for the backward pass), and later its scale."""
+        return 2 if self.scale == "row" or (self.rounded and self.kind == "layernorm") else 1
 
     @property
     def access(self) -> int:

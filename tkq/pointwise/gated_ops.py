@@ -6,15 +6,14 @@ from torch import Tensor
 
 from .. import reference_pointwise as reference
 from .. import runtime
-from ..runtime import arch, check, dtypes, new, ops
+from ..runtime import arch, arguments, check, dtypes, new, ops
 from ..runtime.again import Again
 from ..runtime.chooser import Shapes, added
 from .plan import MAX_UNITS, plan_gated
-from .spec import WIDTH, GatedSpec, widest_gated
+from .spec import GatedSpec, widest_gated
 
 MAX_N = 1 << 30
 _GELU = {"none": "geglu", "tanh": "geglu_tanh"}
-_APPROXIMATIONS = tuple(_GELU)
 _LAYOUTS = ("split", "interleaved")
 
 # Launchers by what a call looks like; as many as there are kinds of call. What varies within a kind, the kernel checks.
@@ -22,6 +21,9 @@ _launchers: dict = {}
 # Choosers of launchers for whole accesses, which refuse what they cannot take: by kind and packing.
 _known: dict = {}
 _again = Again()
+_tensors, _layout = ({op: arguments.checker(op, *names) for op in ("swiglu", "geglu")}
+                     for names in (("gate", "up"), ("layout",)))
+_approximate = arguments.checker("geglu", "approximate")
 
 
 def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") -> Tensor:
@@ -42,11 +44,17 @@ def swiglu(gate: Tensor, up: Optional[Tensor] = None, *, layout: str = "split") 
         A contiguous tensor (..., N) of gate's type.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes, types or devices that do not match, a last dimension that is not contiguous, a layout that
-            is not known.
+        TypeError: gate or up is no dense tensor of bf16, fp16 or fp32; layout is no word.
+        ValueError: layout is another word; shapes or devices that do not match, a last dimension that is not
+            contiguous.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        both = torch.randn(64, 2048, device="cuda", dtype=torch.bfloat16)  # gate and up, as one product gives them
+        y = tkq.swiglu(both)  # (64, 1024) bfloat16
+        y = tkq.swiglu(both[:, :1024], both[:, 1024:])  # (64, 1024) bfloat16
     """
     return _gated("swiglu", gate, up, layout)
 
@@ -70,20 +78,25 @@ def geglu(gate: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none
         A contiguous tensor (..., N) of gate's type.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes, types or devices that do not match, a last dimension that is not contiguous, a layout or an
-            approximation that is not known.
+        TypeError: gate or up is no dense tensor of bf16, fp16 or fp32; approximate or layout is no word.
+        ValueError: approximate or layout is another word; shapes or devices that do not match, a last dimension that is
+            not contiguous.
         NotImplementedError: N above 2^30.
         RuntimeError: a GPU other than Hopper.
+
+    Example::
+
+        gate, up = torch.randn(2, 64, 1024, device="cuda", dtype=torch.bfloat16)
+        y = tkq.geglu(gate, up, approximate="tanh")  # (64, 1024) bfloat16
     """
-    if approximate not in _APPROXIMATIONS:  # a tuple, which can be asked for what has no hash
-        raise ValueError(f"geglu: approximate: got {approximate!r}, allowed are 'none', 'tanh'")
+    if type(approximate) is not str or approximate not in _GELU:
+        approximate = _approximate(approximate)
     return _gated(_GELU[approximate], gate, up, layout)
 
 
 def _gated(kind, gate, up, layout):
-    if layout not in _LAYOUTS:
-        raise ValueError(f"{kind.partition('_')[0]}: layout: got {layout!r}, allowed are 'split', 'interleaved'")
+    if type(layout) is not str or layout not in _LAYOUTS:
+        layout = _layout[_op_of(kind)](layout)
     packing = layout if up is None else "apart"
     if not ops.traced():
         found = _again.take(gate, up, kind, packing)
@@ -94,7 +107,7 @@ def _gated(kind, gate, up, layout):
         return (_plain if gate.is_cuda else _on_cpu)(gate, up, kind, packing)
     if way == "record":
         return _Recorded.apply(gate, up, kind, packing)
-    check.refuse_tangent(kind.partition("_")[0], gate=gate, up=up)
+    check.refuse_tangent(_op_of(kind), gate=gate, up=up)
     _check(gate, up, kind, packing)
     return _op(gate, up, kind, packing)
 
@@ -269,19 +282,17 @@ def recipe(spec: GatedSpec, config=None):
 
 def _check(gate, up, kind, packing):
     """Raises what the public functions promise."""
-    op = "swiglu" if kind == "swiglu" else "geglu"
-    check.dtype("gate", gate, tuple(WIDTH))
+    op = _op_of(kind)
+    _tensors[op](gate, up)
     if gate.dim() == 0:
         raise ValueError(f"{op}: gate: got shape (), allowed are (..., N)")
     check.last_dim_contiguous("gate", gate)
     if up is None:
-        if packing not in _LAYOUTS:
-            raise ValueError(f"{op}: layout: got {packing!r}, allowed are {', '.join(map(repr, _LAYOUTS))}")
+        _layout[op](packing)
         if gate.shape[-1] % 2:
             raise ValueError(f"{op}: gate: got shape {tuple(gate.shape)}; without up it holds both, so its last "
                              "dimension must be even")
     else:
-        check.dtype("up", up, tuple(WIDTH))
         if up.dtype != gate.dtype:
             raise TypeError(f"{op}: up is {up.dtype}, gate is {gate.dtype}; both must have one dtype")
         check.shape("up", up, tuple(gate.shape))
@@ -289,6 +300,11 @@ def _check(gate, up, kind, packing):
         check.same_device(gate=gate, up=up)
     if gate.shape[-1] > MAX_N:
         raise NotImplementedError(f"{op}: gate: got {gate.shape[-1]} columns, allowed are at most {MAX_N}")
+
+
+def _op_of(kind):
+    """The public function of a kind of gate."""
+    return "swiglu" if kind == "swiglu" else "geglu"
 
 
 def _on_cpu(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tensor:

@@ -208,4 +208,5 @@ def _sequence(starts: cute.Tensor, token):
         else:
             high = middle
     begin = starts[low]
-    return low, token - begin, (begin <= token) & (token < starts[low + 1])
+    # in 64 bits: a place that wraps around could be one of the table
+    return low, Int64(token) - begin, (begin <= token) & (token < starts[low + 1])

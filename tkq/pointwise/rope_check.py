@@ -1,11 +1,19 @@
 """What a call of tkq.rope turns by, and everything that can be wrong with one."""
 from typing import NamedTuple, Optional
 
-import torch
 from torch import Tensor
 
-from ..runtime import check
-from .spec import INDEX, MAX_ROTARY_DIM, WIDTH
+from ..runtime import arguments, check
+from .spec import INDEX, MAX_ROTARY_DIM
+
+_TABLES = "cos", "sin", "position_ids", "cu_seqlens"
+_TENSORS = {"rope": arguments.checker("rope", "x", *_TABLES),
+            "rope_qk": arguments.checker("rope_qk", "q", "k", *_TABLES)}
+options = {"rope": arguments.checker("rope", "interleaved", "inplace"),
+           "rope_qk": arguments.checker("rope_qk", "interleaved")}
+offsets = {op: arguments.checker(op, "seqlen_offsets") for op in options}
+_longest = {op: arguments.checker(op, "max_seqlen") for op in options}
+_inner = arguments.checker("rope", "interleaved", "seqlen_offsets")
 
 
 class Turn(NamedTuple):
@@ -23,9 +31,10 @@ class Turn(NamedTuple):
 
 def check_call(tensors, turn):
     """Raises what the public functions promise. tensors: x, or q and k."""
-    names = ("x",) if len(tensors) == 1 else ("q", "k")
+    op, names = ("rope", ("x",)) if len(tensors) == 1 else ("rope_qk", ("q", "k"))
+    _TENSORS[op](*tensors, turn.cos, turn.sin, turn.position_ids, turn.cu_seqlens)
+    _inner(turn.interleaved, turn.offset)
     for name, x in zip(names, tensors, strict=True):
-        check.dtype(name, x, tuple(WIDTH))
         check.rank(name, x, 3, 4)
         check.last_dim_contiguous(name, x)
     x, last = tensors[0], tensors[-1]
@@ -34,8 +43,6 @@ def check_call(tensors, turn):
     if last.shape[:-2] != x.shape[:-2] or last.shape[-1] != x.shape[-1]:
         raise ValueError(f"rope_qk: k has shape {tuple(last.shape)}, q {tuple(x.shape)}; only heads may differ")
     _check_table(x, turn.cos, turn.sin)
-    if not isinstance(turn.interleaved, (bool, int)):
-        raise TypeError(f"rope: interleaved: got {type(turn.interleaved).__name__}, expected True or False")
     _check_positions(x, turn)
     check.same_device(**dict(zip(names, tensors, strict=True)), cos=turn.cos, sin=turn.sin,
                       seqlen_offsets=turn.offsets, position_ids=turn.position_ids, cu_seqlens=turn.cu_seqlens)
@@ -43,7 +50,6 @@ def check_call(tensors, turn):
 
 def _check_table(x, cos, sin):
     for name, t in (("cos", cos), ("sin", sin)):
-        check.dtype(name, t, tuple(WIDTH))
         check.rank(name, t, 2, 3)
         check.last_dim_contiguous(name, t)
     if sin.dtype != cos.dtype or sin.shape != cos.shape:
@@ -69,7 +75,6 @@ def _check_positions(x, turn):
     if len(given) > 1:
         raise ValueError(f"rope: got {' and '.join(given)}; one of them names the positions")
     if starts is not None:
-        check.dtype("cu_seqlens", starts, ("int32",))
         if len(tokens) != 1 or (given and given[0] != "seqlen_offsets"):
             raise ValueError(f"rope: cu_seqlens: goes with x (total, H, D), and not with {given or ['x (B, S, H, D)']}")
         if starts.dim() != 1 or starts.shape[0] < 2 or starts.stride(0) != 1:
@@ -83,10 +88,11 @@ def _check_positions(x, turn):
         check.dtype("seqlen_offsets", turn.offsets, INDEX)
         check.shape("seqlen_offsets", turn.offsets, (x.shape[0] if starts is None else starts.shape[0] - 1,))
     _check_offset(turn, tokens)
+    if not turn.cos.shape[-2] and x.numel():
+        raise ValueError(f"rope: cos: got shape {tuple(turn.cos.shape)}, allowed are tables of 1 row and more")
 
 
 def _check_ids(ids, tokens):
-    check.dtype("position_ids", ids, INDEX)
     allowed = (tokens, (1, *tokens[1:]), tokens[1:]) if len(tokens) == 2 else (tokens,)
     if tuple(ids.shape) not in allowed:
         raise ValueError(f"rope: position_ids: shape is {tuple(ids.shape)}, expected one of {allowed}")
@@ -94,19 +100,14 @@ def _check_ids(ids, tokens):
 
 def _check_offset(turn, tokens):
     offset, rows = turn.offset, turn.cos.shape[-2]
-    if not isinstance(offset, (int, torch.SymInt)):
-        raise TypeError(f"seqlen_offsets: got {type(offset).__name__}, expected an int or a tensor")
-    if offset < 0 or offset >= 1 << 31:
-        raise ValueError(f"rope: seqlen_offsets: got {offset}, allowed are 0 to 2^31 - 1")
     if len(tokens) == 2 and turn.position_ids is None and turn.offsets is None and offset + tokens[1] > rows:
         raise ValueError(f"rope: cos: has {rows} rows; {tokens[1]} tokens from position {offset} need "
                          f"{offset + tokens[1]}")
 
 
-def check_longest(max_seqlen, cu_seqlens):
-    if not isinstance(max_seqlen, (int, torch.SymInt)):
-        raise TypeError(f"rope: max_seqlen: got {type(max_seqlen).__name__}, expected an int")
-    if max_seqlen < 0:
-        raise ValueError(f"rope: max_seqlen: got {max_seqlen}, allowed are 0 and more")
+def check_longest(op, max_seqlen, cu_seqlens):
+    """max_seqlen, as a plain number."""
+    max_seqlen = _longest[op](max_seqlen)
     if cu_seqlens is None:
-        raise ValueError(f"rope: max_seqlen: got {max_seqlen}, which goes with cu_seqlens, and there are none")
+        raise ValueError(f"{op}: max_seqlen: got {max_seqlen}, which goes with cu_seqlens, and there are none")
+    return max_seqlen

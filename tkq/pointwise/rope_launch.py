@@ -78,6 +78,8 @@ def _run(turn, x, out, x2, out2, config):
     size = x.itemsize
     bits = 16 | x.data_ptr() | (width | _strides(x) | (2 * half if interleaved else half)) * size
     elements = x.numel()
+    if elements and not cos.shape[-2]:
+        raise ValueError
     if x2 is not None:
         bits |= x2.data_ptr() | _strides(x2) * size
         heads = max(heads, x2.shape[-2])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .. import reference_pointwise as reference
 from ..runtime import check, new, ops
-from .rope_check import Turn, check_call, check_longest
+from .rope_check import Turn, check_call, check_longest, offsets, options
 from .rope_launch import again, launch, launch_simple
 
 
@@ -27,24 +27,36 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
             positions.
         interleaved: columns 2 i and 2 i + 1 are a pair (GPT-J); otherwise i and i + R / 2 (GPT-NeoX, Llama).
         seqlen_offsets: the position of a sequence's first token: an integer, or (B,) int32 or int64.
-        position_ids: the position of each token, (B, S), (1, S), (S,) or (total,), int32 or int64.
+        position_ids: the position of each token, (B, S), (1, S), (S,) or (total,), int32 or int64. Any values.
         cu_seqlens: (B + 1,) int32, contiguous: sequence b is the tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1 of x
-            (total, H, D). Tokens of no sequence are copied.
+            (total, H, D). Tokens of no sequence are copied. Where it falls, a token belongs to the sequence that a
+            binary search for it ends at, if that has it, and is copied if not; on the CPU and the GPU alike.
         max_seqlen: with cu_seqlens: the longest sequence, if known. Then the table's length is checked.
         inplace: write to x and return it. Columns beyond R are not touched. Autograd follows as for any in-place
             operation; under torch.compile and functorch the result is computed apart and copied.
 
     Returns:
         A contiguous tensor of x's shape and type, columns beyond R copied; or x. Where a position from a tensor (or
-        from cu_seqlens) has no row in the table the result is NaN: the values are on the GPU, and not looked at before.
+        from cu_seqlens) has no row in the table, also a negative one, the result is NaN, and so is the gradient: the
+        values are on the GPU, and not looked at before. Nothing outside the table is read.
 
     Raises:
-        TypeError: not a tensor, or a dtype that is not allowed.
-        ValueError: shapes or devices that do not match, a last dimension that is not contiguous, a table too short for
-            S and an integer offset, arguments that contradict each other.
+        TypeError: x, cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved or inplace is no bool;
+            seqlen_offsets is no int or tensor of int32 or int64; position_ids is no dense tensor of int32 or int64;
+            cu_seqlens is no dense tensor of int32; max_seqlen is no int.
+        ValueError: seqlen_offsets or max_seqlen is outside 0 to 2^31 - 1; shapes or devices that do not match, a last
+            dimension that is not contiguous, a table too short for S and an integer offset, arguments that contradict
+            each other.
         NotImplementedError: a gradient asked for cos or sin, R above 4096, more than 2^31 - 2^20 units of work.
         RuntimeError: a GPU other than Hopper; inplace where autograd allows no writing over x: a leaf, or a view that
             split, chunk or unbind returned, where a gradient is recorded.
+
+    Example::
+
+        cos, sin = tkq.rope_cos_sin(2048, 64, device="cuda")
+        x = torch.randn(2, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
+        y = tkq.rope(x, cos, sin)  # (2, 128, 8, 64) bfloat16
+        y = tkq.rope(x, cos, sin, seqlen_offsets=500)  # (2, 128, 8, 64) bfloat16
     """
     if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:  # most calls
         cos, sin = _rows_of_all(x, cos, sin, seqlen_offsets)
@@ -54,9 +66,11 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
                 if inplace:
                     torch.autograd.graph.increment_version(x)
                 return found[0]
+        interleaved, inplace = options["rope"](interleaved, inplace)
         turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(x, cos, sin)
     else:
-        turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        interleaved, inplace = options["rope"](interleaved, inplace)
+        turn = _turn("rope", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
         way = ops.route(x, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
         return _in_place(x, turn) if inplace else _forward(x, turn)
@@ -68,7 +82,11 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, seql
     check.refuse_gradient("rope", cos=cos, sin=sin)
     check.refuse_tangent("rope", x=x)
     check_call((x,), Turn(*turn))
-    return x.copy_(_op(x, *turn)) if inplace else _op(x, *turn)
+    if not inplace:
+        return _op(x, *turn)
+    if not ops.traced():  # there torch copies, and says so itself
+        check.refuse_overlap("rope", x=x)
+    return x.copy_(_op(x, *turn))
 
 
 def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False,
@@ -78,17 +96,36 @@ def rope_qk(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
 
     Args:
         q, k: (B, S, H, D) and (B, S, Hk, D), or (total, H, D) and (total, Hk, D), of one type.
-        All others, what is returned and what is raised: as in ``rope``.
+        All others, and what is returned: as in ``rope``.
+
+    Raises:
+        TypeError: q, k, cos or sin is no dense tensor of bf16, fp16 or fp32; interleaved is no bool; seqlen_offsets is
+            no int or tensor of int32 or int64; position_ids is no dense tensor of int32 or int64; cu_seqlens is no
+            dense tensor of int32; max_seqlen is no int.
+        ValueError: seqlen_offsets or max_seqlen is outside 0 to 2^31 - 1; shapes or devices that do not match, a last
+            dimension that is not contiguous, a table too short for S and an integer offset, arguments that contradict
+            each other.
+        NotImplementedError, RuntimeError: as ``rope``.
+
+    Example::
+
+        cos, sin = tkq.rope_cos_sin(2048, 64, device="cuda")
+        q = torch.randn(2, 128, 8, 64, device="cuda", dtype=torch.bfloat16)
+        k = torch.randn(2, 128, 2, 64, device="cuda", dtype=torch.bfloat16)
+        q, k = tkq.rope_qk(q, k, cos, sin)  # (2, 128, 8, 64) bfloat16; (2, 128, 2, 64) bfloat16
     """
-    if position_ids is cu_seqlens is max_seqlen is None and type(seqlen_offsets) is int:
+    if position_ids is cu_seqlens is max_seqlen is None is not k and type(seqlen_offsets) is int:
         cos, sin = _rows_of_all(q, cos, sin, seqlen_offsets)
         if not ops.traced():
             found = again.take(q, k, cos, sin, seqlen_offsets, interleaved, False, False)
             if found is not None:
                 return found
+        interleaved = options["rope_qk"](interleaved)
         turn, way = (cos, sin, seqlen_offsets, None, None, None, interleaved, False), ops.route(q, k, cos, sin)
     else:
-        turn = _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
+        check.tensor("rope_qk: k", k)
+        interleaved = options["rope_qk"](interleaved)
+        turn = _turn("rope_qk", cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen)
         way = ops.route(q, k, cos, sin, turn[3], position_ids, cu_seqlens)
     if way == "direct":
         return _forward_qk(q, k, turn)
@@ -104,22 +141,23 @@ def _rows_of_all(x, cos, sin, offset):
     """Tables (1, S, R / 2) of x (B, S, H, D), a row for each token of any sequence, as (S, R / 2), whose row p is of
     position p: calls with these take the host a third of the time (without a GPU; docs/attempts.md)."""
     if (type(x) is type(cos) is type(sin) is Tensor and cos.dim() == 3 and offset == 0 and x.dim() == 4
+            and cos.layout is sin.layout is torch.strided and not (x.is_nested or cos.is_nested or sin.is_nested)
             and cos.shape == sin.shape and cos.shape[0] == 1 and cos.shape[1] == x.shape[1]):
         return cos[0], sin[0]
     return cos, sin
 
 
-def _turn(cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
-    offset, offsets = seqlen_offsets, None
+def _turn(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, max_seqlen):
+    offset, starts = offsets[op](seqlen_offsets), None
     if type(offset) is not int and isinstance(offset, Tensor):  # the first question is the fast one
-        offset, offsets = 0, offset
+        offset, starts = 0, offset
     if max_seqlen is not None:
         check.tensor("cos", cos)
-        check_longest(max_seqlen, cu_seqlens)
-        if isinstance(offset, (int, torch.SymInt)) and offset + max_seqlen > cos.shape[-2]:
-            raise ValueError(f"rope: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
+        max_seqlen = check_longest(op, max_seqlen, cu_seqlens)
+        if offset + max_seqlen > cos.shape[-2]:
+            raise ValueError(f"{op}: cos: has {cos.shape[-2]} rows; max_seqlen {max_seqlen} from offset {offset} needs "
                              f"{offset + max_seqlen}")
-    return cos, sin, offset, offsets, position_ids, cu_seqlens, interleaved, False  # a Turn, without its cost
+    return cos, sin, offset, starts, position_ids, cu_seqlens, interleaved, False  # a Turn, without its cost
 
 
 def _empty(x):
@@ -160,8 +198,10 @@ def _forward_qk(q, k, turn):
 def _in_place(x, turn):
     if not x.is_cuda:
         check_call((x,), Turn(*turn))
+        check.refuse_inference("rope", x=x)
         check.refuse_overlap("rope", x=x)
         return x.copy_(reference.rope(x, *turn))
+    check.refuse_inference("rope", x=x)
     if launch_simple(turn, x, in_place=True) is None:
         check.refuse_overlap("rope", x=x)
         columns_ = 2 * turn[0].shape[-1]

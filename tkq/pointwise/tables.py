@@ -1,17 +1,14 @@
 """tkq.rope_cos_sin: the tables of a rotary embedding, computed once."""
 import collections
-import math
-import numbers
 import threading
 
 import torch
 from torch import Tensor
 
-from ..runtime import check, dtypes, ops
-from .spec import WIDTH
+from ..runtime import arguments, check, ops
 
 CACHED = 16  # tables (pairs) that are kept
-TYPES = tuple(map(dtypes.torch_type, WIDTH))
+_arguments = arguments.checker("rope_cos_sin", "seqlen", "dim", "base", "dtype", "device", "inv_freq")
 
 _tables: collections.OrderedDict = collections.OrderedDict()  # (dim, base, dtype, device) -> (cos, sin), latest last
 _one_at_a_time = threading.Lock()
@@ -21,8 +18,8 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
                  device=None, inv_freq: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """cos and sin of position * base^(-2 i / dim), what ``rope`` takes (Su et al., 2021).
 
-    Computed in float64 and rounded once. The last 16 tables are kept, by dim, base, dtype and device; a shorter
-    ``seqlen`` gets a view of a longer table, so do not write to it. Nothing is kept, or taken from what is, while
+    Computed in float64 and rounded once. The last 16 tables are kept, by dim, base, dtype and device, and a call gets a
+    copy of its rows of one: what is written to it changes no other. Nothing is kept, or taken from what is, while
     torch.compile traces, a dispatch mode (FakeTensorMode) or a functorch transform is under way, or a CUDA graph is
     captured; nor with ``inv_freq``.
 
@@ -35,14 +32,19 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
         inv_freq: (dim / 2,) angles per position, in place of base^(-2 i / dim): for scaled rotary embeddings.
 
     Returns:
-        cos, sin: (seqlen, dim / 2).
+        cos, sin: (seqlen, dim / 2), contiguous, the caller's own.
 
     Raises:
-        TypeError: a size that is no integer, a base that is no number, a dtype that is not allowed, an inv_freq that is
-            no tensor.
-        ValueError: a size or a base that is not allowed, an inv_freq on meta for tables elsewhere.
+        TypeError: seqlen or dim is no int; base is no number; dtype is not bf16, fp16 or fp32; device is no device;
+            inv_freq is no dense tensor of bf16, fp16, fp32 or float64.
+        ValueError: seqlen is outside 0 to 2^31 - 1; dim is outside 2 to 65536; base is not above 0; device is one that
+            is not there; a number that is not finite; an odd dim, an inv_freq on meta for tables elsewhere.
+
+    Example::
+
+        cos, sin = tkq.rope_cos_sin(2048, 64, device="cuda")  # (2048, 32) float32; (2048, 32) float32
     """
-    _check(seqlen, dim, base, dtype, device, inv_freq)
+    seqlen, dim, base, dtype, device = _checked(seqlen, dim, base, dtype, device, inv_freq)
     if inv_freq is not None:
         return _computed(seqlen, inv_freq.to(dtype=torch.float64, device=device or inv_freq.device), dtype)
     device = _device(device)
@@ -51,29 +53,20 @@ def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.d
             device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _computed(seqlen, _frequencies(dim, base, device), dtype)
     cos, sin = _kept(seqlen, dim, float(base), dtype, device)
-    return cos[:seqlen], sin[:seqlen]
+    with torch.inference_mode(False):  # what an inference-mode call has made, training may use
+        return cos[:seqlen].clone(), sin[:seqlen].clone()
 
 
-def _check(seqlen, dim, base, dtype, device, inv_freq):
-    for name, size in (("seqlen", seqlen), ("dim", dim)):
-        if not isinstance(size, (int, torch.SymInt)) and not isinstance(size, numbers.Integral):
-            raise TypeError(f"rope_cos_sin: {name}: got {type(size).__name__}, expected an int")
-    if seqlen < 0:
-        raise ValueError(f"rope_cos_sin: seqlen: got {seqlen}, allowed are 0 and more")
-    if dim < 2 or dim % 2:
+def _checked(seqlen, dim, base, dtype, device, inv_freq):
+    seqlen, dim, base, dtype, device, inv_freq = _arguments(seqlen, dim, base, dtype, device, inv_freq)
+    if dim % 2:
         raise ValueError(f"rope_cos_sin: dim: got {dim}, allowed are even numbers from 2 on")
-    if not isinstance(base, (int, float)) and not isinstance(base, numbers.Real) and not check.is_traced(base):
-        raise TypeError(f"rope_cos_sin: base: got {type(base).__name__}, expected a float")
-    if not check.is_traced(base) and not 0 < base < math.inf:
-        raise ValueError(f"rope_cos_sin: base: got {base}, allowed are finite numbers above 0")
-    if dtype not in TYPES:
-        raise TypeError(f"rope_cos_sin: dtype: got {dtype}, allowed are {', '.join(map(str, TYPES))}")
     if inv_freq is not None:
-        check.tensor("rope_cos_sin: inv_freq", inv_freq)
         check.shape("rope_cos_sin: inv_freq", inv_freq, (dim // 2,))
-        if inv_freq.is_meta and device is not None and torch.device(device).type != "meta":
+        if inv_freq.is_meta and device is not None and device.type != "meta":
             raise ValueError(f"rope_cos_sin: inv_freq: is on meta, where it has no values, for tables on {device}; "
                              "allowed are other devices, or meta for both")
+    return seqlen, dim, base, dtype, device
 
 
 def _device(device) -> torch.device:

@@ -5,11 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn import functional as F
 
 from ..gemm.fp8_ops import fp8_gemm
 from ..runtime import check, ops
-from .ops import quantize_fp8
+from .ops import quantize_fp8, quantize_padded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 WEIGHTS = {"row": "row", "block": "tile", "tensor": "tensor"}  # what shares a scale in the weight, for each recipe
@@ -86,9 +85,23 @@ def together(x: Tensor, layers) -> list[Tensor]:
     """What each of the layers, of one recipe, makes of x (..., in_features), which is quantised once for all."""
     rows, first = x.reshape(-1, x.shape[-1]), layers[0]
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
-    ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
+    if ops.kept_by_jit():
+        with torch.no_grad():
+            ys = _products(rows, layers)
+    else:
+        parameters = (*(layer.weight for layer in layers), *(layer.bias for layer in layers))
+        ys = _Linear.apply(rows, first.recipe, torch.is_grad_enabled(), *parameters)
     return [y.view(*x.shape[:-1], y.shape[-1]) for y in ys[:len(layers)]]
+
+
+def _products(x, layers):
+    """The forward alone, of which torch.jit.trace keeps the ops: a program that it made has no gradient here, and says
+    so when one is asked for."""
+    granularity = layers[0].recipe.granularity
+    q, scale = quantize_fp8(x, granularity)
+    weights = (quantize_fp8(layer.weight, WEIGHTS[granularity]) for layer in layers)
+    return [fp8_gemm(q, w.t(), scale, scale_w.t(), bias=layer.bias, out_dtype=x.dtype)
+            for (w, scale_w), layer in zip(weights, layers)]
 
 
 class _Linear(Function):
@@ -158,8 +171,9 @@ def _gradients(dy, weight, x, recipe, dtypes):
 
 def _quantised(x, recipe, dtype, both):
     """(q, scale) of x (M, K); with ``both`` those of x.t() too, to whose rows zeros are added, to a multiple of 16."""
-    missing = -x.shape[0] % _UNIT if both else 0
-    q, scale, *turned = quantize_fp8(F.pad(x, (0, 0, 0, missing)) if missing else x, recipe.granularity, dtype,
-                                     transpose=both)
+    if both:
+        q, scale, *turned = quantize_padded(x, recipe.granularity, dtype, _UNIT)
+    else:
+        q, scale, *turned = quantize_fp8(x, recipe.granularity, dtype)
     # not y, afterwards: a view could not be written in place
     return q[:x.shape[0]], scale if recipe.granularity == "tensor" else scale[:x.shape[0]], *turned

@@ -3,17 +3,19 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
 from tkq.quantize.room import room_size
 from tkq.quantize.shipped import TWICE, by_claims, rows_recipe, tiles_recipe, way
-from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, INPUTS, VECTOR, TileSpec
-from tkq.runtime import arch, check, counters, dtypes, function, new, ops
+from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, VECTOR, TileSpec
+from tkq.runtime import arch, arguments, check, counters, dtypes, function, new, ops
 from tkq.runtime.again import Again
 
 _again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_tensor = arguments.checker("quantize_fp8", "x")
+_ways, _options = (arguments.checker("quantize_fp8", "granularity", name) for name in ("transpose", "dtype"))
 OWN_SCALES = ("row", "block")  # whose transpose has other scales than x
 
 
@@ -46,17 +48,27 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
         scale: q is NaN there and 0 elsewhere, and q * scale NaN throughout.
 
     Raises:
-        TypeError: x is not a tensor, or of another dtype; another dtype; a transpose that is no bool. ValueError: not
-        2-D, a row that is not contiguous, another granularity. NotImplementedError: a gradient asked for. RuntimeError:
-        a GPU other than Hopper.
+        TypeError: x is no dense tensor of bf16, fp16 or fp32; granularity is no word; dtype is not e4m3 or e5m2;
+            transpose is no bool.
+        ValueError: granularity is another word; not 2-D, a row that is not contiguous.
+        NotImplementedError: a gradient asked for.
+        RuntimeError: a GPU other than Hopper.
 
     One kernel is launched; by rows of more than 262144 elements, without the transpose, three are.
 
     CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
+
+    Example::
+
+        x = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
+        q, scale = tkq.quantize_fp8(x, "row")  # (256, 512) float8_e4m3fn; (256, 1) float32
+        again = q.float() * scale  # (256, 512) float32
     """
-    if type(transpose) is not bool:  # before a call that was seen is looked for, by what is equal: 1 is to True
-        check.flag("transpose", transpose)
+    if type(transpose) is not bool or type(granularity) is not str:  # what is asked below takes all that is equal
+        granularity, transpose = _ways(granularity, transpose)
     found = None if ops.traced() else _again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
+    if found is None:
+        _options(granularity, dtype)
     if found is not None:
         q, scale, qt, scale_t = found[:4]
     elif ops.direct(x):
@@ -64,27 +76,46 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
     else:
         check.refuse_gradient("quantize_fp8", x=x)
         _check(x, granularity, dtype, transpose)
-        q, scale, qt, scale_t = _op(x, granularity, dtype, transpose)
+        q, scale, qt, scale_t = _op(x, granularity, dtype, transpose, 1)
     if not transpose:
         return q, scale
+    return q, scale, qt, _transposed(granularity, scale, scale_t)
+
+
+def _transposed(granularity, scale, scale_t):
+    """The scales of x.t()."""
     if granularity == "tensor":
-        return q, scale, qt, scale
-    return q, scale, qt, scale.t() if granularity == "tile" else scale_t
+        return scale
+    return scale.t() if granularity == "tile" else scale_t
+
+
+def quantize_padded(x: Tensor, granularity: str, dtype: torch.dtype, unit: int) -> tuple:
+    """`quantize_fp8` with the transpose, of x with rows of zeros added to a multiple of ``unit``: for products that sum
+    over rows. What is traced adds them in the op, when it runs: one graph for any number of rows."""
+    if ops.direct(x):
+        return quantize_fp8(_padded(x, unit), granularity, dtype, transpose=True)
+    check.refuse_gradient("quantize_fp8", x=x)
+    _check(x, granularity, dtype, True)
+    q, scale, qt, scale_t = _op(x, granularity, dtype, True, unit)
+    return q, scale, qt, _transposed(granularity, scale, scale_t)
+
+
+def _padded(x, unit):
+    missing = -x.shape[0] % unit if unit > 1 else 0
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def _check(x, granularity, dtype, transpose):
-    check.dtype("x", x, INPUTS)
+    _tensor(x)
     check.rank("x", x, 2)
     if x.numel():
         check.last_dim_contiguous("x", x)
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"granularity: got {granularity!r}, allowed are {', '.join(GRANULARITIES)}")
-    if dtype not in FP8:
-        raise TypeError(f"dtype: got {dtype}, allowed are {FP8[0]} and {FP8[1]}")
+    _options(granularity, dtype)
 
 
-def _cuda(x: Tensor, granularity: str, dtype: torch.dtype,
-          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _cuda(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
+          unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = _padded(x, unit)
     found = (_again[by_claims(granularity, transpose)].take(x, granularity, dtype, transpose)
              or _launched(x, granularity, dtype, transpose))
     return tuple(x.new_empty(0) if t is None else t for t in found[:4])
@@ -183,12 +214,17 @@ def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
     return q, scale, qt.contiguous(), scale_t
 
 
-def _fake(x: Tensor, granularity: str, dtype: torch.dtype,
-          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _op_cpu(x, granularity, dtype, transpose, unit):
+    return _cpu(_padded(x, unit), granularity, dtype, transpose)
+
+
+def _fake(x: Tensor, granularity: str, dtype: torch.dtype, transpose: bool,
+          unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     m, n = x.shape
+    m = -(-m // unit) * unit if unit > 1 else m
     return (x.new_empty((m, n), dtype=dtype), _room(granularity, m, n, x.device),
             x.new_empty((n, m), dtype=dtype) if transpose else x.new_empty(0),
             _room(granularity, n, m, x.device) if transpose and granularity in OWN_SCALES else x.new_empty(0))
 
 
-_op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_cpu, fake=_fake)
+_op = ops.torch_op("quantize_fp8", cuda=_cuda, cpu=_op_cpu, fake=_fake)

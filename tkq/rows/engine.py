@@ -84,6 +84,7 @@ class RowEngine(RowElements):
         slots = [Slots.allocate(al, p, x.monoid) for x in self.active] if const_expr(p.width > 1) else []
         columns = self._column_sums(al, g) if const_expr(g.columns is not None) else None
         needed = [x for x in (rows, *slots, columns) if hasattr(x, "init")]
+        tk.nap("start")
         if tk.warp_id() == 0:
             with cute.arch.elect_one():
                 for x in needed:

@@ -89,9 +89,16 @@ def launch(cls, arguments: dict, chosen: RowPlan | None = None) -> None:
 
 def parameters(cls, given):
     """The floats of a call, in the class's order."""
-    for name in cls.parameters:
-        check.number(f"{cls.__name__}: {name}", given.get(name))
-    return tuple(given[name] for name in cls.parameters) or None
+    return tuple(_number(f"{cls.__name__}: {name}", given.get(name)) for name in cls.parameters) or None
+
+
+def _number(name, value):
+    """A parameter, which may be infinite."""
+    check.number(name, value)
+    try:
+        return value if type(value) is float else float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: got an int beyond all floats") from None
 
 
 def recipe(cls, arguments: dict, chosen: RowPlan | None = None) -> runtime.Recipe:
@@ -108,7 +115,7 @@ def spec_of(cls, given: dict) -> RowSpec:
     first = next((name for name in cls.loads if name in given), None)
     if first is None:
         raise ValueError(f"{cls.__name__}: none of its loads is given: {', '.join(cls.loads)}")
-    check.tensor(f"{cls.__name__}: {first}", given[first])
+    check.settled(f"{cls.__name__}: {first}", given[first])
     check.rank(f"{cls.__name__}: {first}", given[first], 2)
     M, N = given[first].shape
     streams = {}
@@ -162,11 +169,13 @@ def _multiple(t, bytes_) -> bool:
 def _looks(value):
     """What the spec and the checks depend on."""
     if not isinstance(value, torch.Tensor):
-        return value
-    return value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.device
+        return type(value), value
+    return (value.dtype, value.shape, value.stride(), value.data_ptr() & 15, value.device,
+            value.is_neg() or value._is_zerotensor())
 
 
 def _check_tensor(name, t, kind, M, N):
+    check.settled(name, t)
     if kind in _ROWS:
         check.dtype(name, t, ("fp32",))
         check.shape(name, t, (M,))

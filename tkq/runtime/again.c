@@ -56,13 +56,37 @@ static uint64_t mixed(uint64_t hash, uint64_t word) {
     return hash ^ hash >> 29;
 }
 
-/* Nothing but plain eager mode, as `ops.route` asks for it; and memory is not to be filled. */
-static int plain(void) {
+static int traced(void) { return torch.included ? torch.included(torch.tracer) : number(ask(&torch.tracing)) != 0; }
+
+/* Nothing but plain eager mode, as `ops.route` asks for it. */
+static int eager(void) {
     Object *level = PyDict_GetItem(torch.levels, torch.level);
     if (level == NULL) return 0;
     Py_IncRef(level);
-    return number(level) < 0 && number(ask(&torch.modes)) == 0 && number(ask(&torch.functorch)) == 0 &&
-           number(ask(&torch.filling)) == 0;
+    return number(level) < 0 && number(ask(&torch.modes)) == 0 && number(ask(&torch.functorch)) == 0 && !traced();
+}
+
+/* A view with a negation or a conjugation to be done, or zeros without memory. */
+static int is_pending(const Object *tensor) {
+    const char *impl;
+    uint64_t keys;
+    memcpy(&impl, (const char *)tensor + torch.impl, sizeof impl);
+    memcpy(&keys, impl + torch.keys, sizeof keys);
+    return (keys & torch.pending) != 0;
+}
+
+Object *route(Object *self, Object *const *given, Size count) {
+    long long grad = number(ask(&torch.grad));
+    Object *found = torch.direct;
+    (void)self;
+    if (count < 1 || given[0] == torch.none || grad < 0 || !eager()) return none();
+    for (int i = 0; i < count; ++i) {
+        if (given[i] == torch.none) continue;
+        if (!is_tensor(given[i]) || is_pending(given[i])) return none();
+        if (grad && number(PyObject_GetAttr(given[i], torch.needs_grad)) != 0) found = torch.record;
+    }
+    Py_IncRef(found);
+    return found;
 }
 
 static int same_device(DLDevice one, DLDevice other) {
@@ -78,7 +102,9 @@ static int first_of(Object *const *given, int i) {
 int look(const Again *again, Object *const *given, Size count, Call *call) {
     long long grad;
     uint64_t hash = 0;
-    if (count < 1 || count > GIVENS || !plain() || (grad = number(ask(&torch.grad))) < 0) return 0;
+    if (count < 1 || count > GIVENS || !eager() || number(ask(&torch.filling)) != 0 ||
+        (grad = number(ask(&torch.grad))) < 0)
+        return 0;
     call->count = (int)count;
     call->tensors = 0;
     for (int i = 0; i < count; ++i) {
@@ -92,7 +118,7 @@ int look(const Again *again, Object *const *given, Size count, Call *call) {
             hash = mixed(hash, (uint64_t)of_other);
             continue;
         }
-        if (grad && number(PyObject_GetAttr(given[i], torch.needs_grad)) != 0) return 0;
+        if (is_pending(given[i]) || (grad && number(PyObject_GetAttr(given[i], torch.needs_grad)) != 0)) return 0;
         if (torch.dlpack->dltensor_from_py_object_no_sync(given[i], t)) {
             PyErr_Clear();
             return 0;

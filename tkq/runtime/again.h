@@ -61,9 +61,13 @@ typedef struct {
 
 typedef struct {
     const DLPackExchangeAPI *dlpack;
-    Object *none, *no, *tensor, *parameter, *needs_grad, *levels, *level;
+    Object *none, *no, *tensor, *parameter, *needs_grad, *levels, *level, *direct, *record;
     Callable make[3]; /* by the type of a device: makes a tensor there */
-    Callable modes, functorch, grad, filling, captures, device;
+    Callable modes, functorch, grad, filling, captures, device, tracing;
+    _Bool (*included)(uint16_t); /* c10's: is a dispatch key included in this thread? NULL where it is not found */
+    uint16_t tracer;
+    size_t impl, keys; /* where a tensor has its TensorImpl, and that its set of dispatch keys */
+    uint64_t pending;  /* the keys of tensors whose numbers are not what lies in memory */
 } Torch;
 extern Torch torch;
 
@@ -123,6 +127,8 @@ int look(const Again *again, Object *const *given, Size count, Call *call);
 Record *find(Again *again, const Call *call, Object *const *given);
 /* A user of the record less; NULL too. */
 void leave(Record *record);
+/* route of ops.py for plain eager mode: "direct", "record", or None where it is another, or Python has to say. */
+Object *route(Object *self, Object *const *given, Size count);
 /* take of again.py, of a capsule with an Again. */
 Object *take(Object *self, Object *const *given, Size count);
 #endif

@@ -31,14 +31,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from . import native
+from . import inside, native, ops
 from .ffi import tvm_ffi
+from .forks import Renewed
 
 _GIVEN, _MADE, _NONE, _INT, _FLOAT, _ADDRESS, _KEPT, _LIST = range(8)
 _MOST_GIVEN = 24  # as in again.c
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype))
 _all: weakref.WeakSet = weakref.WeakSet()
-_one_at_a_time = threading.Lock()
+_one_at_a_time = Renewed(threading.Lock)
 
 
 class Address(NamedTuple):
@@ -158,17 +159,19 @@ def _prepared():
     makers = [getattr(guards, f"_empty_strided_{name}", None) for name in ("cpu", "cuda")]
     if table is None or None in makers or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
-    path = native.library("again")
-    if path is None:
+    found = native.load("again", ctypes.PyDLL)
+    if found is None:
         return None
-    found = ctypes.PyDLL(str(path))
     here, pointer, number = ctypes.py_object, ctypes.c_void_p, ctypes.c_int
-    for name, result, *arguments in (("prepare", number, here), ("new", here, number), ("functions", here, here),
-                                     ("add", None, here, here, here, pointer, here, here, number)):
+    for name, result, *arguments in (("prepare", number, here, here), ("new", here, number), ("functions", here, here),
+                                     ("add", None, here, here, here, pointer, here, here, number), ("route", here)):
         function = getattr(found, f"tkq_{name}")
         function.restype, function.argtypes = result, arguments
-    things = (None, False, Tensor, Parameter, "requires_grad", vars(forward_ad), "_current_level", *makers,
-              torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active, torch.is_grad_enabled,
-              torch._C._get_deterministic_algorithms, torch._C._cuda_isCurrentStreamCapturing,
-              torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None, table)
-    return found if found.tkq_prepare(things) else None
+    things = (None, False, Tensor, Parameter, "requires_grad", vars(forward_ad), "_current_level", "direct", "record",
+              *makers, torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active,
+              torch.is_grad_enabled, torch._C._get_deterministic_algorithms, torch._C._cuda_isCurrentStreamCapturing,
+              torch._C._cuda_getDevice if torch.cuda.device_count() > 1 else None, torch._C._is_tracing, table)
+    if not found.tkq_prepare(things, (*inside.tracing(), *inside.keys())):
+        return None
+    ops.short.route = found.tkq_route()
+    return found

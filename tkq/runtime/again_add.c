@@ -52,13 +52,15 @@ static Callable callable(Object *function, int flags) {
     return found;
 }
 
-/* things: (None, False, Tensor, Parameter, "requires_grad", a module's names, "_current_level", makes a tensor on the
- * CPU, on CUDA's device, five questions, the current device's or None, DLPack's table). 0 where it is another. */
-TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things) {
+/* things: (None, False, Tensor, Parameter, "requires_grad", a module's names, "_current_level", "direct", "record",
+ * makes a tensor on the CPU, on CUDA's device, five questions, the current device's or None, is something traced?,
+ * DLPack's table). numbers: the address of c10's question or 0, the tracer's key, and of `Torch` impl, keys and pending.
+ * 0 where it is another table. */
+TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things, Object *numbers) {
     Object **places[] = {&torch.none, &torch.no, &torch.tensor, &torch.parameter, &torch.needs_grad, &torch.levels,
-                         &torch.level};
+                         &torch.level, &torch.direct, &torch.record};
     Callable *callables[] = {&torch.make[kDLCPU], &torch.make[kDLCUDA], &torch.modes, &torch.functorch, &torch.grad,
-                             &torch.filling, &torch.captures, &torch.device};
+                             &torch.filling, &torch.captures, &torch.device, &torch.tracing};
     int n = sizeof places / sizeof *places, m = sizeof callables / sizeof *callables;
     if (PyTuple_Size(things) != n + m + 1) return 0;
     torch.dlpack = PyCapsule_GetPointer(PyTuple_GetItem(things, n + m), "dlpack_exchange_api");
@@ -69,7 +71,18 @@ TVM_FFI_DLL_EXPORT int tkq_prepare(Object *things) {
     for (int i = 0; i < n; ++i) Py_IncRef(*places[i] = PyTuple_GetItem(things, i));
     for (int i = 0; i < m; ++i)
         *callables[i] = callable(PyTuple_GetItem(things, n + i), i < 2 ? ARGUMENTS : NO_ARGUMENTS);
+    torch.included = (_Bool(*)(uint16_t))(uintptr_t)item(numbers, 0);
+    torch.tracer = (uint16_t)item(numbers, 1);
+    torch.impl = (size_t)item(numbers, 2);
+    torch.keys = (size_t)item(numbers, 3);
+    torch.pending = (uint64_t)item(numbers, 4);
     return 1;
+}
+
+/* `route` as a function of Python's. */
+TVM_FFI_DLL_EXPORT Object *tkq_route(void) {
+    static Method method = {"route", (void *)route, FAST_CALL, "The way of a call in plain eager mode, or None."};
+    return PyCFunction_NewEx(&method, NULL, NULL);
 }
 
 static void gone(Object *capsule) {

@@ -4,23 +4,20 @@ The DSL is imported when a kernel is compiled, not before."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
 import os
 import pathlib
 import re
-import tempfile
 import threading
 import time
-import warnings
 
-from . import keys, link
-from .cache import Cache, Entry, default_folder
+from . import forks, keys, link, pressure, scratch
+from .cache import Cache, Entry, default_folder, private_folder, say_once, say_that_it_cannot_be_written
 from .recipe import Recipe
 
 _functions: dict = {}  # Recipe -> its function: one for each kernel that this process has used
-_one_at_a_time = threading.RLock()  # the DSL compiles for one thread at a time; also guards _functions
+_one_at_a_time = forks.Renewed(threading.RLock)  # the DSL compiles for one thread at a time; also guards _functions
 _cache: Cache | None = None
 
 
@@ -35,12 +32,20 @@ def cache() -> Cache:
 def configure(folder=None, most_bytes: int | None = None) -> Cache:
     """Choose the disk cache's folder and size for this process, above what the environment says.
 
-    folder: a path. most_bytes: 2^30 where nothing was said. Kernels already in memory stay."""
+    folder: a path. most_bytes: 2^30 where nothing was said. Kernels already in memory stay.
+
+    Raises:
+        ValueError: a number below 0, or a folder that has no absolute path (``~name`` of no user).
+    """
     global _cache
     if most_bytes is not None and most_bytes < 0:
         raise ValueError(f"most_bytes: got {most_bytes}, allowed are numbers from 0 on")
     now = cache()
-    _cache = Cache(now.folder if folder is None else pathlib.Path(folder).expanduser().absolute(),
+    try:
+        chosen = now.folder if folder is None else pathlib.Path(folder).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"folder: got {os.fspath(folder)!r}: {error}") from None
+    _cache = Cache(chosen,
                    now.most_bytes if most_bytes is None else most_bytes)
     return _cache
 
@@ -78,23 +83,50 @@ def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET):
         args = (*args, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
     # The architecture is said here, not by CUTE_DSL_ARCH: that is read once, when whoever comes first imports the DSL.
     words = filter(None, (keys.OPTIONS, f"--gpu-arch {arch}", recipe.options, options))
-    with _one_at_a_time:
+    with _one_at_a_time, _pressure():
         return cute.compile(kernel, *args, options=" ".join(words))
+
+
+def _pressure():
+    """What tests have asked for, for the tile layer to see; nothing, and nothing imported, where nothing was."""
+    asked = pressure.asked()
+    return contextlib.nullcontext() if asked is None else _tile_naps().traced_under(asked)
+
+
+def _tile_naps():
+    from ..tile import naps
+
+    return naps
 
 
 def _remembered(recipe):
     with _one_at_a_time:
         if recipe not in _functions:
+            _functions[recipe] = _first_that_loads(recipe)
+        return _functions[recipe]
+
+
+def _first_that_loads(recipe):
+    """From the cache; an entry that is whole but does not load, from a machine whose loader differs say (a home folder
+    shared by several), is passed over, and the kernel built again. Where no file serves: as the compiler gives it."""
+    try:
+        while True:
             entry, fresh = _ensured(recipe, keys.TARGET)
             try:
-                _functions[recipe] = _loaded(entry)
-            except Exception:
+                return _loaded(entry)
+            except link.NoRuntime:
+                raise
+            except Exception as error:
+                cache().leave(entry)
                 if fresh:
-                    raise
-                # Whole, but from a machine whose loader differs, say (a home folder shared by several): built again.
-                entry.path.unlink(missing_ok=True)
-                _functions[recipe] = _loaded(entry_of(recipe))
-        return _functions[recipe]
+                    problem = error
+                    break
+    except OSError as error:
+        problem = error
+    found = compile_recipe(recipe)
+    say_once("kernels without files", f"tkq: kernels cannot be loaded from files here ({problem}): each process "
+             "compiles its own.")
+    return found
 
 
 def _ensured(recipe, arch) -> tuple[Entry, bool]:
@@ -125,16 +157,17 @@ def _writable(name):
         try:
             held.enter_context(store.lock(name))
         except OSError as error:
-            warnings.warn(f"tkq: the cache folder {store.folder} cannot be written ({error}); what is compiled now is "
-                          "lost with this process. Set TKQ_CACHE_DIR to a folder of yours.", stacklevel=2)
-            store = Cache(pathlib.Path(_private_folder().name))
+            say_that_it_cannot_be_written(store.folder, error)
+            store = Cache(private_folder(), before=())
             held.enter_context(store.lock(name))
         yield store
 
 
-@functools.cache
-def _private_folder():
-    return tempfile.TemporaryDirectory(prefix="tkq-")
+def places() -> list:
+    """Folders for temporary files where the system's has no room: the cache's own."""
+    with contextlib.suppress(OSError):
+        return [cache().make().path]
+    return []
 
 
 def _built(recipe, name, arch) -> tuple[bytes, dict]:
@@ -145,7 +178,7 @@ def _built(recipe, name, arch) -> tuple[bytes, dict]:
     began = time.perf_counter()
     symbol = "tkq_" + name.rpartition("-")[2]
     data, host_code = exported(compile_recipe(recipe, arch=arch), symbol)
-    linked = link.link(data)
+    linked = link.link(data, *places())
     data, kind = linked or (data, "object")
     return data, {
         "kind": kind,
@@ -160,13 +193,17 @@ def _built(recipe, name, arch) -> tuple[bytes, dict]:
 
 def exported(compiled, symbol):
     """The object file's bytes, and the host side as LLVM code, in which the launches can be read."""
-    out = []
-    with tempfile.TemporaryDirectory(prefix="tkq-build-") as folder:
+
+    def written(folder):
+        out = []
         for suffix in (".o", ".ll"):
             path = os.path.join(folder, "kernel" + suffix)
             compiled.export_to_c(path, function_name=symbol)
             out.append(pathlib.Path(path).read_bytes())
-    return out[0], out[1].decode(errors="replace")
+        return out
+
+    data, host_code = scratch.worked(written, *places())
+    return data, host_code.decode(errors="replace")
 
 
 def _made(recipe):
@@ -202,12 +239,10 @@ def dynamic_smem(host_code: str) -> dict:
 
 
 def _loaded(entry):
-    path, symbol = str(entry.path), entry.note["symbol"]
+    symbol = entry.note["symbol"]
     if entry.note["kind"] == "object":
         import cutlass.cute as cute  # half a second, which a shared object saves
 
-        return getattr(cute.runtime.load_module(path, enable_tvm_ffi=True), symbol)
+        return entry.loaded(lambda path: getattr(cute.runtime.load_module(path, enable_tvm_ffi=True), symbol))
     link.prepare(entry.note["kind"])
-    import tvm_ffi
-
-    return tvm_ffi.load_module(path)[symbol]
+    return entry.loaded(lambda path: link.load(path)[symbol])

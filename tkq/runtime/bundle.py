@@ -8,15 +8,16 @@ them.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
 import warnings
-from dataclasses import dataclass
 
 from . import keys, link
-from .cache import read_entry
+from .cache import Entry, read_entry
+from .trusted import shown
 
 NAME = "tkq-kernels.so"
 NATIVE = ("again", "chooser")  # what calls go through in C: sources of this folder whose names begin so
@@ -24,18 +25,26 @@ _FOLDER = pathlib.Path(__file__).parent
 BESIDE = pathlib.Path(__file__).resolve().parents[2] / "tkq_bundle"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Bundle:
     """note: kernels {the kernel's name, see ``keys.bundled_name``: its symbol}, native {one of ``NATIVE``: the digest
     of its sources}, cuda (the major version of its runtime), and who made it from what."""
 
-    path: pathlib.Path
-    note: dict
+    entry: Entry
+    problem: list = dataclasses.field(default_factory=list, compare=False)  # why it turned out not to load here
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self.entry.path
+
+    @property
+    def note(self) -> dict:
+        return self.entry.note
 
     def function(self, recipe):
-        """The kernel, as ``kernels.function`` gives it; None where the bundle lacks it."""
+        """The kernel, as ``kernels.function`` gives it; None where the bundle lacks it, or does not load here."""
         symbol = self.note["kernels"].get(keys.bundled_name(recipe))
-        return None if symbol is None else self.library[symbol]
+        return None if symbol is None or self.library is None else self.library[symbol]
 
     def has_native(self, kind: str) -> bool:
         """Has the library, which is loaded then, today's functions in C of this kind?"""
@@ -43,14 +52,19 @@ class Bundle:
 
     @functools.cached_property
     def library(self):
-        from .ffi import tvm_ffi
+        """Loaded; None where that cannot be: it is for another version of CUDA, say."""
+        from . import ffi  # noqa: F401  (imports tvm-ffi as it has to be)
 
         runtime = f"libcudart.so.{self.note['cuda']}"
-        if link.cudart_name() == runtime:
-            link.prepare("static")
-        else:  # the DSL that is here is for another CUDA, or there is none: torch has loaded what it needs itself
-            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-        return tvm_ffi.load_module(str(self.path))
+        try:
+            if link.cudart_name() == runtime:
+                link.prepare("static")
+            else:  # the DSL that is here is for another CUDA, or there is none: torch has loaded what it needs itself
+                ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+            return self.entry.loaded(link.load)
+        except (OSError, RuntimeError) as error:
+            self.problem.append(f"it is for CUDA {self.note['cuda']}: {error}")
+            return _unusable(self.path, self.problem[0])
 
 
 def native_sources(kind: str) -> list:
@@ -68,21 +82,29 @@ def digest(kind: str) -> str:
 def current() -> Bundle | None:
     """The bundle in use; None without one. What is named and cannot be used is told by a warning."""
     named = os.environ.get("TKQ_BUNDLE")
-    path = pathlib.Path(named).expanduser().absolute() if named else BESIDE
+    try:
+        path = pathlib.Path(named).expanduser().absolute() if named else BESIDE
+    except (RuntimeError, OSError) as error:  # ~ of no user; a relative one, where the working folder is gone
+        return _unusable(named, error)
     path = path / NAME if path.is_dir() or not named else path
     if not named and not path.is_file():
         return None
     try:
         found = read_entry(path)
     except OSError as error:
-        return _unusable(path, error.strerror)
-    if found is None or found.note.get("kind") != "bundle":
+        return _unusable(path, error.strerror or error)
+    if found is None or not _is_bundle(found.note):
         return _unusable(path, "it is damaged, or no bundle")
     if found.note["arch"] != keys.TARGET or found.note["machine"] != keys.machine():
         return _unusable(path, f"it is for {found.note['arch']} on {found.note['machine']}")
-    return Bundle(path, found.note)
+    return Bundle(found)
+
+
+def _is_bundle(note):
+    types = {"kernels": dict, "native": dict, "cuda": str, "arch": str, "machine": str}
+    return note.get("kind") == "bundle" and all(isinstance(note.get(name), of) for name, of in types.items())
 
 
 def _unusable(path, why):
-    warnings.warn(f"tkq: the bundle {path} cannot be used ({why}); kernels come from the cache, or are compiled.",
-                  stacklevel=3)
+    warnings.warn(f"tkq: the bundle {shown(path)} cannot be used ({why}); kernels come from the cache, or are "
+                  "compiled.", stacklevel=3)

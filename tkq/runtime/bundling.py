@@ -1,19 +1,20 @@
 """Make a bundle: compile kernels to object files and link them into one shared library. See ``bundle``."""
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
-import subprocess
 import tempfile
 
 from .. import __version__
-from . import build, keys, link
+from . import build, keys, link, scratch
 from .bundle import NAME, NATIVE, digest, native_sources
-from .cache import packed, unpacked
+from .cache import packed
 
 # What is looked for is seen from outside, nothing else: names of kernels' host functions are hundreds of letters.
 _VISIBLE = "{ global: __tvm_ffi_*; tkq_*; local: *; };\n"
+_LONGEST = 600.0  # seconds for a thousand kernels
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-s", "-Wl,-z,lazy", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL",
           "-Wl,--gc-sections")
 
@@ -28,16 +29,26 @@ def write(folder: pathlib.Path, objects: dict) -> pathlib.Path:
     """
     if link.why_not() is not None or link.runtime_kind() != "static":
         raise RuntimeError(f"a bundle cannot be linked: {link.why_not() or 'the DSL has no static runtime library'}")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)  # with a umask of 002 too: a group must not write there
     note = {"kind": "bundle", "tkq": __version__, "arch": keys.TARGET, "machine": keys.machine(),
             "cuda": (keys.flavour() or "cu13")[2:], "toolchain": keys.toolchain(),
             "native": {kind: digest(kind) for kind in NATIVE},
             "kernels": {keys.bundled_name(recipe): symbol for recipe, (symbol, _) in objects.items()}}
-    temporary = folder / f".new-{os.getpid()}"
-    temporary.write_bytes(packed(_linked(dict(objects.values())), note))
-    temporary.chmod(0o644)
-    os.replace(temporary, folder / NAME)
+    _replace(folder / NAME, packed(_linked(dict(objects.values())), note))
     return folder / NAME
+
+
+def _replace(path, data):
+    handle, temporary = tempfile.mkstemp(prefix=".tkq-new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def compiled(recipe) -> tuple[str, bytes, bool]:
@@ -52,7 +63,7 @@ def compiled(recipe) -> tuple[str, bytes, bool]:
                 data, _ = build.exported(build.compile_recipe(recipe), symbol)
                 store.put(name + ".obj", data, {"symbol": symbol, "builder": recipe.builder, "args": repr(recipe.args)})
                 return symbol, data, True
-    return symbol, unpacked(found.path.read_bytes())[0], False
+    return symbol, found.object(), False
 
 
 def _linked(objects):
@@ -74,7 +85,8 @@ def _linked(objects):
         words = [*_FLAGS, f"-Wl,--version-script={visible}", *(f"-I{path}" for path in tvm_ffi.libinfo.include_paths()),
                  "-o", out, *paths, link._SHIM, *native, runtime]
         arguments.write_text("\n".join(f'"{word}"' for word in words))  # too many for a command line
-        done = subprocess.run([link.compiler(), f"@{arguments}"], capture_output=True, stdin=subprocess.DEVNULL)
-        if done.returncode:
-            raise RuntimeError(f"a bundle cannot be linked: {done.stderr.decode(errors='replace')[-2000:]}")
+        try:
+            scratch.run([link.compiler(), f"@{arguments}"], place, _LONGEST)
+        except OSError as error:
+            raise RuntimeError(f"a bundle cannot be linked: {error}") from None
         return out.read_bytes()

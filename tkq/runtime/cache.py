@@ -1,54 +1,66 @@
 """Compiled kernels on disk: one folder, shared by all processes of a user, and others that are only read.
 
-An entry is one file: the object, a note about it, and a checksum of both. It is written under a temporary name and
-renamed, so that a reader sees all of it or nothing; one whose checksum is wrong counts as missing. The entries used
-longest ago go when there are too many. Where nothing can be written (a full disk), an entry lies in a folder that goes
-with the process. Knows nothing of what the objects hold.
+An entry is one file: the object, a note about it, the note's length, a checksum of all that, and a magic. It is
+written under a temporary name and renamed, so that readers see all of it or nothing; an entry with a wrong checksum
+counts as missing. The least recently used entries are removed when there are too many. Other files in the folder are
+never counted or changed: an entry has an entry's name, its magic, and the right owner. The file that is loaded is the
+one that was verified, through its descriptor (see ``trusted``). If the folder cannot be written (a full disk) or is not
+trusted, entries go to a temporary folder of the process. Independent of what the objects hold.
 """
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
 import hashlib
+import itertools
 import json
-import logging
 import os
 import pathlib
-import stat
-import tempfile
-import threading
+import re
+import resource
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from . import forks, locks, trusted
 
 MOST_BYTES = 1 << 30
-_MAGIC = b"tkq-entry-1\n"
-_TAIL = 8 + 32 + len(_MAGIC)  # length of the note, SHA-256 of object and note, magic
+_MAGIC = b"tkq-entry-2\n"
+_IS_MAGIC = re.compile(rb"tkq-entry-\d\n")  # of all versions: old entries are removed too
+_TAIL = 8 + 32 + len(_MAGIC)  # length of the note, SHA-256 of object, note and that length, magic
+_IS_NAME = re.compile(r"(?!tkq-kernels\.)\w[\w-]*\.(so|o|obj)")  # a bundle has the same format, and is no entry
+_IS_OURS_BESIDE = re.compile(r"\.tkq-.*|\.lock-\d+|tuned")  # locks, those of older versions, tuned configurations
 _ABANDONED = 3600  # seconds after which a temporary file belongs to a process that died
 _LOCKS = 64
-PATIENCE = 5.0  # seconds that a process waits for another one before it says so
-_log = logging.getLogger("tkq")
-
-
-class _Held(threading.local):
-    """names: of the locks that this thread holds, by their files and the process: a forked child holds none."""
-
-    def __init__(self):
-        self.names = {}
-
-
-_held = _Held()
+_loads = itertools.count(1)
+_said: set = set()  # what was warned of
+_passed_over: set = set()  # paths of entries that are whole and did not load here; until they are written anew
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A verified entry. path: the file, which a loader of ELF files takes as it is (it does not look behind the end).
-
-    note: what was told about it when it was stored."""
+    """A verified entry. path: where it was found. note: as given to ``put``. file: the opened file."""
 
     path: pathlib.Path
     note: dict
+    file: trusted.Descriptor = field(compare=False, repr=False)
+
+    def loaded(self, load):
+        """load(path) of the file that was verified, whatever its path names now. If that fails (a file system mounted
+        noexec), copies in memory and in a temporary folder are tried. Raises the first error of load."""
+        try:
+            return load(_path_of(self.file.number))
+        except Exception as error:  # each loader has its own
+            for copied in (_in_memory, _in_private_folder):
+                with contextlib.suppress(Exception), copied(self.file.bytes()) as path:
+                    found = load(path)
+                    say_once(self.path.parent, f"tkq: what lies in {trusted.shown(self.path.parent)} cannot be loaded "
+                             f"from there ({error}); it is copied by each process.")
+                    return found
+            raise
+
+    def object(self) -> bytes:
+        """The object, as given to ``put``."""
+        return unpacked(self.file.bytes())[0]
 
 
 @dataclass(frozen=True)
@@ -68,19 +80,20 @@ class Cache:
             object.__setattr__(self, "before", tuple(before) if self.folder == last else ())
 
     def find(self, name: str) -> Entry | None:
-        """The entry, verified and marked as used; None where there is none, or a damaged one."""
+        """The entry, verified and marked as used. None if it is missing, damaged or not trusted; a folder that is not
+        trusted counts as empty, with one warning."""
         for folder in self.before:
             with contextlib.suppress(OSError):  # one that may not be read has nothing
-                found = read_entry(folder / name)
+                found = _entry_in(folder, name)
                 if found is not None:
                     return found
         try:
-            found = read_entry(self.folder / name)
-        except (FileNotFoundError, NotADirectoryError):
+            found = _entry_in(self.folder, name)
+        except OSError:
             return None
         if found is not None:
             with contextlib.suppress(OSError):  # a folder that may only be read serves all the same
-                os.utime(found.path)
+                os.utime(found.file.number)
         return found
 
     def put(self, name: str, data: bytes, note: dict) -> Entry:
@@ -92,94 +105,93 @@ class Cache:
             private = private_folder()
             if self.folder == private:
                 raise
-            warnings.warn(f"tkq: the cache folder {self.folder} cannot be written ({error}); what is compiled now is "
-                          "lost with this process. Make room, or set TKQ_CACHE_DIR to another folder.", stacklevel=2)
+            say_that_it_cannot_be_written(self.folder, error)
             return Cache(private, before=())._put(name, data, note)
 
-    def _put(self, name, data, note):
-        self.make()
-        handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(packed(data, note))
-            os.replace(temporary, self.folder / name)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        self._make_room(keep=name)
-        return Entry(self.folder / name, note)
+    def leave(self, entry: Entry) -> None:
+        """Treat an entry that is whole but does not load here (written on a machine with another loader, say) as
+        missing from now on. It is removed only from the folder that is written."""
+        if entry.path.parent == self.folder:
+            with contextlib.suppress(OSError):
+                folder = trusted.folder(self.folder)
+                if folder.open(entry.path.name).status.st_ino == entry.file.status.st_ino:
+                    folder.remove(entry.path.name)
+        _passed_over.add(entry.path)
 
-    @contextlib.contextmanager
     def lock(self, name: str):
-        """Held by one process at a time. Some names share a lock, so that the files are few; they are never deleted.
-        Who waits for longer than ``PATIENCE`` says so, once, by the logger "tkq".
+        """A context that one process at a time is in. Names share 64 lock files, which are never deleted. A process
+        that waits for longer than ``locks.PATIENCE`` says so once, by the logger "tkq".
 
-        Threads of one process must not race for it: that is the caller's business.
+        The caller keeps threads of one process from racing for it.
 
         Raises:
             RuntimeError: this thread holds it for the same name, and would wait for itself.
+            OSError: the folder cannot be written, or is not to be trusted.
         """
-        self.make()
         number = int(hashlib.sha256(name.encode()).hexdigest(), 16) % _LOCKS
-        path = self.folder / f".lock-{number}"
-        mine = path, os.getpid()
-        if mine in _held.names:
-            _refuse_itself(name, _held.names[mine])
-            yield
-            return
-        with open(path, "a+") as file:
-            _locked(file, name)
-            _held.names[mine] = name
-            with contextlib.suppress(OSError):  # on a full disk nobody learns who holds it
-                os.ftruncate(file.fileno(), 0)
-                os.write(file.fileno(), f"{os.getpid()}, {name}".encode())
-            try:
-                yield
-            finally:  # not by closing alone: a process that was forked meanwhile has the file open too
-                del _held.names[mine]
-                fcntl.flock(file, fcntl.LOCK_UN)
+        return locks.held(self.make(), f".tkq-lock-{number}", name)
 
     def entries(self) -> list[pathlib.Path]:
-        """All entries, those used longest ago first. Folders are none."""
-        found = []
-        for path in self._files():
-            if not path.name.startswith(".") and path.is_file():
-                with contextlib.suppress(FileNotFoundError):  # another process makes room too
-                    found.append((path.stat().st_mtime_ns, path))
-        return [path for _, path in sorted(found)]
+        """All entries, those used longest ago first."""
+        return [self.folder / name for _, _, name in self._entries()]
 
     def bytes(self) -> int:
         """What all entries take."""
-        return sum(map(_size, self.entries()))
+        return sum(size for _, size, _ in self._entries())
 
-    def share(self) -> None:
-        """Let everybody read it: a folder that a fleet mounts."""
-        self.folder.chmod(0o755)
-        for path in self.entries():
-            path.chmod(0o644)
+    def share(self) -> list[str]:
+        """Make the entries readable by all, and the folder if nothing else is in it: for a fleet. Returns the names of
+        other files; their modes stay, and with any of them the folder's."""
+        folder = trusted.folder(self.folder)
+        ours = {name for _, _, name in self._entries()}
+        foreign = sorted(name for name in set(folder.names()) - ours if not _IS_OURS_BESIDE.fullmatch(name))
+        for name in ours:
+            with contextlib.suppress(OSError):
+                file = folder.open(name)
+                os.fchmod(file.number, 0o644)
+        if not foreign:
+            folder.chmod(0o755)
+        return foreign
 
-    def make(self) -> None:
-        """See that the folder is there, for this user alone."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        refuse_if_anybody_writes(self.folder)
+    def make(self) -> trusted.Folder:
+        """Open the folder, created with mode 0700 if it is missing."""
+        return trusted.folder(self.folder, make=True)
 
-    def _files(self):
-        return self.folder.iterdir() if self.folder.is_dir() else ()
+    def _put(self, name, data, note):
+        folder = self.make()
+        file = folder.put(name, packed(data, note))
+        _passed_over.discard(self.folder / name)
+        with contextlib.suppress(OSError):  # the folder may be removed meanwhile
+            self._make_room(folder, keep=name)
+        return Entry(self.folder / name, note, file)
 
-    def _make_room(self, keep: str):
-        for path in self._files():
-            with contextlib.suppress(FileNotFoundError):
-                if path.name.startswith(".new-") and path.stat().st_mtime < time.time() - _ABANDONED:
-                    path.unlink()
-        entries = self.entries()
-        total = sum(map(_size, entries))
-        for path in entries:
+    def _entries(self) -> list:
+        """(time of last use, bytes, name), sorted."""
+        try:
+            folder = trusted.folder(self.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = []
+        for name in filter(_IS_NAME.fullmatch, folder.names()):
+            with contextlib.suppress(OSError):  # not trusted, or removed by another process meanwhile
+                file = folder.open(name)
+                if _IS_MAGIC.fullmatch(file.tail(len(_MAGIC))):
+                    found.append((file.status.st_mtime_ns, file.status.st_size, name))
+        return sorted(found)
+
+    def _make_room(self, folder, keep):
+        for name in filter(trusted.IS_TEMPORARY.fullmatch, folder.names()):
+            with contextlib.suppress(OSError):
+                if folder.open(name).status.st_mtime < time.time() - _ABANDONED:
+                    folder.remove(name)
+        entries = self._entries()
+        total = sum(size for _, size, _ in entries)
+        for _, size, name in entries:
             if total <= self.most_bytes:
                 return
-            if path.name != keep:
-                total -= _size(path)
-                path.unlink(missing_ok=True)
+            if name != keep:
+                total -= size
+                folder.remove(name)
 
 
 def default_folder() -> pathlib.Path:
@@ -192,76 +204,68 @@ def folders() -> tuple:
     as after a colon at the end, is the user's own: ``tkq`` in ``$XDG_CACHE_HOME`` or ``~/.cache``; of a user without a
     home it is ``private_folder()``."""
     chosen = os.environ.get("TKQ_CACHE_DIR", "").split(os.pathsep)
-    return tuple(pathlib.Path(folder).expanduser().absolute() if folder else _own_folder() for folder in chosen)
+    return tuple(_named_folder(folder) if folder else _own_folder() for folder in chosen)
+
+
+def _named_folder(folder):
+    try:
+        return pathlib.Path(folder).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # ~ of no user; a relative one, where the working folder is gone
+        _say_that_all_is_lost(f"{trusted.shown(folder)}: {str(error).rstrip('.')}")
+        return private_folder()
 
 
 def _own_folder():
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "tkq"
+        return (pathlib.Path(base) if base and os.path.isabs(base) else pathlib.Path.home() / ".cache") / "tkq"
     except RuntimeError as error:  # no $HOME, and a user of no name, as containers have them
         _say_that_all_is_lost(str(error).rstrip("."))
         return private_folder()
 
 
-@functools.cache
-def _say_that_all_is_lost(why):
-    """Once: the folder is asked for many times."""
-    warnings.warn(f"tkq: this user has no folder for a cache ({why}); what is compiled now is lost with this process. "
-                  "Set HOME, or TKQ_CACHE_DIR to a folder of yours.", stacklevel=4)
-
-
 def private_folder() -> pathlib.Path:
-    """A folder that goes with the process, for what cannot be written elsewhere."""
-    return pathlib.Path(_private().name)
+    """A temporary folder of this process, for what cannot be written elsewhere."""
+    return pathlib.Path(forks.private_folder())
 
 
-@functools.cache
-def _private():
-    return tempfile.TemporaryDirectory(prefix="tkq-")
+# ---- what is said ---------------------------------------------------------------------------------------------------
 
 
-def refuse_if_anybody_writes(folder) -> None:
-    """RuntimeError for a folder of code that anybody could change."""
-    if folder.stat().st_mode & stat.S_IWOTH:
-        raise RuntimeError(f"the folder {folder} can be written by everybody, and what lies there is run; take that "
-                           "right away (chmod o-w), or let TKQ_CACHE_DIR (TKQ_BUNDLE, for a bundle) name another one")
+def say_once(about, text: str) -> None:
+    """Warn once in a process about a folder or a program: each kernel would repeat it. If the size of files is limited
+    (RLIMIT_FSIZE), which makes compiler and cache fail alike, only the first warning of all is given."""
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        about = "file size"
+    if about not in _said:
+        _said.add(about)
+        warnings.warn(text, stacklevel=3)
 
 
-def _refuse_itself(name, held):
-    if name == held:
-        raise RuntimeError(f"{name}: asked for while it is being compiled. The file of a recipe's builder is imported "
-                           'for that, and calls the kernel again: put the call under if __name__ == "__main__"')
+def say_that_it_cannot_be_written(folder: pathlib.Path, error: OSError) -> None:
+    """Or is not trusted."""
+    if isinstance(error, trusted.Untrusted):
+        say_once(folder, f"tkq: {error}. Until then it is not used; if it is the one to be written, what is compiled "
+                 "is lost with each process.")
+    else:
+        say_once(folder, f"tkq: the cache folder {trusted.shown(folder)} cannot be written ({error}); what is compiled "
+                 "now is lost with this process. Make room, or set TKQ_CACHE_DIR to a folder of yours.")
 
 
-def _locked(file, name):
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        waiting = threading.Timer(PATIENCE, _say_that_it_waits, (file.name, name))
-        waiting.daemon = True
-        waiting.start()
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        finally:
-            waiting.cancel()
+def _say_that_all_is_lost(why):
+    say_once(why, f"tkq: this user has no folder for a cache ({why}); what is compiled now is lost with this process. "
+             "Set HOME, or TKQ_CACHE_DIR to a folder of yours.")
 
 
-def _say_that_it_waits(path, name):
-    try:
-        holder = pathlib.Path(path).read_text() or "unknown"
-    except OSError:
-        holder = "unknown"
-    _log.warning("tkq: waits for another process, which compiles (process and kernel: %s); this one wants %s. `python "
-                 "-m tkq compile` fills the cache ahead.", holder, name)
+# ---- a file ---------------------------------------------------------------------------------------------------------
 
 
 def read_entry(path: pathlib.Path) -> Entry | None:
-    """The verified entry in a file; None for a damaged one. OSError where it cannot be read."""
-    data = path.read_bytes()
-    refuse_if_anybody_writes(path.parent)
-    note = _note_of(data)
-    return None if note is None else Entry(path, note)
+    """The verified entry in a file; None if it is damaged. OSError if it cannot be read, or file or folder are not
+    trusted."""
+    file = trusted.file(path)
+    note = _note_of(file.bytes())
+    return None if note is None else Entry(path, note, file)
 
 
 def unpacked(data: bytes) -> tuple[bytes, dict]:
@@ -275,22 +279,56 @@ def unpacked(data: bytes) -> tuple[bytes, dict]:
 def packed(data: bytes, note: dict) -> bytes:
     """An entry's bytes."""
     text = json.dumps(note).encode()
-    return data + text + len(text).to_bytes(8, "little") + hashlib.sha256(data + text).digest() + _MAGIC
+    body = data + text + len(text).to_bytes(8, "little")
+    return body + hashlib.sha256(body).digest() + _MAGIC
 
 
 def _note_of(data: bytes) -> dict | None:
-    tail = data[-_TAIL:]
-    if len(tail) < _TAIL or not tail.endswith(_MAGIC):
+    if len(data) < _TAIL or not data.endswith(_MAGIC):
         return None
-    length, digest = int.from_bytes(tail[:8], "little"), tail[8:40]
-    body = memoryview(data)[:-_TAIL]  # not copied: a bundle has megabytes, and this is part of a first call
-    if length > len(body) or hashlib.sha256(body).digest() != digest:
+    end = len(data) - _TAIL
+    body = memoryview(data)[:end + 8]  # not copied: a bundle has megabytes, and this is part of a first call
+    length, digest = int.from_bytes(body[end:], "little"), data[end + 8:end + 40]
+    if length > end or hashlib.sha256(body).digest() != digest:
         return None
-    return json.loads(bytes(body[len(body) - length:]))
+    return json.loads(bytes(body[end - length:end]))
 
 
-def _size(path) -> int:
+def _entry_in(path, name):
+    """A folder's entry; None if it is damaged. OSError if it is missing or not trusted."""
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+        folder = trusted.folder(path)
+    except trusted.Untrusted as error:
+        say_that_it_cannot_be_written(path, error)
+        raise
+    if path / name in _passed_over:
+        return None
+    file = folder.open(name)
+    note = _note_of(file.bytes())
+    return None if note is None else Entry(path / name, note, file)
+
+
+def _path_of(number) -> str:
+    """A path of a descriptor, each time a different one: loaders take two files of the same path for one file. The
+    counter's bits are written as "./" and "/", which change the text and not the place."""
+    steps = bin(next(_loads))[2:].replace("0", "/").replace("1", "./")
+    return f"/proc/self/fd/{steps}{number}"
+
+
+@contextlib.contextmanager
+def _in_memory(data):
+    if not hasattr(os, "memfd_create"):
+        raise OSError("no files in memory here")
+    file = trusted.Descriptor(os.memfd_create("tkq", os.MFD_CLOEXEC))
+    trusted.write(file.number, data)
+    yield _path_of(file.number)
+
+
+@contextlib.contextmanager
+def _in_private_folder(data):
+    folder, name = trusted.folder(private_folder()), f"copied-{next(_loads)}.so"
+    folder.put(name, data)
+    try:
+        yield str(folder.path / name)
+    finally:
+        folder.remove(name)

@@ -10,9 +10,23 @@ _creation = getattr(torch._C._autograd, "_get_creation_meta", None)  # of a view
 
 
 def tensor(name: str, x) -> None:
-    """TypeError unless x is a tensor."""
+    """TypeError unless x is a tensor, and a dense one: not sparse, nested or of MKL-DNN. (Dynamo, which does not trace
+    that question in a backward, traces dense ones only.)"""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a torch.Tensor")
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"{name}: got a {'nested' if x.is_nested else x.layout} tensor, expected a dense one")
+
+
+def settled(name: str, x) -> None:
+    """What `tensor` asks, and ValueError where a view has a negation or a conjugation pending, or zeros have no memory:
+    of a kernel that is launched on the memory as it lies."""
+    tensor(name, x)
+    if not torch.compiler.is_dynamo_compiling() and (x.is_neg() or x.is_conj() or x._is_zerotensor()):
+        raise ValueError(f"{name}: is a view with a pending negation or conjugation, or zeros without memory; allowed "
+                         "are tensors whose numbers lie in memory: call .resolve_neg(), .resolve_conj() or .clone()")
 
 
 def dtype(name: str, x, allowed) -> None:
@@ -47,25 +61,8 @@ def is_traced(x) -> bool:
 
 def number(name: str, x) -> None:
     """TypeError unless x is a number: Python's, or one that is traced."""
-    if not isinstance(x, (int, float)) and not is_traced(x):
+    if (isinstance(x, bool) or not isinstance(x, (int, float))) and not is_traced(x):
         raise TypeError(f"{name}: got {type(x).__name__}, expected a float")
-
-
-def refuse_tensors(op_name: str, **values) -> None:
-    """TypeError for a tensor in the place of a number or a flag: asked where something has failed, as its truth may."""
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            raise TypeError(f"{op_name}: {name}: got a Tensor of shape {tuple(value.shape)}, expected a Python number, "
-                            "or True or False")
-
-
-def finite(name: str, x) -> None:
-    """TypeError, ValueError unless x is a Python number that is finite, in float32 too."""
-    if is_traced(x):
-        return
-    number(name, x)
-    if not -FLOAT32_END < x < FLOAT32_END:  # not isfinite, which Dynamo does not trace for a float that varies
-        raise ValueError(f"{name}: got {x}, allowed are finite numbers, up to 3.4e38 as in float32")
 
 
 def flag(name: str, x) -> None:
@@ -140,8 +137,11 @@ def refuse_leaf(op_name: str, **tensors) -> None:
 
 
 def refuse_overlap(op_name: str, **tensors) -> None:
-    """ValueError where elements of a tensor that is to be written over share memory, or could: not plain to see."""
+    """ValueError where elements of a tensor that is to be written over share memory, or could: not plain to see. And
+    where it has no memory at all (torch's efficient zeros)."""
     for name, x in tensors.items():
+        if not torch.compiler.is_dynamo_compiling() and x._is_zerotensor():
+            raise ValueError(f"{op_name}: {name}: is zeros without memory; not allowed in place: call .clone()")
         if _not_apart(name, x):
             raise ValueError(f"{op_name}: {name}: is {tuple(x.shape)} with strides {x.stride()}, so that elements may "
                              "share memory; not allowed in place: pass a tensor whose rows lie apart")

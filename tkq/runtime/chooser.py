@@ -15,12 +15,12 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from . import native, new
+from . import forks, native, new
 
 MOST = 1 << 30  # elements of a call's first tensor: more may need several launches, which is the caller's business
 _NOTHING, _CONSTANT = -1, -2
 _KEPT, _AS_IT_IS, _RESULT, _COLUMNS, _FEWEST = 7, 8, 16, 32, 64
-_one_at_a_time = threading.Lock()
+_one_at_a_time = forks.Renewed(threading.Lock)
 
 
 class Ended(NamedTuple):
@@ -139,12 +139,12 @@ def _arranged(entry, given):
 @functools.cache
 def _in_c():
     """`added` in C; None where it can be neither found nor compiled."""
-    from .ffi import tvm_ffi
+    from . import ffi, link  # noqa: F401  (ffi imports tvm-ffi as it has to be)
 
     with _one_at_a_time:
         try:
-            path = native.library("chooser")
-            return None if path is None else tvm_ffi.load_module(str(path))["added"]
+            found = native.load("chooser", link.load)
+            return None if found is None else found["added"]
         except (OSError, RuntimeError, AttributeError, ValueError) as error:
             warnings.warn(f"tkq: calls take longer than they need ({error})", stacklevel=2)
             return None

@@ -5,11 +5,11 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from . import bundle, keys, link
+from . import bundle, keys, link, trusted
 from .build import cache
 
-_TESTED_DSL = ((4, 8, 1), (4, 9))
-_TESTED_FFI = ((0, 1, 15), (0, 2))
+_TESTED_DSL = ((4, 8, 0), (4, 9))
+_TESTED_FFI = ((0, 1, 11), (0, 2))
 _TESTED_CUDA_PYTHON = ((12, 8), (14,))
 _OLDEST_TORCH = (2, 9)
 _NEEDED_DRIVER = {13: "580", 12: "525"}  # the first driver branch of each CUDA version, on Linux
@@ -84,7 +84,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
     try:
         held = f"{len(kept.entries())} kernels, {kept.bytes() / 1e6:.1f} of {kept.most_bytes / 1e6:.0f} MB"
     except OSError as error:  # another user's, say: `_cache_findings` has the advice
-        held = f"cannot be read ({error.strerror})"
+        held = f"cannot be read ({error.strerror or error})"
     return [
         ("tkq", f"{__version__}, kernels for {keys.TARGET}"),
         ("python", f"{_dotted(facts.python)} on {platform.machine()} {platform.system()}"),
@@ -95,7 +95,7 @@ def describe(facts: Facts) -> list[tuple[str, str]]:
         ("CUDA runtime", facts.cudart or "not found"),
         ("driver", f"for CUDA up to {_dotted(facts.driver)}" if facts.driver else "none"),
         ("GPU", f"{facts.gpu[0]}, compute capability {_dotted(facts.gpu[1])}" if facts.gpu else "none"),
-        ("cache", f"{kept.folder}: {held}"),
+        ("cache", f"{trusted.shown(kept.folder)}: {held}"),
         ("bundle", facts.bundle or "none"),
         ("C compiler", link.compiler() or "none"),
         ("nvdisasm", facts.nvdisasm or "none"),
@@ -110,6 +110,12 @@ def _bundle():
 def diagnose(facts: Facts) -> list[Finding]:
     """What is wrong, and what to do about it."""
     return [*_wrong_packages(facts), *_wrong_device(facts), *_costs(facts)]
+
+
+def why_no_compiling() -> str | None:
+    """One line on what is missing for kernels to be compiled here; None where the DSL is installed."""
+    version = keys.version("nvidia-cutlass-dsl")
+    return None if version else next(_wrong_version("nvidia-cutlass-dsl", version, _TESTED_DSL, "[cu13]")).text
 
 
 def _wrong_packages(facts):
@@ -134,7 +140,7 @@ def _wrong_packages(facts):
 def _wrong_version(package, found, tested, extra=""):
     """tested: from which version on, and before which one."""
     low, high = map(_dotted, tested)
-    command = f"pip install '{package}{extra}>={low},<{high}'"
+    command = f"pip install '{package}{extra}{_allowed(tested)}'"
     if found is None:
         yield Finding(f"{package} is missing: {command}.")
     elif not tested[0] <= _numbers(found) < tested[1]:
@@ -180,7 +186,8 @@ def _flavour_mismatch(facts):
     start = f"PyTorch is built for CUDA {torch}, but the DSL uses its {facts.flavour} libraries"
     if f"cu{torch}" not in facts.flavours:
         extra = f"[cu{torch}]" if torch > 12 else ""
-        return f"{start}; those for CUDA {torch} are missing: pip install 'nvidia-cutlass-dsl{extra}>=4.8.1,<4.9'."
+        return (f"{start}; those for CUDA {torch} are missing: pip install 'nvidia-cutlass-dsl{extra}"
+                f"{_allowed(_TESTED_DSL)}'.")
     return (f"{start}, the newest that the driver can run: install a PyTorch for CUDA {facts.flavour[2:]}, or "
             f"pip uninstall nvidia-cutlass-dsl-libs-{facts.flavour}.")
 
@@ -191,8 +198,9 @@ def _costs(facts):
                       "import the DSL (0.5 s, once), and eager calls cost the CPU some microseconds more. Not so with "
                       "a C compiler (apt install gcc, say).", False)
     if facts.nvdisasm is None:
-        yield Finding("nvdisasm is missing: `python -m tkq compile --report`, the demo without a GPU and the SASS "
-                      "tests need it: pip install nvidia-cuda-nvdisasm.", False)
+        yield Finding("nvdisasm is missing: `python -m tkq compile --report` and the demo without a GPU show no "
+                      "instructions and no spills, and tests of machine code are skipped: pip install "
+                      "nvidia-cuda-nvdisasm.", False)
 
 
 def _cache_findings():
@@ -200,8 +208,16 @@ def _cache_findings():
         with cache().lock("doctor"):
             pass
     except (OSError, RuntimeError) as error:
-        return [Finding(f"The cache cannot be used: {error}. Set TKQ_CACHE_DIR to a folder of yours.")]
-    return []
+        return [Finding(f"The cache cannot be used: {error}. Set TKQ_CACHE_DIR to a folder of yours."), *_passed_over()]
+    return [*_passed_over()]
+
+
+def _passed_over():
+    for folder in cache().before:
+        try:
+            trusted.folder(folder)
+        except OSError as error:
+            yield Finding(f"A folder of TKQ_CACHE_DIR is passed over: {error}.", False)
 
 
 def _verdict(facts):
@@ -231,6 +247,12 @@ def _numbers(version: str) -> tuple:
             break
         numbers.append(int(part))
     return tuple(numbers)
+
+
+def _allowed(tested) -> str:
+    """As pip takes it."""
+    low, high = map(_dotted, tested)
+    return f">={low},<{high}"
 
 
 def _dotted(numbers) -> str:

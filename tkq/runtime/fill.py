@@ -1,6 +1,7 @@
 """``python -m tkq compile``: fill the disk cache, or make a bundle, with the shipped kernels or those of models."""
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import multiprocessing
 import pathlib
@@ -9,12 +10,21 @@ import sys
 import time
 
 from .. import catalog
-from . import bundle, bundling, keys, native
+from . import bundle, bundling, doctor, keys, native, trusted
 from .build import cache, configure, ensure
 
 
+def parsed(argv) -> argparse.Namespace:
+    """The command line behind ``compile``. NAMEs may stand anywhere in it."""
+    parser = argparse.ArgumentParser(prog="python -m tkq compile",
+                                     description="Fill the disk cache, or make a bundle; needs no GPU.")
+    describe(parser)
+    return parser.parse_intermixed_args(argv)
+
+
 def main(chosen) -> int:
-    """chosen: as the command line has it (see ``describe``). 0; 1 where a kernel failed; 2: nothing could be chosen."""
+    """chosen: as the command line has it (see ``describe``). 0; 1 where a kernel failed; 2: nothing could be
+    chosen, or nothing can be compiled here."""
     try:
         kernels = _selected(chosen)
     except (ValueError, RuntimeError) as error:
@@ -23,17 +33,36 @@ def main(chosen) -> int:
     if chosen.list:
         print(*(kernel.name for kernel in kernels), sep="\n")
         return 0
-    if not (chosen.names or chosen.models or chosen.ops):
-        print(f"All {len(kernels)} kernels that tkq ships, in {chosen.jobs} process{'es' * (chosen.jobs > 1)}. Fewer: "
-              "--models, --ops or part of a NAME (--list shows them). Faster: -j N.", flush=True)
+    if doctor.why_no_compiling():
+        print(f"tkq compile: {doctor.why_no_compiling()}", file=sys.stderr)
+        return 2
+    if chosen.all:
+        print(f"All {len(kernels)} kernels that tkq ships, in {chosen.jobs} process{'es' * (chosen.jobs > 1)}. Faster: "
+              "-j N.", flush=True)
     if chosen.output:
-        configure(chosen.output)
+        try:
+            configure(chosen.output).make()
+        except (OSError, ValueError) as error:
+            print(f"tkq compile: --output: {error}", file=sys.stderr)
+            return 2
     if chosen.bundle:
         return into_bundle(kernels, chosen.jobs, chosen.bundle)
     status = into_cache(kernels, chosen.jobs, chosen.report)
     if chosen.output:
-        cache().share()
+        _share()
     return status
+
+
+def _share():
+    """Let everybody read what was made, and nothing else."""
+    try:
+        foreign = cache().share()
+    except OSError as error:
+        print(f"tkq compile: {error}", file=sys.stderr)
+        return
+    if foreign:
+        print(f"{trusted.shown(cache().folder)} has files that are not tkq's ({trusted.shown(foreign[0])}, ...), and "
+              "keeps its mode: where others are to read it, say chmod go+rx.")
 
 
 def into_cache(kernels, jobs: int, report: bool = False) -> int:
@@ -41,10 +70,19 @@ def into_cache(kernels, jobs: int, report: bool = False) -> int:
     progress = Progress(len(kernels))
     for kernel, made, error in _worked(_entry, kernels, jobs):
         progress.told(kernel.name, made, error, bool(error) or (report and _reported(kernel)))
+    if report:
+        _left_out()
     for kind in bundle.NATIVE:  # what calls go through, for machines without a compiler
         native.library(kind)
-    print(f"{progress.ended()}; {cache().folder} has {cache().bytes() / 1e6:.1f} MB")
+    print(f"{progress.ended()}; {trusted.shown(cache().folder)} {_size()}")
     return 1 if progress.failed else 0
+
+
+def _size():
+    try:
+        return f"has {cache().bytes() / 1e6:.1f} MB"
+    except OSError as error:
+        return f"cannot be used: {error}"
 
 
 def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
@@ -61,17 +99,22 @@ def into_bundle(kernels, jobs: int, folder: pathlib.Path) -> int:
     except (RuntimeError, OSError) as error:
         print(f"tkq compile: {error}", file=sys.stderr)
         return 1
-    print(f"{path}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; TKQ_BUNDLE={folder} uses it")
+    print(f"{trusted.shown(path)}: {len(objects)} kernels, {path.stat().st_size / 1e6:.2f} MB; "
+          f"TKQ_BUNDLE={trusted.shown(folder)} uses it")
     return 0
 
 
 def describe(parser) -> None:
     """The command line's arguments."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose name contains it; all without one")
-    parser.add_argument("--models", nargs="+", default=[], metavar="MODEL",
+    names = lambda text: [name for name in text.split(",") if name]
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose name contains it; --list prints "
+                        "all names")
+    parser.add_argument("--all", action="store_true", help="every kernel that tkq ships: many minutes")
+    parser.add_argument("--models", type=names, action="extend", default=[], metavar="MODEL[,MODEL]",
                         help="the kernels that training and inference of these models take (llama-8b, say), instead of "
                              "those that tkq ships")
-    parser.add_argument("--ops", nargs="+", default=[], metavar="OP", help="only kernels of these functions of tkq")
+    parser.add_argument("--ops", type=names, action="extend", default=[], metavar="OP[,OP]",
+                        help="only kernels of these functions of tkq")
     parser.add_argument("--arch", default=keys.TARGET, choices=(keys.TARGET,), help=f"the GPU ({keys.TARGET})")
     parser.add_argument("--list", action="store_true", help="print the names and compile nothing")
     parser.add_argument("--report", action="store_true", help="print what the machine code shows, and judge it")
@@ -85,14 +128,36 @@ def describe(parser) -> None:
 def _selected(chosen):
     if chosen.jobs < 1:
         raise ValueError(f"--jobs is {chosen.jobs}, allowed are numbers from 1 on")
-    if not chosen.models:
-        kernels = catalog.select(chosen.names)
-    else:
-        from .. import models
+    some = chosen.names or chosen.models or chosen.ops
+    if chosen.all and some:
+        raise ValueError("--all is every kernel: leave out NAME, --models and --ops, or leave out --all")
+    if not (chosen.all or some or chosen.list):
+        raise ValueError("say what to compile: part of a kernel's NAME (--list prints them), --ops, --models, or "
+                         f"--all for the {len(catalog.shipped())} kernels that tkq ships")
+    try:
+        return catalog.of_ops(_named(chosen), chosen.ops)
+    except ValueError as error:
+        raise _where_a_comma_was_meant(chosen) or error from None
 
-        kernels = models.kernels(chosen.models)
-        kernels = [k for k in kernels if not chosen.names or any(name in k.name for name in chosen.names)]
-    return catalog.of_ops(kernels, chosen.ops)
+
+def _named(chosen):
+    if not chosen.models:
+        return catalog.select(chosen.names)
+    from .. import models
+
+    return catalog.named(models.kernels(chosen.models), chosen.names)
+
+
+def _where_a_comma_was_meant(chosen):
+    """The error for a model or an op that stands behind another one; None where that is not what is wrong."""
+    from .. import models
+
+    for option, given, known in (("--models", chosen.models, models.MODELS), ("--ops", chosen.ops, catalog.ops())):
+        behind = [name for name in chosen.names if name in known]
+        if given and behind:
+            return ValueError(f"{behind[0]!r} stands where a NAME does; several of {option} are joined by commas: "
+                              f"{option} {','.join([*given, *behind])}")
+    return None
 
 
 # ---- many kernels ---------------------------------------------------------------------------------------------
@@ -168,11 +233,18 @@ class Progress:
         return f"{self.done} kernels, {self.compiled} of them compiled now, {self.failed} wrong, in {seconds:.1f} s"
 
 
+def _left_out() -> None:
+    from ..testing import sass
+
+    if sass.missing():
+        print(f"note: {sass.missing()}")
+
+
 def _reported(kernel) -> bool:
     """Print the report; True where it is not as expected."""
     from ..testing import sass
 
-    found = sass.report(kernel.recipe)
+    found = sass.report(kernel.recipe, instructions=sass.missing() is None)
     wrong = sass.expect_all(found, kernel.expectation)
     print(sass.text(kernel.name, found), *(f"    WRONG: {text}" for text in wrong), sep="\n", flush=True)
     return bool(wrong)

@@ -40,7 +40,7 @@ def _built(recipe, held):
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _OF_THE_DSL:
             raise
-        places = [] if held is None else [f"the bundle {held.path}"]
+        places = [] if held is None else [f"the bundle {held.path}" + "".join(f" ({why})" for why in held.problem)]
         places += map(str, (*build.cache().before, build.cache().folder))
         raise RuntimeError(
             f"tkq: a kernel is not in {', nor in '.join(places)}, and {error.name}, which is needed to compile it, is "

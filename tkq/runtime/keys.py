@@ -7,7 +7,7 @@ import platform
 import re
 from importlib import metadata
 
-from . import sources
+from . import pressure, sources, values
 
 TARGET = "sm_90a"
 OPTIONS = "--enable-tvm-ffi"
@@ -19,18 +19,20 @@ _HARMLESS = ("CUTE_DSL_ARCH", "CUTE_DSL_CACHE_DIR", "CUTE_DSL_DUMP_DIR", "CUTE_D
 
 def entry_name(recipe, arch: str = TARGET, options: str = OPTIONS) -> str:
     """``module-digest``: the same name for the same machine code, whichever process asks."""
-    return _named(recipe, arch, options, toolchain())
+    modules = modules_of(recipe)
+    return _named(recipe, arch, options, (toolchain(), *sources.versions(modules), *values.of(recipe, modules)))
 
 
 def bundled_name(recipe, arch: str = TARGET) -> str:
-    """The kernel's name in a bundle: that of its sources and arguments alone. Whoever runs a bundle has not what it was
-    compiled with, or another version of it."""
+    """The kernel's name in a bundle: that of its sources, its arguments and the environment variables that a user's
+    sources read by name. A machine that runs a bundle may lack what compiled it, or have another version."""
     return _named(recipe, arch, OPTIONS, "bundle")
 
 
 def _named(recipe, arch, options, compiler):
     parts = (recipe.builder, repr(recipe.args), recipe.options, arch, options, machine(), compiler, switches(),
-             sources.digest(modules_of(recipe)))
+             sources.digest(modules_of(recipe)), sources.environment(modules_of(recipe)),
+             *filter(None, [pressure.asked()]))
     stem = recipe.module.rpartition(".")[2].strip("_") or "kernel"
     return f"{stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
@@ -41,11 +43,12 @@ def machine() -> str:
 
 
 def modules_of(recipe) -> tuple:
-    """The builder's module, those that the recipe adds, and those of its arguments' classes: methods of a spec or a
-    plan decide too, and the builder need not import what it is given."""
+    """The builder's module, those that the recipe adds, and those of its arguments' classes (tkq's and the user's):
+    methods of a spec or a plan decide too, and the builder need not import what it is given."""
     modules = {recipe.module, *recipe.sources}
     tops = {"tkq", *(module.partition(".")[0] for module in modules)}
-    return tuple(sorted(modules | {m for m in _classes(recipe.args) if m.partition(".")[0] in tops}))
+    return tuple(sorted(modules | {m for m in _classes(recipe.args)
+                                   if m.partition(".")[0] in tops or sources.is_users(m)}))
 
 
 def _classes(value) -> set:

@@ -12,11 +12,10 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 
-from . import keys
+from . import keys, scratch
+from .cache import say_once
 
 _SHIM = pathlib.Path(__file__).with_name("shim.c")
 _SHIMMED = {b"CuteDSLRT_TVMFFISetRaisedCudaError"}
@@ -24,11 +23,20 @@ _SHIMMED = {b"CuteDSLRT_TVMFFISetRaisedCudaError"}
 # two objects stay apart.
 _FLAGS = ("-O1", "-fPIC", "-shared", "-s", "-Wl,-z,lazy", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL",
           "-Wl,--gc-sections")
+_unending: list = []  # what is to be said of a C compiler that did not end: it is not asked again
+
+
+class NoRuntime(RuntimeError):
+    """No kernel can be loaded here, whichever."""
+
+
+def compiler() -> str | None:
+    """The path of a C compiler; None where there is none, or it did not end in time (in this process)."""
+    return None if _unending else _on_path()
 
 
 @functools.cache
-def compiler() -> str | None:
-    """The path of a C compiler; None where there is none."""
+def _on_path():
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
@@ -56,28 +64,64 @@ def runtime_kind() -> str | None:
 def why_not() -> str | None:
     """Why kernels cannot be linked here, in words; None where they can."""
     if compiler() is None:
-        return "no C compiler (cc, gcc or clang) is on PATH"
+        return _unending[0] if _unending else "no C compiler (cc, gcc or clang) is on PATH"
     if runtime_kind() is None:
         return f"the runtime libraries of nvidia-cutlass-dsl-libs-{keys.flavour() or 'cu13'} are not installed"
     return None
 
 
-def link(data: bytes) -> tuple[bytes, str] | None:
-    """(a shared object from an object file's bytes, the runtime kind it needs); None where that cannot be done here."""
+def link(data: bytes, *places) -> tuple[bytes, str] | None:
+    """(a shared object from an object file's bytes, the runtime kind it needs); None where that cannot be done here.
+
+    places: folders for temporary files where the system's has no room."""
     if why_not() is not None:
         return None
     # The shim stands for one function of the shared runtime. Switches of the DSL can make a kernel call others.
     static = runtime_kind() == "static" and set(re.findall(rb"CuteDSLRT_\w+", data)) <= _SHIMMED
-    with tempfile.TemporaryDirectory(prefix="tkq-link-") as folder:
-        source, out = os.path.join(folder, "kernel.o"), os.path.join(folder, "kernel.so")
+
+    def linked(folder):
+        source = os.path.join(folder, "kernel.o")
         pathlib.Path(source).write_bytes(data)
-        command = [compiler(), *_FLAGS, "-o", out, source]
-        if static:
-            command += [str(_SHIM), str(dsl_folder() / "libcuda_dialect_runtime_static.a")]
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)
-        if done.returncode:
-            return None
-        return pathlib.Path(out).read_bytes(), "static" if static else "shared"
+        parts = [str(_SHIM), str(dsl_folder() / "libcuda_dialect_runtime_static.a")] if static else []
+        return compiled([*_FLAGS, source, *parts], folder)
+
+    found = attempted(linked, *places)
+    return None if found is None else (found, "static" if static else "shared")
+
+
+def compiled(words: list, folder: str) -> bytes:
+    """The shared object that the C compiler makes of files. Raises what ``scratch.run`` does, and OSError where the
+    result is no shared object for this machine."""
+    out = os.path.join(folder, "made.so")
+    scratch.run([compiler(), *words, "-o", out], folder)
+    found = pathlib.Path(out).read_bytes()
+    if not _is_shared_object(found):
+        raise OSError(f"{compiler()}: what it makes is no shared object for this machine")
+    return found
+
+
+def attempted(work, *places) -> bytes | None:
+    """work(a temporary folder), in which ``compiled`` is called; None where it fails, which a warning says, once."""
+    used = compiler()
+    try:
+        return scratch.worked(work, *places)
+    except OSError as error:
+        if isinstance(error, scratch.NoEnd):
+            _unending.append(str(error))
+        say_once("C compiler", f"tkq: the C compiler {used} cannot be used ({error}): calls cost the CPU more, and a "
+                 "process that finds a kernel in the cache imports the DSL.")
+        return None
+
+
+def _is_shared_object(data):
+    """By its header: class, byte order and machine of ELF as this process's own program has them."""
+    try:
+        with open("/proc/self/exe", "rb") as file:
+            mine = file.read(20)
+    except OSError:
+        mine = data
+    return data[:4] == b"\x7fELF" and data[16:18] in (b"\3\0", b"\0\3") and (data[4:6], data[18:20]) == (
+        mine[4:6], mine[18:20])
 
 
 @functools.cache
@@ -85,7 +129,7 @@ def prepare(kind: str) -> None:
     """Make visible what a shared object of this runtime kind leaves open. Once a process.
 
     Raises:
-        RuntimeError: there is a GPU driver but no CUDA runtime of the flavour in use: a launch would end the process.
+        NoRuntime: there is a GPU driver but no CUDA runtime of the flavour in use: a launch would end the process.
             Without a driver there are no CUDA tensors, and argument checks end every call before.
     """
     import tvm_ffi  # noqa: F401  (loads libtvm_ffi for all)
@@ -93,8 +137,18 @@ def prepare(kind: str) -> None:
     if kind == "shared":  # has a CUDA runtime in it
         ctypes.CDLL(str(dsl_folder() / "libcute_dsl_runtime.so"), mode=ctypes.RTLD_GLOBAL)
     elif cudart() is None and keys.driver_cuda() is not None:
-        raise RuntimeError(f"the CUDA runtime, {cudart_name()}, was not found: PyTorch has not loaded it, no package "
+        raise NoRuntime(f"the CUDA runtime, {cudart_name()}, was not found: PyTorch has not loaded it, no package "
                            "has it; `python -m tkq doctor` says which packages go together")
+
+
+def load(path: str):
+    """A shared object as a module of tvm-ffi's, for as long as the process lasts. Its name may be any: tvm-ffi's own
+    ``load_module`` takes those that end with .so. Raises RuntimeError."""
+    import tvm_ffi
+
+    module = tvm_ffi.get_global_func("ffi.Module.load_from_file.so")(path, "so")
+    tvm_ffi.get_global_func("ffi.ModuleGlobalsAdd")(module)
+    return module
 
 
 def cudart_name() -> str:

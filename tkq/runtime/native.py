@@ -1,32 +1,40 @@
 """Functions in C of this folder, that calls go through: compiled once by the user's compiler, kept with kernels."""
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import pathlib
-import subprocess
-import tempfile
 
 from . import build, bundle, keys, link
+from .cache import Entry
 
 _FLAGS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-s")
 
 
-def library(kind: str) -> pathlib.Path | None:
+def load(kind: str, load):
+    """load(path) of the shared object of one of ``bundle.NATIVE``; None without one. Raises what load raises."""
+    entry = library(kind)
+    if entry is None:
+        return None
+    try:
+        return entry.loaded(load)
+    except (OSError, RuntimeError):  # from a machine whose loader differs: compiled again
+        build.cache().leave(entry)
+        entry = library(kind)
+        return None if entry is None else entry.loaded(load)
+
+
+def library(kind: str) -> Entry | None:
     """The shared object of one of ``bundle.NATIVE``: the bundle, or an entry of the cache. None without a compiler, or
     where it fails."""
     held = bundle.current()
     if held is not None and held.has_native(kind):
-        return held.path
+        return held.entry
     facts = _FLAGS, bundle.digest(kind), keys.machine(), keys.version("apache-tvm-ffi")
     name, store = f"{kind}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.so", build.cache()
-    with contextlib.suppress(OSError):  # a folder that may not be read has nothing
-        found = store.find(name)
-        if found is not None:
-            return found.path
+    found = store.find(name)
+    if found is not None:
+        return found
     data = _compiled(kind)
-    return None if data is None else store.put(name, data, {"kind": kind}).path
+    return None if data is None else store.put(name, data, {"kind": kind})
 
 
 def _compiled(kind) -> bytes | None:
@@ -34,10 +42,6 @@ def _compiled(kind) -> bytes | None:
         return None
     from .ffi import tvm_ffi
 
-    with tempfile.TemporaryDirectory(prefix="tkq-native-") as folder:
-        out = os.path.join(folder, "native.so")
-        sources = [str(path) for path in bundle.native_sources(kind) if path.suffix == ".c"]
-        done = subprocess.run([link.compiler(), *_FLAGS, "-o", out, *sources,
-                               *(f"-I{path}" for path in tvm_ffi.libinfo.include_paths())],
-                              capture_output=True, stdin=subprocess.DEVNULL)
-        return pathlib.Path(out).read_bytes() if done.returncode == 0 else None
+    words = [*_FLAGS, *(str(path) for path in bundle.native_sources(kind) if path.suffix == ".c"),
+             *(f"-I{path}" for path in tvm_ffi.libinfo.include_paths())]
+    return link.attempted(lambda folder: link.compiled(words, folder), *build.places())

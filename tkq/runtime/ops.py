@@ -20,6 +20,7 @@ _BELOW = torch._C._after_ADInplaceOrView_keyset  # dispatch keys that come after
 # Does torch.compile trace this? Other tracers have a dispatch mode.
 traced, _grad_mode = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _modes, _functorch = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+_jit = torch._C._is_tracing  # of torch.jit.trace
 
 
 class Known(dict):
@@ -186,8 +187,28 @@ def route(*tensors) -> str:
         FakeTensorMode or FlopCounterMode watches, no functorch transform is under way, no forward-mode level is open),
         where every tensor is a plain one and autograd has nothing to record.
     "record": the op's ``eager_function``: the same, but one of the tensors requires a gradient.
-    "op": the custom op, through the dispatcher."""
-    if traced() or _modes() or _functorch() or forward_ad._current_level >= 0:
+    "op": the custom op, through the dispatcher. It makes of a view with a pending negation or conjugation what the view
+        says (and memory of zeros that have none), which a launcher would read as it lies."""
+    if traced():
+        return "op"
+    found = short.route(*tensors)
+    return _route(tensors) if found is None else found
+
+
+class Short:
+    """`route` in plain eager mode, in C: "direct", "record", or None. again.py sets it when it has its library."""
+
+    @staticmethod
+    def route(*tensors):
+        return None
+
+
+short = Short()
+
+
+def _route(tensors) -> str:
+    """What `route` says, past `traced`."""
+    if _modes() or _functorch() or forward_ad._current_level >= 0 or _jit():
         return "op"
     if tensors and tensors[0] is None:  # the one that a call must have: the op's way has the words for it
         return "op"
@@ -195,12 +216,16 @@ def route(*tensors) -> str:
         for x in tensors:
             if type(x) not in _PLAIN_OR_NONE:
                 return _other(type(x))
+            if x is not None and (x.is_neg() or x._is_zerotensor()):
+                return "op"
         return "direct"
     needs = False
     for x in tensors:
         if x is not None:
             if type(x) not in _PLAIN:
                 return _other(type(x))
+            if x.is_neg() or x._is_zerotensor():
+                return "op"
             if x.requires_grad:
                 needs = True
     return "record" if needs else "direct"
@@ -211,6 +236,19 @@ def _other(kind) -> str:
     if kind.__name__ == "DTensor":
         importlib.import_module("tkq.integrations.dtensor")  # how it is sharded through the ops
     return "op"
+
+
+def kept_by_jit() -> bool:
+    """Does torch.jit.trace keep this call? Whether a tensor requires a gradient says nothing then: others may come when
+    the program runs, and torch's own check of a trace traces again, without gradients."""
+    return not traced() and _jit()
+
+
+def may_record(*tensors) -> bool:
+    """Of a call on the op's way: is a gradient recorded? May one be, where torch.jit.trace keeps the call?"""
+    if kept_by_jit():
+        return True
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def direct(*tensors) -> bool:

@@ -6,7 +6,9 @@ few would be a wrong kernel. Seen are ``import a.b``, ``from .a import b`` (wher
 ``import_module("a.b")`` and ``__import__("a.b")``, anywhere in the code, and the ``__init__`` of each package on the
 way. Not seen are modules whose names are made up at run time: ``Recipe.sources`` is for those.
 
-Followed are tkq's modules and those of the importing module's own package: other packages are the user's business.
+From tkq's modules its own are followed. From a user's all that lie neither with Python's own nor with installed
+packages (site-packages): of these the versions count, see ``versions``; the package that a kernel itself is in is
+followed wherever it lies. Environment variables that are read by name in a user's module count by their values.
 """
 from __future__ import annotations
 
@@ -19,18 +21,26 @@ import os
 import pathlib
 import re
 import sys
+from importlib import metadata
 
 _TKQ = pathlib.Path(__file__).resolve().parents[1]
 _ALWAYS = ("runtime/build.py", "runtime/link.py", "runtime/shim.c")  # what every kernel goes through
 _FAKE = "tkq.runtime.fake"  # nearly every builder imports it: for all, so that none is forgotten
 # These see no kernel, and those that kernels share a module with lead here.
 _HOST_ONLY = re.compile(
-    r"tkq\.(runtime(?!\.fake$)|testing|integrations|catalog|demo|models|nn|prefetching|__main__|reference\w*)(\..*)?")
+    r"tkq\.(runtime(?!\.fake$)|testing|integrations|catalog|demo|models|names|nn|prefetching|__main__|reference\w*)(\..*)?")
 # After "import": names in brackets, with comments between them, or the names up to the end of the statement.
 _IMPORT = re.compile(r"import(?=[\s\\(*])[ \t\\\r\n]*(?:\(((?:[^()#]|#[^\n]*)*)\)|((?:[^\n;#\\]|\\\r?\n)*))")
 _FROM = re.compile(r"(?<![\w.])from(?!\w)[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")
 _BY_NAME = re.compile(r"import(?:_module|__)\s*\(\s*[rub]?[\"']([\w.]+)[\"']")
 _COMMENT, _FIRST_WORD = re.compile(r"#[^\n]*"), re.compile(r"[\s\\]*([\w.*]+)")
+_READS = re.compile(r"(?:environ\s*(?:\[|\.\s*(?:get|pop|setdefault)\s*\()|getenv\s*\()\s*[rub]?[\"'](\w+)[\"']")
+# Of a process or a machine (ranks, folders, jobs): they decide where something runs, not what a kernel is.
+_OF_THE_PROCESS = re.compile(r"((LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(MASTER|SLURM|OMPI|PMI|TORCHELASTIC|TKQ|XDG)_\w+|HOME"
+                             r"|USER|CUDA_VISIBLE_DEVICES|LOGNAME|HOSTNAME|PATH|PWD|TMPDIR|TEMP|TMP)")
+_BEYOND = frozenset(("torch", "numpy", "cutlass", "cuda", "tvm_ffi", "nvidia_cutlass_dsl"))  # keyed, or in no kernel
+_INSTALLED = {"site-packages", "dist-packages"}
+_PYTHONS = os.path.dirname(os.path.realpath(os.__file__))
 _BINDS_TKQ = re.compile(r"[\s\\]*tkq\.[\w.]+[\s\\]*\Z")
 
 
@@ -47,9 +57,40 @@ def digest(modules: tuple) -> str:
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
 
 
+@functools.cache
+def environment(modules: tuple) -> tuple:
+    """(name, value or None) of the environment variables that users' files among those that count read by name. Not of
+    a program (``__main__``), which reads many, and whose values count as they are: see ``values``."""
+    named = tuple(module for module in modules if module != "__main__")
+    texts = [_read(path) for name, path in _users_of(named)]
+    found = {match[1] for text in texts if b"env" in text for match in _READS.finditer(text.decode(errors="replace"))}
+    return tuple((name, os.environ.get(name)) for name in sorted(found) if not _OF_THE_PROCESS.fullmatch(name))
+
+
+@functools.cache
+def versions(modules: tuple) -> tuple:
+    """(package, version) of Python and of the installed packages that users' files among those that count import."""
+    users = _users_of(modules)
+    tops = {m.partition(".")[0] for name, path in users for m in _imported(name, path)} - _BEYOND - {"tkq"}
+    installed = sorted(top for top in tops if _kind(top) == "installed")
+    return tuple((top, _version(top)) for top in installed) + (tuple(sys.version_info[:3]),) * bool(users)
+
+
+def is_users(module: str) -> bool:
+    """Has a module a source file, and lies neither with Python's own, nor with installed packages, nor with tkq?"""
+    top = module.partition(".")[0]
+    return top != "tkq" and _kind(top) == "user" and _file(module) is not None
+
+
+def _users_of(modules):
+    if all(module.partition(".")[0] == "tkq" for module in modules):
+        return []
+    return [(name, path) for name, path in reached(modules).items() if name.partition(".")[0] != "tkq"]
+
+
 def forget() -> None:
     """What was read of files, for those who change them."""
-    for cached in (digest, _hash, _read, _imports, _on_disk, _listed, _root):
+    for cached in (digest, environment, versions, _hash, _read, _imports, _imported, _on_disk, _listed, _roots, _kind):
         cached.cache_clear()
 
 
@@ -71,22 +112,40 @@ def reached(modules) -> dict:
 
 @functools.cache
 def _imports(name, path) -> tuple:
-    """What the module's text imports of tkq and of its own package, with the packages that this lies in."""
+    """What of a module's imports is followed, with the packages that this lies in."""
+    top = name.partition(".")[0]
+    return tuple({part for module in _imported(name, path) if _is_followed(module.partition(".")[0], top)
+                  for part in _with_packages(module)})
+
+
+def _is_followed(top, importer):
+    return top in ("tkq", importer) or (importer != "tkq" and _kind(top) == "user")
+
+
+@functools.cache
+def _imported(name, path) -> frozenset:
+    """What the module's text imports."""
     text = _read(path).decode(errors="replace")
-    package = name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
-    tops = "tkq", name.partition(".")[0]
+    package, top = _package_of(name, path), name.partition(".")[0]
     by_name = _BY_NAME.finditer(text) if "import_module" in text or "__import__" in text else ()
     modules = {_absolute(match[1], package) for match in by_name}
     for match in _IMPORT.finditer(text):
         origin = _absolute(_origin(text, match.start()), package)
-        if origin and origin.partition(".")[0] not in tops:
+        if origin and not _is_followed(origin.partition(".")[0], top):
+            modules.add(origin)
             continue
         parts = _COMMENT.sub("", match[1] or match[2] or "").split(",")
         names = [word[1] for word in map(_FIRST_WORD.match, parts) if word]
         if not origin and any(_BINDS_TKQ.match(part) for part in parts):  # `import tkq.x` binds tkq, all of it
             names.append("tkq")
         modules.update(_from(origin, names) if origin else names)
-    return tuple({part for module in modules if module.partition(".")[0] in tops for part in _with_packages(module)})
+    return frozenset(filter(None, modules))
+
+
+def _package_of(name, path):
+    if name == "__main__":  # run by `python -m package.module`
+        return getattr(sys.modules.get(name), "__package__", None) or ""
+    return name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
 
 
 def _origin(text, end):
@@ -149,9 +208,8 @@ def _file(name) -> str | None:
 
 @functools.cache
 def _on_disk(name):
-    root = _root(name.partition(".")[0])
-    if root is not None:
-        *packages, last = name.split(".")
+    *packages, last = name.split(".")
+    for root in _roots(name.partition(".")[0]):
         folder = os.path.join(root, *packages)
         there = _listed(folder)
         if last in there and "__init__.py" in _listed(os.path.join(folder, last)):
@@ -170,17 +228,48 @@ def _listed(folder) -> frozenset:
 
 
 @functools.cache
-def _root(top):
-    """The folder in which a top-level module or package lies."""
+def _roots(top) -> tuple:
+    """The folders in which a top-level module or package lies; several where it is a package without ``__init__``."""
     if top == "tkq":
-        return str(_TKQ.parent)
+        return (str(_TKQ.parent),)
+    return tuple(os.path.dirname(os.path.realpath(place)) for place in _places(top))
+
+
+def _places(top) -> list:
+    """Where a top-level module lies: files or folders; "built-in" or "frozen" for what is part of Python's program."""
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a module without a spec
-        return None
-    inside = next(iter(spec.submodule_search_locations or ()), None) if spec else None
-    origin = inside or (spec and spec.origin)
-    return os.path.dirname(os.path.realpath(origin)) if origin else None
+        return list(spec.submodule_search_locations or filter(None, [spec.origin])) if spec else []
+    except (ValueError, ImportError):  # a module without a spec
+        return list(filter(None, [getattr(sys.modules.get(top), "__file__", None)]))
+
+
+@functools.cache
+def _kind(top) -> str:
+    """Where a top-level module comes from: "user", "installed", "python", or "nowhere"."""
+    places = _places(top)
+    if top == "__main__":
+        return "user"
+    if top in _BEYOND or any(_is_installed(top, place) for place in places):
+        return "installed"
+    if not any(map(os.path.isabs, places)):
+        return "python" if places else "nowhere"
+    return "python" if any(os.path.commonpath((root, _PYTHONS)) == _PYTHONS for root in _roots(top)) else "user"
+
+
+def _is_installed(top, place):
+    """Below a folder of that name, or beside what pip writes of a package (`pip install --target`)."""
+    noted = re.compile(re.escape(top).replace("_", "[_.-]") + r"-[^-]*\.dist-info", re.IGNORECASE)
+    return bool(_INSTALLED & set(pathlib.PurePath(place).parts)) or any(
+        map(noted.fullmatch, _listed(os.path.dirname(place))))
+
+
+def _version(top):
+    """Of the package that is named as its module is; of others what stands in the module's first file."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(top)
+    path = _file(top)
+    return _hash(path) if path else None
 
 
 def _import(module):

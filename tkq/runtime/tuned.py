@@ -8,18 +8,17 @@ is planned says ``ignore_tuned()``.
 """
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import os
 import pathlib
-import tempfile
 import warnings
 from typing import Any
 
 from .. import __version__
+from . import trusted
 from .build import cache
 
 FOLDER = "tuned"
@@ -94,7 +93,7 @@ def read(problem: Problem) -> dict | None:
     for folder in _folders():
         path = folder / FOLDER / name
         try:
-            found = _unwritten[path] if path in _unwritten else json.loads(path.read_text())
+            found = _unwritten[path] if path in _unwritten else json.loads(trusted.file(path).bytes())
             if found["problem"] == problem.words:
                 return found
         except (OSError, ValueError, TypeError, KeyError):
@@ -121,25 +120,12 @@ def write(problem: Problem, chosen, notes: dict) -> pathlib.Path:
     path = problem.path
     found = {"problem": problem.words, "class": type(chosen).__name__, "config": dataclasses.asdict(chosen), **notes}
     try:
-        cache().make()
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        _replace(path, json.dumps(found, indent=1))
+        trusted.folder(path.parent, make=True).put(path.name, json.dumps(found, indent=1).encode())
         _unwritten.pop(path, None)
-    except (OSError, RuntimeError) as problem_with_it:
+    except OSError as problem_with_it:
         _unwritten[path] = found
         warnings.warn(f"tkq: what was tuned counts for this process alone, {path} cannot be written: "
                       f"{problem_with_it}", stacklevel=2)
     forget()
     return path
 
-
-def _replace(path, text):
-    handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise

@@ -1,12 +1,10 @@
 """tkq.softmax and tkq.log_softmax: from torch tensors to a launch."""
-import numbers
-
 import torch
 from torch import Tensor
 
 from .. import reference_losses as reference
 from .. import row_plan, runtime
-from ..runtime import arch, check, dtypes, new, ops
+from ..runtime import arch, arguments, check, dtypes, new, ops
 from ..runtime.again import Again
 from ..runtime.chooser import Shapes, added
 from .plan import plan
@@ -19,6 +17,9 @@ _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 # 16-byte accesses, and refuse what they cannot take, so that a hit needs no check of its own.
 _known: dict = {}
 _again = Again()
+_NAMES = "softmax", "log_softmax"
+_TENSORS, _SCALE = ([arguments.checker(name, argument) for name in _NAMES] for argument in ("x", "scale"))
+_OPTIONS = [arguments.checker(name, "dim", "scale") for name in _NAMES]
 _launchers: dict = {}  # what a call looks like, with addresses -> (its launcher, whether it is such a one)
 
 
@@ -40,13 +41,18 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         or +inf, is NaN throughout, as torch.softmax has it.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, a dim or scale that is not a number.
-        ValueError: no dimension, or none of it; a scale that is not finite.
+        TypeError: x is no dense tensor of bf16, fp16 or fp32; dim is no int; scale is no number.
+        ValueError: a number that is not finite in float32; no dimension, or none of it.
         IndexError: a dim that x does not have.
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
 
     CPU tensors take ``tkq.reference_losses.softmax``.
+
+    Example::
+
+        x = torch.randn(32, 1000, device="cuda", dtype=torch.bfloat16)
+        y = tkq.softmax(x, scale=0.5)  # (32, 1000) bfloat16
     """
     return _softmax(x, dim, scale, False)
 
@@ -69,46 +75,45 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         or +inf, is NaN throughout, as torch.log_softmax has it.
 
     Raises:
-        TypeError: not a tensor, a dtype that is not allowed, a dim or scale that is not a number.
-        ValueError: no dimension, or none of it; a scale that is not finite.
+        TypeError: x is no dense tensor of bf16, fp16 or fp32; dim is no int; scale is no number.
+        ValueError: a number that is not finite in float32; no dimension, or none of it.
         IndexError: a dim that x does not have.
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
 
     CPU tensors take ``tkq.reference_losses.softmax`` with ``log``.
+
+    Example::
+
+        x = torch.randn(32, 1000, device="cuda", dtype=torch.bfloat16)
+        y = tkq.log_softmax(x)  # (32, 1000) bfloat16
     """
     return _softmax(x, dim, scale, True)
 
 
 def _softmax(x, dim, scale, log):
-    try:
-        if scale != 1.0:
-            check.finite("scale", scale)
-    except RuntimeError:  # of a tensor's truth
-        check.number("scale", scale)
-        raise
-    if dim is not _LAST:
-        return _along(x, dim, scale, log)
-    if not ops.traced():
+    if dim is _LAST and not ops.traced():
         found = _again.take(x, scale, log)
         if found is not None:
             return found
+    dim, scale = _OPTIONS[log](dim, scale)
+    if dim != _LAST:
+        return _along(x, dim, scale, log)
     way = ops.route(x)
     if way == "direct":
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
     if way == "record":
         return _Recorded.apply(x, scale, log)
-    check.refuse_tangent("softmax", x=x)
-    _check(x, scale)  # here too: the dispatcher's own words name no argument
+    check.refuse_tangent(_NAMES[log], x=x)
+    _check(x, scale, log)  # here too: the dispatcher's own words name no argument
     return _op(x, scale, log)
 
 
 def _along(x, dim, scale, log):
-    _check_tensor(x)
-    if not isinstance(dim, int) and not isinstance(dim, numbers.Integral):
-        raise TypeError(f"dim: got {type(dim).__name__}, expected an int")
+    _check_tensor(x, log)
     if not -x.dim() <= dim < x.dim():
-        raise IndexError(f"dim: got {dim} for x of {x.dim()} dimensions, allowed are {-x.dim()} to {x.dim() - 1}")
+        raise IndexError(f"dim: got {arguments.came(dim)} for x of {x.dim()} dimensions, allowed are {-x.dim()} to "
+                         f"{x.dim() - 1}")
     if dim == x.dim() - 1:
         return _softmax(x, _LAST, scale, log)
     return _softmax(x.movedim(dim, -1), _LAST, scale, log).movedim(-1, dim)
@@ -194,7 +199,7 @@ def _run(x, tensors, scale, log, backward):
 
 
 def _launcher(x, tensors, scale, log, backward):
-    _check(x, scale)
+    _check(x, scale, log)
     arch.require_hopper(x.device)
     size = x.element_size()
     vector, shifted = row_plan.access(x.shape[1], size, [(t.data_ptr(), t.stride(0) * size) for t in tensors])
@@ -219,14 +224,14 @@ def recipe(spec: SoftmaxSpec, config=None):
 # ---- checks, the CPU, what the dispatcher sees ----------------------------------------------------------------------
 
 
-def _check(x, scale):
+def _check(x, scale, log):
     """Raises what the public functions promise."""
-    _check_tensor(x)
-    check.finite("scale", scale)
+    _check_tensor(x, log)
+    _SCALE[log](scale)
 
 
-def _check_tensor(x):
-    check.dtype("x", x, tuple(row_plan.WIDTH))
+def _check_tensor(x, log=False):
+    _TENSORS[log](x)
     if x.dim() == 0 or x.shape[-1] < 1:
         raise ValueError(f"x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
     if x.shape[-1] > MAX_N:
@@ -234,7 +239,7 @@ def _check_tensor(x):
 
 
 def _on_cpu(x: Tensor, scale: float, log: bool) -> Tensor:
-    _check(x, scale)
+    _check(x, scale, log)
     return reference.softmax(x, scale, log).contiguous()
 
 
@@ -252,7 +257,7 @@ def _cuda_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
 
 
 def _fake(x: Tensor, scale: float, log: bool) -> Tensor:
-    _check(x, scale)
+    _check(x, scale, log)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 

@@ -24,6 +24,7 @@ from .expectation import REGISTER_FILE, Expectation
 WARPGROUP = 128  # threads
 _LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P[T\d]+\s+)?"  # address, predicate
                    r"([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)([^;]*)")  # opcode with modifiers, operands
+_MISSING = "nvdisasm was not found: pip install nvidia-cuda-nvdisasm"
 _NEVER = "@!PT"  # the predicate of an instruction that is never executed: padding beside LDGSTS
 
 
@@ -33,7 +34,8 @@ class KernelReport:
 
     registers: of each thread at launch. stack, static_smem, dynamic_smem: bytes; dynamic_smem is None where a call
     decides or where only the machine code was at hand. threads: of a block, None where a call decides.
-    setmaxreg: what USETMAXREG asks for, as ("DEALLOC", 40). opcodes: count of each opcode with its modifiers.
+    setmaxreg: what USETMAXREG asks for, as ("DEALLOC", 40). opcodes: count of each opcode with its modifiers; None
+    where instructions were not read, which only nvdisasm can: counts raise RuntimeError then.
     """
 
     name: str
@@ -43,15 +45,21 @@ class KernelReport:
     dynamic_smem: int | None
     threads: int | None
     setmaxreg: tuple = ()
-    opcodes: dict = field(default_factory=dict)
+    opcodes: dict | None = field(default_factory=dict)
 
     def count(self, *prefixes: str) -> int:
         """Instructions whose opcode is, or begins with and goes on with a modifier, one of these: "LDG.E.128"."""
-        return sum(n for op, n in self.opcodes.items() if any(op == p or op.startswith(p + ".") for p in prefixes))
+        return sum(n for op, n in self._read.items() if any(op == p or op.startswith(p + ".") for p in prefixes))
 
     def wide(self, opcode: str) -> int:
         """Instructions of an opcode that move 128 bits a thread, whatever their other modifiers."""
-        return sum(n for op, n in self.opcodes.items() if op.split(".")[0] == opcode and "128" in op.split("."))
+        return sum(n for op, n in self._read.items() if op.split(".")[0] == opcode and "128" in op.split("."))
+
+    @property
+    def _read(self):
+        if self.opcodes is None:
+            raise RuntimeError(f"the instructions of {self.name} were not read: {_MISSING}")
+        return self.opcodes
 
     @property
     def smem(self) -> int:
@@ -88,52 +96,91 @@ class KernelReport:
 
     @property
     def total(self) -> int:
-        return sum(self.opcodes.values()) - self.count("NOP")
+        return sum(self._read.values()) - self.count("NOP")
 
 
-def report(what) -> list[KernelReport]:
+def report(what, instructions: bool = True) -> list[KernelReport]:
     """The kernels of a Recipe (from the disk cache, compiled where it is not there), of a file (.so, .o, .cubin, an
     entry of the cache), or of what the DSL's compiler returned.
+
+    Args:
+        instructions: False reads no instructions, but registers, stack, shared memory and threads: that takes no
+            nvdisasm, which ``missing`` looks for.
 
     Raises:
         RuntimeError: nvdisasm is not installed, or refuses the code.
         ValueError: nothing in it was compiled for a GPU.
+
+    Example::
+
+        from tkq import catalog
+
+        kernel, = testing.report(catalog.select(["softmax-bf16-n4096"])[0].recipe)
+        print(kernel.registers, kernel.smem, kernel.count("LDG.E.128"))
     """
     data, dynamic = _code(what)
     found = [_kernel(name, facts, dynamic.get(name), lines)
              for cubin in elf.cubins(data)
-             for lines in (_listing(cubin),)
+             for lines in (_listing(cubin) if instructions else None,)
              for name, facts in elf.kernels(cubin).items()]
     if not found:
         raise ValueError(f"{what}: no machine code of a GPU in it")
     return found
 
 
+def missing() -> str | None:
+    """One line on what cannot be shown of machine code here, and what to install; None where all can."""
+    if nvdisasm() is not None:
+        return None
+    return ("nvdisasm is missing, so that instructions and spills are not shown and not judged: pip install "
+            "nvidia-cuda-nvdisasm")
+
+
+def shown(name: str, what) -> str:
+    """``report`` of ``what`` as lines for a person, by as much as can be read here; the last one says what cannot."""
+    note = missing()
+    lines = text(name, report(what, instructions=note is None))
+    return lines if note is None else f"{lines}\n    {note}"
+
+
 def expect(kernel: KernelReport, wanted: Expectation = Expectation()) -> list[str]:  # noqa: B008  (frozen)
     """In which ways a kernel is not as expected, a sentence each; empty: in none. ``assert_sass`` raises instead.
 
     Args:
-        kernel: one of those that ``report`` returns.
+        kernel: one of those that ``report`` returns. Without instructions, they are not judged.
         wanted: limits on registers and shared memory, instructions that must or must not be there.
+
+    Example::
+
+        from tkq import catalog
+
+        kernel, = testing.report(catalog.select(["softmax-bf16-n4096"])[0].recipe)
+        wrong = testing.expect(kernel, testing.Expectation(registers=16))
+        print(wrong)  # a sentence for each limit that does not hold
     """
+    wrong = [] if kernel.opcodes is None else _wrong_instructions(kernel, wanted)
+    if kernel.stack and not wanted.local_memory:
+        wrong.append(f"a stack of {kernel.stack} bytes")
+    if kernel.registers > wanted.registers:
+        wrong.append(f"{kernel.registers} registers, at most {wanted.registers} expected")
+    if kernel.smem > wanted.smem:
+        wrong.append(f"{kernel.smem} bytes of shared memory, at most {wanted.smem} expected")
+    return wrong if kernel.opcodes is None else wrong + _wrong_launch(kernel, wanted.roles)
+
+
+def _wrong_instructions(kernel, wanted):
     wrong = [f"no {i}" for i in wanted.instructions if not kernel.count(i)]
     wrong += [f"{kernel.count(i)} {i}, none expected" for i in wanted.absent if kernel.count(i)]
     local = kernel.spill_loads + kernel.spill_stores
     if local > wanted.local_memory:
         wrong.append(f"{kernel.spill_loads} local loads and {kernel.spill_stores} local stores; "
                      f"at most {wanted.local_memory} expected")
-    if kernel.stack and not wanted.local_memory:
-        wrong.append(f"a stack of {kernel.stack} bytes")
     if kernel.tensor < wanted.tensor:
         wrong.append(f"{kernel.tensor} tensor-core instructions, at least {wanted.tensor} expected")
     if kernel.tensor and kernel.waits > wanted.waits_per_mma * kernel.tensor:
         wrong.append(f"wgmma is serialised: {kernel.waits} waits for {kernel.tensor} tensor-core instructions (or the "
                      f"source has as many: waits_per_mma is {wanted.waits_per_mma:g})")
-    if kernel.registers > wanted.registers:
-        wrong.append(f"{kernel.registers} registers, at most {wanted.registers} expected")
-    if kernel.smem > wanted.smem:
-        wrong.append(f"{kernel.smem} bytes of shared memory, at most {wanted.smem} expected")
-    return wrong + _wrong_launch(kernel, wanted.roles)
+    return wrong
 
 
 def expect_all(kernels: list[KernelReport], wanted: Expectation) -> list[str]:
@@ -154,6 +201,13 @@ def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]
 
     Raises:
         AssertionError: with the report, and what is wrong. And what ``report`` raises.
+
+    Example::
+
+        from tkq import catalog
+
+        shipped = catalog.select(["softmax-bf16-n4096"])[0]
+        testing.assert_sass(shipped.recipe, testing.Expectation(registers=64, instructions=("STG.E.128",)))
     """
     kernels = report(what)
     wrong = expect_all(kernels, wanted)
@@ -180,6 +234,9 @@ def text(name: str, kernels: list[KernelReport]) -> str:
     lines = []
     for k in kernels:
         smem = "?" if k.dynamic_smem is None else k.smem
+        if k.opcodes is None:
+            lines.append(f"{name}: {k.registers} registers, {smem} bytes of shared memory, a stack of {k.stack} bytes")
+            continue
         lines.append(f"{name}: {k.registers} registers, {smem} bytes of shared memory, "
                      f"{k.spill_loads + k.spill_stores} spills, {k.total} instructions")
         counted = {"tensor": k.tensor, "wgmma waits": k.waits, "TMA": k.tma, "LDG.128": k.wide("LDG"),
@@ -248,6 +305,8 @@ def _code(what) -> tuple[bytes, dict]:
 
 
 def _kernel(name, facts, dynamic, lines):
+    if lines is None:
+        return KernelReport(name, dynamic_smem=dynamic, opcodes=None, **facts)
     setmaxreg, opcodes = [], collections.Counter()
     for opcode, operands in lines.get(name, ()):
         opcodes[opcode] += 1
@@ -273,7 +332,7 @@ def _listing(cubin: bytes) -> dict[str, list[tuple[str, str]]]:
 def _disassembled(cubin):
     tool = nvdisasm()
     if tool is None:
-        raise RuntimeError("nvdisasm was not found: pip install nvidia-cuda-nvdisasm")
+        raise RuntimeError(_MISSING)
     with tempfile.TemporaryDirectory(prefix="tkq-sass-") as folder:
         path = os.path.join(folder, "kernel.cubin")
         pathlib.Path(path).write_bytes(cubin)

@@ -13,6 +13,9 @@ What makes a comparison fair, and what this module does about it:
   take turns, every turn lasts equally long, begins with an untimed lead-in of the same candidate of up to 10 ms, and
   the order changes every round. At the power limit neighbours share the clock all the same: turns of a second or more
   show each by itself. What counts is a ratio within a round; `ratio` is its median over the rounds.
+- **The launch before**: of calls that follow each other, one with a programmatic dependent launch begins while the one
+  before it ends, which is one of the same kernel here and rarely is in a program. `Effort.short_us` times short ones
+  once more with a kernel of another kind before each call (`tkq.testing.timing_between`).
 """
 
 from __future__ import annotations
@@ -20,19 +23,18 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from tkq.runtime import driver
-from tkq.testing import timing_launches
+from tkq.testing import timing_between, timing_launches
+from tkq.testing.timing_turns import calls_per_batch, take_turns, turn_order  # noqa: F401  turn_order: for benchmarks
 
 L2_MULTIPLE = 3
 CLEARED_MULTIPLE = 4  # of the cache, written before a turn
 MOST_SETS = 64
-MOST_CALLS = 256  # in one graph, and in one queue of eager launches: the driver's queue holds about a thousand
-BATCH_SECONDS = 0.01  # of calls that are queued at once, where a turn is no shorter
 HOST_SECONDS = 0.01  # of eager calls, to time the host
 HOST_LEAD_IN = 3  # eager calls before those: after a rest the host is slow at first
 
@@ -45,6 +47,7 @@ class Effort:
     idle_seconds: rest before each turn that counts: bursts after idle, for a card that is warm by the time others end.
     host: whether to time the host's side of eager calls too.
     graphs: False times eager calls behind a backlog even where a CUDA graph could be captured.
+    short_us: where the fastest candidate takes fewer microseconds, all are timed once more between other kernels.
     """
 
     rounds: int = 9
@@ -53,6 +56,7 @@ class Effort:
     graphs: bool = True
     idle_seconds: float = 0.0
     host: bool = False
+    short_us: float = 0.0
 
     def __post_init__(self):
         if self.rounds < 7:
@@ -64,12 +68,14 @@ BURST = Effort()
 
 @dataclass(frozen=True)
 class Timing:
-    """One candidate's measurement: milliseconds per call, one for each round.
+    """One candidate's measurement: milliseconds per call, one for each round, calls back to back.
 
     mode: "graph" (CUDA-graph replay), "events" (eager calls behind a backlog) or "failed", where `note` says why.
     launches: kernels, copies and memsets per call; None where they could not be counted.
     error: what `compare`'s `error` returned for this candidate's output; None where none was asked for.
     host_us: microseconds of the host for one eager call; None where it was not asked for.
+    between_ms: the same as times_ms, with a kernel of another kind before each call, whose own time is taken off; empty
+        where that was not timed.
     """
 
     name: str
@@ -79,6 +85,7 @@ class Timing:
     error: float | None = None
     note: str = ""
     host_us: float | None = None
+    between_ms: tuple[float, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -123,30 +130,11 @@ def relative_error(output: torch.Tensor, wanted: torch.Tensor) -> float:
     return ((output.to(wanted.dtype) - wanted).norm() / wanted.norm()).item()
 
 
-def turn_order(names: Sequence[str], round_: int) -> list[str]:
-    """Who goes when in a round: rotated every round, and of three or more every second round backwards. So neighbours
-    change from round to round: at the power limit a turn behind one that draws more power is slower."""
-    n = len(names)
-    if not n:
-        return []
-    k, cycle = round_ % n, round_ // n
-    backwards = cycle if n == 2 else round_ + (1 - n % 2) * cycle  # all rotations both ways in 2 n rounds
-    order = [*names[k:], *names[:k]]
-    return order[::-1] if backwards % 2 else order
-
-
 def input_sets(set_bytes: int, l2_bytes: int, free_bytes: int) -> int:
     """How many input sets to rotate: at least 2 and more than 3x L2 together, at most 64 and 30 % of free memory."""
     wanted = max(2, math.ceil(L2_MULTIPLE * l2_bytes / max(1, set_bytes)))
     affordable = int(0.3 * free_bytes) // max(1, set_bytes)
     return max(1, min(wanted, affordable, MOST_SETS))
-
-
-def calls_per_batch(seconds_per_call: float, sets: int, turn: float = BATCH_SECONDS) -> int:
-    """Calls to queue at once: about 10 ms of them, or a turn of less, a multiple of the input sets, at most 256 (or one
-    per set)."""
-    wanted = min(MOST_CALLS, min(turn, BATCH_SECONDS) / max(seconds_per_call, 1e-9))
-    return sets * max(1, int(wanted) // sets)
 
 
 def tensor_bytes(values) -> int:
@@ -191,48 +179,20 @@ def compare(
                 batches[name] = gpu.batch(call, sets, calls, effort.graphs)
             except Exception as problem:  # whatever a peer raises, the others are still worth timing
                 failed[name] = f"{type(problem).__name__}: {str(problem)[:300]}"
-        times = _take_turns(batches, failed, effort, during, gpu.clear_cache)
+        times = take_turns(batches, failed, effort, during, gpu.clear_cache)
+        working = {name: candidates[name] for name in batches if name not in failed}
+        between = timing_between.times(working, sets, times, effort, gpu)
         timings = tuple(
             Timing(name, "failed", error=errors.get(name), note=failed[name])
             if name in failed
-            else Timing(name, b.mode, tuple(times[name]), b.launches, errors[name], b.note, host.get(name))
+            else Timing(name, b.mode, tuple(times[name]), b.launches, errors[name], b.note, host.get(name),
+                        between.get(name, ()))
             for name in candidates
             for b in [batches.get(name)]
         )
         batches.clear()
         gpu.release()
     return Comparison(timings, count, set_bytes, l2_bytes)
-
-
-def _take_turns(batches: dict, failed: dict, effort: Effort, during, clear_cache) -> dict[str, list[float]]:
-    """Warm up by time, then measure the rounds. A batch that raises moves to `failed` and takes no further turn."""
-    times: dict[str, list[float]] = {name: [] for name in batches}
-
-    def turn(name: str, seconds: float, hook) -> float | None:
-        try:
-            clear_cache()
-            return batches[name].run(seconds, hook)
-        except Exception as problem:
-            failed[name] = f"{type(problem).__name__}: {str(problem)[:300]}"
-            return None
-
-    def alive() -> list[str]:
-        return [name for name in batches if name not in failed]
-
-    spent, lap = 0.0, 0
-    while alive() and (lap == 0 or spent < effort.warmup_seconds):
-        for name in turn_order(alive(), lap):
-            turn(name, effort.round_seconds, None)
-            spent += effort.round_seconds
-        lap += 1
-    for round_ in range(effort.rounds):
-        for name in turn_order(alive(), round_):
-            if effort.idle_seconds:
-                time.sleep(effort.idle_seconds)
-            ms = turn(name, effort.round_seconds, None if during is None else lambda name=name: during(name))
-            if ms is not None:
-                times[name].append(ms)
-    return times
 
 
 class Gpu:
@@ -259,6 +219,10 @@ class Gpu:
         if self._others is None:
             self._others = torch.empty(CLEARED_MULTIPLE * self.l2_bytes() // 4, dtype=torch.int32, device="cuda")
         self._others.fill_(1)
+
+    def foreign(self) -> Callable[[], None]:
+        """Launches a short elementwise kernel of torch's, which nothing overlaps with."""
+        return torch.zeros(timing_between.FOREIGN_BYTES // 4, dtype=torch.int32, device="cuda").neg_
 
     def first_calls(self, call, sets) -> tuple[object, float]:
         """The output for set 0 and the seconds a call takes, after compilation and the first touch of every set."""

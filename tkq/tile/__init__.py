@@ -80,6 +80,7 @@ from .mma import (
                     mma_fence,
                     mma_wait,
 )
+from .naps import nap
 from .register import (
                     ROWS,
                     ColVec,

@@ -6,6 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, const_expr
 
+from . import traced
+from .naps import nap
 from .sync import WARPGROUP
 
 REGISTERS_OF_A_BLOCK = 65536
@@ -40,6 +42,8 @@ def thread_in_warpgroup():
 def init_block(initialise: Constexpr[Callable], cluster: Constexpr[int] = 1):
     """One thread runs ``initialise()`` (the semaphores' counts); then all threads, of the whole cluster, go on.
     Every thread calls it."""
+    traced.cluster_is("init_block", "cluster", cluster)
+    nap("start")
     if warp_id() == 0:
         with cute.arch.elect_one():
             initialise()
@@ -78,17 +82,29 @@ def register_split(consumers: int, few: int = 0, many: int = 0):
     return few, many
 
 
-@cute.jit
 def specialise(producer: Constexpr[Callable], consumer: Constexpr[Callable], consumers: Constexpr[int],
                registers: Constexpr = (), producer_warps: Constexpr[int] = 1):
     """Warpgroup 0 gives up registers and its first ``producer_warps`` warps run ``producer()``; each of the other
     ``consumers`` warpgroups takes registers and runs ``consumer(index)``.
 
-    registers: (few, many), see ``register_split``. Launch with ``min_blocks_per_mp=1`` and a static block size, or the
-    assembler drops the reallocation."""
+    registers: (few, many), see ``register_split``. Launch with blocks of 128 * (consumers + 1) threads, a number known
+    when compiled, and with ``min_blocks_per_mp=1``, or the assembler drops the reallocation.
+
+    Raises:
+        ValueError: when traced: registers or ``producer_warps`` that there cannot be, or a block of another size.
+    """
     split = register_split(consumers, *registers)
-    if const_expr(not 1 <= producer_warps <= WARPGROUP // 32):
+    if not 1 <= producer_warps <= WARPGROUP // 32:
         raise ValueError(f"specialise: producer_warps is {producer_warps}, allowed are 1 to 4")
+    traced.block_is("specialise", WARPGROUP * (consumers + 1),
+                    f"128 of the producer's warpgroup and 128 of each of {consumers} consumers")
+    with traced.roles():
+        _specialised(producer, consumer, split, producer_warps)
+
+
+@cute.jit
+def _specialised(producer: Constexpr[Callable], consumer: Constexpr[Callable], split: Constexpr,
+                 producer_warps: Constexpr[int]):
     wg = warpgroup_id()
     if wg == 0:
         cute.arch.setmaxregister_decrease(split[0])
@@ -127,14 +143,25 @@ def roles_fit(roles) -> int:
     return at_launch
 
 
-@cute.jit
 def assign(roles: Constexpr):
     """Give the block's warpgroups their roles, in order, each with its registers: ``specialise`` for any number of
     roles.
 
-    roles: a tuple of ``Role``, that together have all warpgroups. Launch with ``min_blocks_per_mp=1`` and a static
-    block size, or the assembler drops the reallocation."""
-    at_launch, first, wg = roles_fit(roles), 0, warpgroup_id()
+    roles: a tuple of ``Role``, that together have all warpgroups. Launch with blocks of 128 threads for each, a number
+    known when compiled, and with ``min_blocks_per_mp=1``, or the assembler drops the reallocation.
+
+    Raises:
+        ValueError: when traced: registers that there cannot be, or a block of another size.
+    """
+    at_launch, groups = roles_fit(roles), sum(role.warpgroups for role in roles)
+    traced.block_is("assign", WARPGROUP * groups, f"the roles have {groups} warpgroups")
+    with traced.roles():
+        _assigned(roles, at_launch)
+
+
+@cute.jit
+def _assigned(roles: Constexpr, at_launch: Constexpr[int]):
+    first, wg = 0, warpgroup_id()
     for i in cutlass.range_constexpr(len(roles)):
         role = roles[i]
         if wg >= first and wg < first + role.warpgroups:

@@ -4,18 +4,15 @@ Arguments are addresses (``tensor.iterator.toint()``); sizes and addresses are m
 each call, which nothing here elects: wrap them in ``cute.arch.elect_one()``.
 """
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
+
+from .assembly import _asm
+from .naps import nap, poison_alone, poisoned, stores_again
 
 
 def _size(what, bytes):
     if isinstance(bytes, int) and (bytes <= 0 or bytes % 16):
         raise ValueError(f"{what}: bytes is {bytes}, allowed are positive multiples of 16")
-
-
-def _asm(args, text, constraints, loc, ip, result=None):
-    return llvm.inline_asm(result, [x.ir_value(loc=loc, ip=ip) for x in args], text, constraints, has_side_effects=True,
-                           is_align_stack=False, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -24,6 +21,8 @@ def bulk_load(dst, src, bytes, sem, evict_first=False, *, loc=None, ip=None):
 
     evict_first: what it brings into L2 is the first to go again; a Python bool."""
     _size("bulk_load", bytes)
+    if poisoned():
+        poison_alone(dst, bytes, loc=loc, ip=ip)
     copy, args = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", "[$0], [$1], $2, [$3]"
     if evict_first:
         text = ("{ .reg .b64 p; createpolicy.fractional.L2::evict_first.b64 p, 1.0; "
@@ -37,14 +36,18 @@ def bulk_load(dst, src, bytes, sem, evict_first=False, *, loc=None, ip=None):
 def bulk_store(dst, src, bytes, *, loc=None, ip=None):
     """global dst = shared src. After ``publish`` and a barrier; then ``bulk_commit``, and ``store_wait``."""
     _size("bulk_store", bytes)
+    nap("store")
     _asm([Int64(dst), Int32(src), Int32(bytes)],
-         "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", "l,r,r", loc, ip)
+         stores_again("cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"), "l,r,r", loc, ip)
 
 
 @dsl_user_op
 def bulk_add(dst, src, bytes, *, loc=None, ip=None):
     """global dst += shared src, fp32, each element atomically. Then ``bulk_commit``, and ``store_wait``."""
     _size("bulk_add", bytes)
+    nap("store")
+    if stores_again(""):  # the additions wait behind as many looks at their place
+        _asm([Int64(dst), Int32(bytes)], stores_again("cp.async.bulk.prefetch.L2.global [$0], $1;"), "l,r", loc, ip)
     _asm([Int64(dst), Int32(src), Int32(bytes)],
          "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;", "l,r,r", loc, ip)
 
@@ -56,6 +59,7 @@ def bulk_send(dst, src, bytes, sem, block, *, loc=None, ip=None):
     dst, sem: this block's own addresses of the place and the semaphore, which the other block has at the same offset.
     After ``publish`` by who wrote src. src may be overwritten when the receiver says so."""
     _size("bulk_send", bytes)
+    nap("store")
     _asm([Int32(dst), Int32(src), Int32(bytes), Int32(sem), Int32(block)],
          "{ .reg .b32 d, s; mapa.shared::cluster.u32 d, $0, $4; mapa.shared::cluster.u32 s, $3, $4; "
          "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [$1], $2, [s]; }", "r,r,r,r,r",

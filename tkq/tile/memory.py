@@ -13,8 +13,9 @@ from cutlass import Constexpr, Float32, Int16
 from cutlass.cute.nvgpu import cpasync
 
 from .dtypes import HALF, type_name
+from .naps import nap, poison, poisoned
 from .shared import SharedTile, st
-from .sync import Semaphore, _semaphore, cluster_rank
+from .sync import Acquired, Semaphore, _semaphore, cluster_rank
 from .views import PIECE
 
 BOX_ROWS = 256  # the most that one TMA box holds
@@ -191,11 +192,23 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
     has announced them (``Pipe.acquire``, ``expect_bytes``). One whole warp."""
     _descriptor("load_async", src)
     _semaphore("load_async", sem)
+    sem = _counted(sem, dst)
     s, g = src._partition("load_async", dst, coord)
     if src.multicast == 1:
+        if poisoned():
+            poison(dst.tensor.iterator.toint(), dst.type.bytes)
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr)
     else:
         cute.copy(src.atom, g, s, tma_bar_ptr=sem.ptr, mcast_mask=Int16((1 << src.multicast) - 1))
+
+
+def _counted(sem, dst):
+    """What a load brings counts for the stage that ``Pipe.acquire`` has announced."""
+    if not isinstance(sem, Acquired):
+        return sem
+    if isinstance(dst, SharedTile):
+        sem.stage.load(dst.type.bytes)
+    return sem.plain()
 
 
 def store_async(dst: gl, src: SharedTile, coord):
@@ -204,6 +217,7 @@ def store_async(dst: gl, src: SharedTile, coord):
     see ``gl.store``."""
     _descriptor("store_async", dst)
     s, g = dst._partition("store_async", src, coord)
+    nap("store")
     cute.copy(dst.atom, s, g)
     cute.arch.cp_async_bulk_commit_group()
 

@@ -9,6 +9,7 @@ from cutlass.memory import SmemAllocator
 
 from .dtypes import type_name
 from .sync import Mailbox, Pipe, Semaphore
+from .traced import Made
 
 ALIGNMENT = 1024  # of a tile: the 128-byte swizzle repeats after as many bytes
 MOST_BYTES = 226 * 1024  # of a block's shared memory: what the loader grants
@@ -154,17 +155,21 @@ class SharedAllocator:
 
     def semaphores(self, n=1) -> Semaphore:
         """``n`` semaphores, to be ``init``-ialised in ``init_block``."""
-        return Semaphore(self.allocate_array(Int64, n, 8))
+        return Semaphore(self.allocate_array(Int64, n, 8), Made("semaphores"))
 
     def pipe(self, stages, bytes, consumers, cluster=1, producers=1, copies=0) -> Pipe:
         """Full and empty semaphores for a ring of stages: see ``Pipe`` for the counts."""
-        full, empty = self.semaphores(stages), self.semaphores(stages)
+        full, empty = self._pair("pipe", stages)
         return Pipe(full, empty, stages, bytes, consumers, cluster, producers, copies)
 
     def mailbox(self, fields, stages, consumers) -> Mailbox:
         """``fields`` ints a slot, from the producer warp to ``consumers`` warps."""
         slots = self.allocate_tensor(Int32, cute.make_layout((fields, stages)), 16)
-        return Mailbox(slots, self.semaphores(stages), self.semaphores(stages), fields, stages, consumers)
+        return Mailbox(slots, *self._pair("mailbox", stages), fields, stages, consumers)
+
+    def _pair(self, by, stages):
+        made = Made(by)
+        return [Semaphore(self.allocate_array(Int64, stages, 8), made) for _ in range(2)]
 
     def allocate_tensor(self, element_type, layout, byte_alignment=1, swizzle=None):
         """As ``cutlass.memory.SmemAllocator``: for kernels that lay their memory out themselves."""

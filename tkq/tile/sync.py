@@ -4,6 +4,9 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Uint32, const_expr
 
+from . import traced
+from .naps import nap
+
 WARPGROUP = 128
 
 # ---- barriers ------------------------------------------------------------------------------------
@@ -14,7 +17,9 @@ def sync(barrier, threads):
 
     barrier: 1 to 15 (0 is the whole block's); threads: a multiple of 32."""
     _named("sync", barrier, threads)
+    nap("barrier")
     cute.arch.barrier(barrier_id=barrier, number_of_threads=threads)
+    nap("barrier")
 
 
 def sync_arrive(barrier, threads):
@@ -29,6 +34,7 @@ def _named(what, barrier, threads):
         raise ValueError(f"{what}: barrier is {barrier}, allowed are 1 to 15")
     if isinstance(threads, int) and (threads <= 0 or threads % 32 or threads > 1024):
         raise ValueError(f"{what}: threads is {threads}, allowed are multiples of 32 up to 1024")
+    traced.block_has(what, "threads", threads, threads)
 
 
 def sync_block():
@@ -43,17 +49,20 @@ def cluster_rank():
 
 def cluster_arrive():
     """Arrive at the cluster's barrier, releasing what this thread wrote. Every thread of every block calls it."""
+    nap("cluster")
     cute.arch.cluster_arrive()
 
 
 def cluster_arrive_relaxed():
     """``cluster_arrive`` without the release: where nothing but initialised semaphores has to be seen."""
+    nap("cluster")
     cute.arch.cluster_arrive_relaxed()
 
 
 def cluster_wait():
     """Wait until every thread of the cluster has arrived."""
     cute.arch.cluster_wait()
+    nap("cluster")
 
 
 def cluster_sync():
@@ -70,9 +79,27 @@ class Semaphore:
     """One mbarrier in shared memory, or an array of them."""
 
     ptr: cute.Pointer
+    made: Constexpr = None  # what the trace knows of it
 
     def __getitem__(self, i):
-        return Semaphore(self.ptr + i)
+        return Semaphore(self.ptr + i, self.made)
+
+
+@dataclass(frozen=True)
+class Acquired(Semaphore):
+    """A stage's full semaphore as ``Pipe.acquire`` returns it: loads into it are summed while the kernel is traced. Who
+    takes its ``ptr`` loads in a way that is not."""
+
+    stage: Constexpr = None
+
+    def __getattribute__(self, name):
+        if name == "ptr" and (stage := object.__getattribute__(self, "stage")) is not None:
+            stage.certain = False
+        return object.__getattribute__(self, name)
+
+    def plain(self):
+        """The semaphore alone, for the tile layer, which counts what it loads."""
+        return Semaphore(object.__getattribute__(self, "ptr"), self.made)
 
 
 MOST_PENDING = (1 << 20) - 1  # arrivals and bytes that a semaphore's phase can count
@@ -81,6 +108,8 @@ MOST_PENDING = (1 << 20) - 1  # arrivals and bytes that a semaphore's phase can 
 def _semaphore(what, sem):
     if not isinstance(sem, Semaphore):
         raise TypeError(f"{what}: sem is {sem}, allowed is a Semaphore")
+    if what != "init":
+        traced.initialised(what, sem.made)
 
 
 def _count(what, name, n, least=0, most=MOST_PENDING):
@@ -93,20 +122,32 @@ def init(sem: Semaphore, arrivals):
     """Set how many arrivals complete a phase, 1 or more. One thread, inside ``init_block``."""
     _semaphore("init", sem)
     _count("init", "arrivals", arrivals, 1)
+    if sem.made is not None:
+        sem.made.initialised = True
     cute.arch.mbarrier_init(sem.ptr, arrivals)
 
 
 def wait(sem: Semaphore, phase):
     """Wait until the phase of this parity (0, 1, 0, ..) is complete. Every thread that goes on calls it."""
+    _wait("wait", sem, phase)
+
+
+def _wait(place, sem, phase):
     _semaphore("wait", sem)
     cute.arch.mbarrier_wait(sem.ptr, phase)
+    nap(place)
 
 
 def arrive(sem: Semaphore):
     """One arrival from the calling warp."""
+    _arrive("arrive", sem)
+
+
+def _arrive(place, sem):
     _semaphore("arrive", sem)
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive(sem.ptr)
+    nap(place)
 
 
 @cute.jit
@@ -114,6 +155,7 @@ def arrive_cluster(sem: Semaphore, blocks: Constexpr[int]):
     """One arrival from the calling warp on this semaphore of each of the cluster's ``blocks`` blocks, up to 16."""
     _semaphore("arrive_cluster", sem)
     _count("arrive_cluster", "blocks", blocks, 1, 16)
+    traced.cluster_has("arrive_cluster", "blocks", blocks)
     if cute.arch.lane_idx() < blocks:
         cute.arch.mbarrier_arrive(sem.ptr, cute.arch.lane_idx())
 
@@ -129,6 +171,9 @@ def expect_bytes(sem: Semaphore, bytes):
     """One arrival from the calling warp, and ``bytes`` of TMA or bulk copies still to come: up to 2^20 - 1."""
     _semaphore("expect_bytes", sem)
     _count("expect_bytes", "bytes", bytes)
+    if isinstance(sem, Acquired):
+        sem.stage.announce(bytes)
+        sem = sem.plain()
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(sem.ptr, bytes)
 
@@ -211,6 +256,10 @@ class Pipe:
 
     def init(self):
         """Set the counts. One thread, inside ``init_block``."""
+        for name in ("consumers", "producers"):
+            traced.block_has("Pipe.init", name, f"{getattr(self, name)} warps", 32 * getattr(self, name))
+        traced.block_has("Pipe.init", "copies", self.copies, self.copies)
+        traced.cluster_is("Pipe.init", "cluster", self.cluster)
         for i in range(self.stages):
             init(self.full[i], self.producers + self.copies)
             init(self.empty[i], self.consumers * self.cluster)
@@ -224,27 +273,29 @@ class Pipe:
         sem = self.full[r.stage]
         self.acquire_empty(r)
         expect_bytes(sem, self.bytes)
-        return sem
+        return Acquired(sem.ptr, sem.made, traced.Stage(self.bytes)) if self.producers == 1 else sem
 
     def acquire_empty(self, r: Ring):
         """Producer that writes with its own stores: wait until the stage is free; ``commit`` announces it later."""
-        wait(self.empty[r.stage], r.phase ^ 1)
+        _wait("producer", self.empty[r.stage], r.phase ^ 1)
 
     def commit(self, r: Ring):
         """Producer that writes with its own stores (and has ``publish``\\ ed them): one warp's part is there."""
+        nap("producer")
         cute.arch.sync_warp()
         arrive(self.full[r.stage])
 
     def wait(self, r: Ring):
         """Consumer: wait until the stage is full. Every thread that reads it."""
-        wait(self.full[r.stage], r.phase)
+        _wait("consumer", self.full[r.stage], r.phase)
 
     def release(self, r: Ring):
         """Consumer: one warp has done with the stage. Each of ``consumers`` warps, once a stage."""
         if self.cluster == 1:
-            arrive(self.empty[r.stage])
+            _arrive("consumer", self.empty[r.stage])
         else:
             arrive_cluster(self.empty[r.stage], self.cluster)
+            nap("consumer")
 
 
 @dataclass(frozen=True)
@@ -266,6 +317,7 @@ class Mailbox:
 
     def init(self):
         """One thread, inside ``init_block``."""
+        traced.block_has("Mailbox.init", "consumers", f"{self.consumers} warps", 32 * self.consumers)
         for i in range(self.stages):
             init(self.full[i], 1)
             init(self.empty[i], self.consumers)

@@ -101,6 +101,12 @@ def tv_layout(kernel, rows: int = 8, columns: int = 14, copy_bits: int | None = 
         copy_bits: of the widest access; without, the kernel's own.
     Raises:
         TypeError: kernel has no thread-value layout.
+
+    Example::
+
+        from cutlass import BFloat16
+
+        print(viz.tv_layout(tkq.ReductionBase(BFloat16, 1000, stage=1)))
     """
     if isinstance(kernel, type) or not hasattr(kernel, "_get_tv_layout"):
         raise TypeError(f"tv_layout: kernel is {kernel!r}, allowed are instances of subclasses of ReductionBase")

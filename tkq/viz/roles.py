@@ -149,6 +149,12 @@ def pipeline(kernel) -> Pipeline:
     Raises:
         NotImplementedError: a kernel that nobody has described.
         TypeError: a class.
+
+    Example::
+
+        from tkq import catalog
+
+        print(viz.pipeline(catalog.select(["gemm_bf16_kk_bf16_tma_128x256"])[0].recipe))
     """
     from ..runtime import build
     from ..runtime.recipe import Recipe

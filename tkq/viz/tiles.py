@@ -58,6 +58,10 @@ def shared_tile(tile, lines: int = 8) -> TilePicture:
         lines: how many are drawn, from the beginning.
     Raises:
         TypeError: tile is neither.
+
+    Example::
+
+        print(viz.shared_tile(tkq.tile.st(64, 64)))
     """
     from ..tile import SharedTile, st
 

@@ -1,0 +1,65 @@
+"""tkq.testing.pressure: what it refuses, that it is part of a kernel's name, and what it does to machine code."""
+import pytest
+
+from tests.cpu.kernels_for_tests import Scale
+from tkq.gemm.narrow_config import NarrowConfig
+from tkq.gemm.narrow_plan import fitted, recipe
+from tkq.gemm.spec import GemmSpec
+from tkq.runtime import Recipe, build, keys
+from tkq.runtime import pressure as setting
+from tkq.testing import elf, pressure, sass
+
+FEW_ROWS = recipe(GemmSpec(b_major="k"), fitted(NarrowConfig(16, 64, 2), GemmSpec(b_major="k")))
+
+
+@pytest.fixture(autouse=True)
+def before_the_first_kernel(monkeypatch):
+    monkeypatch.setattr(build, "_functions", {})
+    yield
+    setting.ask(None)
+
+
+@pytest.mark.parametrize("error, words, given", (
+    (TypeError, "poison: got int", dict(poison=1)), (TypeError, "naps: got list", dict(naps=["consumer"])),
+    (ValueError, "naps: got the place 'customer', allowed are start, producer", dict(naps={"customer": 100})),
+    (ValueError, "naps: consumer is 0, allowed", dict(naps={"consumer": 0})),
+    (ValueError, "naps: consumer is 1.5, allowed", dict(naps={"consumer": 1.5})),
+    (ValueError, "naps: consumer is True, allowed", dict(naps={"consumer": True})),
+    (ValueError, "stores: got -1, allowed", dict(stores=-1)), (ValueError, "stores: got 1001", dict(stores=1001))))
+def test_what_is_refused(error, words, given):
+    with pytest.raises(error, match=words):
+        pressure(**given)
+    assert setting.asked() is None
+
+
+def test_it_comes_before_the_first_kernel():
+    build._functions["any"] = "kernel"
+    with pytest.raises(RuntimeError, match="has kernels already"):
+        pressure(poison=True)
+
+
+def test_it_is_part_of_a_kernel_s_name_while_it_holds():
+    one = Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", (Scale(),))
+    names = [keys.entry_name(one)]
+    for given in (dict(poison=True), dict(naps={"wait": 100}), dict(naps={"wait": 200}), dict(stores=2)):
+        pressure(**given)
+        names.append(keys.entry_name(one))
+    pressure()
+    assert len(set(names)) == len(names) and keys.entry_name(one) == names[0]
+
+
+@pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+def test_machine_code_has_it_where_it_was_asked_for_and_only_there():
+    def code(**given):
+        pressure(**given)
+        compiled = build.compile_recipe(FEW_ROWS)
+        cubin, = elf.cubins(build.exported(compiled, "tkq_pressed")[0])
+        return cubin, sass.report(compiled)[0]
+
+    plain, report = code()
+    slept = report.count("NANOSLEEP")  # waits on semaphores do
+    wait, asleep = code(naps={"consumer": 500})
+    assert wait != plain and asleep.count("NANOSLEEP") == slept + 2  # behind a wait, and behind a release
+    assert code(naps={"start": 500})[1].count("NANOSLEEP") == slept + 1
+    assert code(poison=True)[1].wide("STS") > report.wide("STS")
+    assert code()[0] == plain

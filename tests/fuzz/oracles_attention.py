@@ -1,0 +1,82 @@
+"""What attention means, in float64 on the CPU: dense, and of packed sequences."""
+import math
+
+import torch
+
+from .oracles import WIDE, Wanted, number, operand, wide
+
+
+def attend(q, k, v, given, sinks):
+    """(O, LSE (.., H, Sq)) of q (.., Sq, H, D), k (.., Sk, Hk, D), v (.., Sk, Hk, Dv)."""
+    shared = q.shape[-2] // k.shape[-2]
+    k, v = (x.repeat_interleave(shared, -2) for x in (k, v))
+    scores = torch.einsum("...qhd,...khd->...hqk", q, k) * number(given["softmax_scale"], q.shape[-1] ** -0.5)
+    softcap = number(given["softcap"], 0.0)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~visible(q.shape[-3], k.shape[-3], given), -math.inf)
+    every = scores
+    if sinks is not None:
+        every = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    lse = every.logsumexp(-1) if every.shape[-1] else torch.full(scores.shape[:-1], -math.inf, dtype=WIDE)
+    empty = torch.isneginf(lse)[..., None]
+    p = torch.where(empty, 0.0, torch.exp(scores - torch.where(empty, 0.0, lse[..., None])))
+    return torch.einsum("...hqk,...khd->...qhd", p, v), lse
+
+
+def visible(queries, keys, given):
+    """(queries, keys): which keys a query sees; the last query stands beside the last key."""
+    left, right = (-1 if x is None else x for x in given["window_size"])
+    right = 0 if given["causal"] else right
+    i, j = torch.arange(queries)[:, None] + keys - queries, torch.arange(keys)[None]
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if left >= 0:
+        seen &= j >= i - left
+    if right >= 0:
+        seen &= j <= i + right
+    return seen
+
+
+def results(given, o, lse):
+    found = [Wanted("o", o, 6, given["q"].dtype)]
+    return [*found, Wanted("lse", lse, 2**8, torch.float32)] if given["return_lse"] else found
+
+
+def flash_attn(given):
+    sinks = None if given["sinks"] is None else operand(given, "sinks")
+    return results(given, *attend(*(operand(given, n) for n in "qkv"), given, sinks))
+
+
+def flash_attn_varlen(given):
+    """Rows of no sequence: O is 0, LSE that of the sink alone."""
+    q, k, v = (operand(given, n) for n in "qkv")
+    sinks = None if given["sinks"] is None else operand(given, "sinks")
+    total, heads = q.shape[:2]
+    o = torch.zeros(total, heads, v.shape[2], dtype=WIDE)
+    lse = torch.full((heads, total), -math.inf, dtype=WIDE)
+    if sinks is not None:
+        lse = sinks.detach()[:, None].expand(heads, total).clone()
+    for (a, b), (c, e) in zip(ranges(given, "q"), ranges(given, "k")):
+        if b > a:
+            part, part_lse = attend(q[a:b], k[c:e], v[c:e], given, sinks)
+            rows = torch.arange(a, b)
+            o = torch.index_put(o, (rows,), part)
+            lse = torch.index_put(lse, (torch.arange(heads)[:, None], rows[None]), part_lse)
+    return results(given, o, lse)
+
+
+def slope(given, do):
+    """How large a score's gradient may be, times what the gradients of q and k multiply it by. It is a difference, dP -
+    delta, and off by a rounding of that size even where it nearly vanishes: where a row has one key and a sink, say."""
+    q, k, v, do = (wide(x).flatten(0, -2) for x in (given["q"], given["k"], given["v"], do))
+    longest = [x.norm(dim=-1).max().item() if x.numel() else 0.0 for x in (do, v)]
+    most = max((x.abs().max().item() for x in (q, k) if x.numel()), default=0.0)
+    return longest[0] * longest[1] * max(1.0, most * number(given["softmax_scale"], q.shape[-1] ** -0.5))
+
+
+def ranges(given, which):
+    """(start, end) of each sequence's rows in use."""
+    ends = wide(given[f"cu_seqlens_{which}"]).long().tolist()
+    used = given[f"seqused_{which}"]
+    used = [math.inf] * len(ends) if used is None else wide(used).long().tolist()
+    return [(a, min(b, a + n)) for a, b, n in zip(ends, ends[1:], used)]

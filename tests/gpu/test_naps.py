@@ -1,0 +1,25 @@
+"""Each kernel family under pressure, each in a process of its own: what a missing wait, or a stage freed too early,
+would do to results. See tests/pressed.py."""
+import subprocess
+import sys
+
+import pytest
+
+from tests import pressed
+
+LOADED = ("attention", "attention_bridge", "attention_packed", "attention_window", "backward_in_background",
+          "backward_of_one_task", "backward_wide", "backward_in_order", "gemm", "gemm_long", "gemm_not_held",
+          "gemm_few_rows", "fp8", "fp8_promoted", "fp8_blocks", "fp8_few_rows", "grouped", "norm_backward",
+          "norm_quantised")
+STORED = "backward_first", "backward_chain"
+
+
+def ids(kind, cases):
+    return [pytest.param(kind, case, id=f"{kind}-{case}") for case in cases]
+
+
+@pytest.mark.parametrize("kind, case", ids("naps", pressed.CASES) + ids("poison", LOADED) + ids("stores", STORED))
+def test_under_pressure(kind, case):
+    found = subprocess.run([sys.executable, "-m", "tests.pressed", kind, case], timeout=100, capture_output=True,
+                           text=True)
+    assert found.returncode == 0, "\n".join((found.stdout + found.stderr).splitlines()[-8:])

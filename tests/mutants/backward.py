@@ -1,0 +1,251 @@
+"""Faults in attention's backward."""
+from .mutant import family, pressed
+
+WHOLE, WHOLE_POISON, LATE, LATE_POISON, WIDE, ORDER, FIRST, CHAIN, SEAMLESS, GROUPED = (pressed(x) for x in (
+    "naps-backward_of_one_task", "poison-backward_of_one_task", "naps-backward_in_background",
+    "poison-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
+    "stores-backward_chain", "naps-backward_seamless", "naps-backward_grouped"))
+ORDER_POISON = pressed("poison-backward_in_order")
+FOLDER = "tkq/attention/"
+
+MUTANTS = (
+    *family(
+        "backward", FOLDER + "backward.py",
+        ("no_wait_for_q", """
+            def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
+                s.q_pipe.wait(c.ring)
+         """, "def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):", WHOLE),
+        ("no_wait_for_do", """
+            s.do_pipe.wait(c.ring)
+            self.multiply_dp(s, c)
+            tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
+            tk.mma_wait(1)  # dP
+            self.make_ds(s, c)
+            if const_expr(self.spec.adds_dq):
+                self.hand_over(s, c)
+                c.ds_ring.advance()
+            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
+         """, """
+            self.multiply_dp(s, c)
+            tk.mma_AB(c.dv, c.p, s.do[c.ring.stage])
+            tk.mma_wait(1)  # dP
+            self.make_ds(s, c)
+            if const_expr(self.spec.adds_dq):
+                self.hand_over(s, c)
+                c.ds_ring.advance()
+            tk.mma_AB(c.dk, c.ds, s.q[c.ring.stage])
+         """, WHOLE),
+        ("do_freed_before_dv", """
+            tk.mma_wait(1)  # dV
+            s.do_pipe.release(c.ring)
+            tk.mma_wait(0)
+         """, """
+            s.do_pipe.release(c.ring)
+            tk.mma_wait(0)
+         """, WHOLE_POISON),
+        ("q_freed_before_dk", """
+            tk.mma_wait(0)
+            s.q_pipe.release(c.ring)
+            c.ring.advance()
+         """, """
+            s.q_pipe.release(c.ring)
+            tk.mma_wait(0)
+            c.ring.advance()
+         """, WHOLE_POISON),
+        ("ds_written_over_what_is_read", """
+            s.ds_pipe.acquire_empty(c.ds_ring)
+            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+         """, "tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)", WHOLE),
+        ("ds_announced_before_it_is_written", """
+            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+            tk.publish()
+            s.ds_pipe.commit(c.ds_ring)
+         """, """
+            s.ds_pipe.commit(c.ds_ring)
+            tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
+            tk.publish()
+         """, WHOLE),
+        ("dk_not_scaled", """
+            tk.mul(c.dk, c.dk, g.scale)
+            self.write(g, g.dk, c.dk, t, number)
+         """, "self.write(g, g.dk, c.dk, t, number)", LATE),
+        ("dk_written_over_k_that_is_read", """
+            if const_expr(self.spec.adds_dq):
+                self.wait_for_dq(s, c)
+            self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)
+         """, "self.send(piece(g.places, g.dk, t.rows_k), s.k[c.wg], c.dk, at, barrier)", WHOLE),
+        ("late_no_wait_for_q", """
+            s.q_pipe.wait(c.ring)
+            c.turns.take()
+            tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
+            tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
+         """, """
+            c.turns.take()
+            tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
+            tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
+         """, LATE),
+        ("late_do_freed_before_dv", """
+            tk.mma_wait(0)  # dV
+            self.keep(g, c)
+            s.do_pipe.release(c.ring)
+         """, """
+            s.do_pipe.release(c.ring)
+            tk.mma_wait(0)  # dV
+            self.keep(g, c)
+         """, LATE_POISON),
+        ("late_q_freed_a_tile_too_early", "self.done_with_queries(s, c)\ns.do_pipe.wait(c.ring)", """
+            s.do_pipe.wait(c.ring)
+            s.q_pipe.release(c.ring)
+         """, LATE_POISON),
+        ("late_last_dk_left_out", "tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])\ntk.mma_wait(0)\n"
+         "s.q_pipe.release(c.before)", "s.q_pipe.release(c.before)", LATE),
+        ("no_wait_for_keys", """
+            for i in cutlass.range_constexpr(2):
+                tk.wait(s.kv_full[i], kv.phase)
+            if const_expr(self.config.late):
+         """, "if const_expr(self.config.late):", LATE)),
+    *family(
+        "backward", FOLDER + "backward_base.py",
+        ("k_loaded_over_k_that_is_read", """
+            tk.wait(s.kv_empty[0], kv.phase ^ 1)
+            self.load_keys(g, s, t, 0)
+         """, "self.load_keys(g, s, t, 0)", LATE),
+        ("v_loaded_over_v_that_is_read", """
+            tk.wait(s.kv_empty[1], kv.phase ^ 1)
+            self.load_keys(g, s, t, 1)
+            self.load_queries(g, s, t, ring, kv)
+         """, """
+            self.load_keys(g, s, t, 1)
+            self.load_queries(g, s, t, ring, kv)
+         """, LATE),
+        ("statistics_of_another_tile",
+         "g.stats.iterator.toint() + number * self.stats_bytes, self.stats_bytes, sem.ptr.toint())",
+         "g.stats.iterator.toint() + (number // 2) * self.stats_bytes, self.stats_bytes, sem.ptr.toint())", WHOLE)),
+    *family(
+        "backward", FOLDER + "backward_add.py",
+        ("dq_no_wait_for_ds", """
+            s.ds_pipe.wait(ring)
+            self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m))
+         """, "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m))", WHOLE),
+        ("dq_ds_freed_before_its_product", """
+            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
+            if const_expr(i == rows * cols - 1):
+                s.ds_pipe.release(ring)
+                last()
+         """, """
+            if const_expr(i == rows * cols - 1):
+                s.ds_pipe.release(ring)
+                last()
+            self.make_dq(s, dq, ring, a_part=i // cols, b_part=i % cols)
+         """, WHOLE),
+        ("dq_room_written_over_before_it_left", """
+            tk.store_wait(pending)
+            cute.arch.sync_warp()
+            mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+         """, """
+            cute.arch.sync_warp()
+            mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
+         """, FIRST)),
+    *family(
+        "backward", FOLDER + "backward_background.py",
+        ("dq_read_before_all_was_added",
+         "await_count(counters.added, head, 4 * self.blocks(at.rows_k))", "", LATE),
+        ("dq_added_before_it_is_zero",
+         "await_count(g.background.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))", "",
+         LATE),
+        ("dq_signed_off_too_often", "await_count(counters.added, head, 4 * self.blocks(at.rows_k))",
+         "await_count(counters.added, head, 3 * self.blocks(at.rows_k))", LATE)),
+    *family(
+        "backward", FOLDER + "backward_first.py",
+        ("dq_announced_before_it_left", """
+            if first:
+                tk.store_wait(read=False)
+         """, "if first:", FIRST),
+        ("dq_added_to_what_is_not_there", """
+            if owner(found) != mine:
+                await_count(words_of(g), number, THERE)
+         """, "", FIRST)),
+    *family(
+        "backward", FOLDER + "backward_chain.py",
+        ("dq_told_before_it_is_there", """
+            tk.store_wait(but * rows * cols, read=False)
+            cute.arch.sync_warp()
+         """, "cute.arch.sync_warp()", CHAIN),
+        ("dq_out_of_turn", "self.await_turn(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
+        ("dq_sums_not_awaited", "tk.wait(s.dq_full[warp], c.sums.phase)", "cute.arch.sync_warp()", CHAIN)),
+    *family(
+        "backward", FOLDER + "backward_dq.py",
+        ("order_dq_not_scaled", "tk.mul(c.dq, c.dq, g.scale)", "", ORDER),
+        ("order_no_wait_for_k", "s.k_pipe.wait(c.k)", "", ORDER),
+        ("order_no_wait_for_v", "s.v_pipe.wait(c.v)", "", ORDER),
+        ("order_no_wait_for_q", "tk.wait(s.q_full, 0)", "", ORDER),
+        ("order_v_freed_before_dp", """
+            tk.mma_wait(0)  # dP
+            s.v_pipe.release(c.v)
+         """, """
+            s.v_pipe.release(c.v)
+            tk.mma_wait(0)  # dP
+         """, ORDER_POISON),
+        ("order_k_freed_before_dq", """
+            tk.mma_wait(0)
+            s.k_pipe.release(c.k)
+         """, """
+            s.k_pipe.release(c.k)
+            tk.mma_wait(0)
+         """, ORDER_POISON)),
+    *family(
+        "backward", FOLDER + "backward_wide.py",
+        ("wide_p_written_over_what_is_read", """
+            s.p_pipe.acquire_empty(c.p_ring)
+            self.hand_over(c.slope, s.p, c.p_ring, False)
+         """, "self.hand_over(c.slope, s.p, c.p_ring, False)", WIDE),
+        ("wide_no_wait_for_q", """
+            s.q_pipe.wait(c.ring)
+            tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
+            tk.mma_wait(0)
+            limits = self.limits(g, t, m, 0) if masked else ()
+         """, """
+            tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
+            tk.mma_wait(0)
+            limits = self.limits(g, t, m, 0) if masked else ()
+         """, WIDE)),
+    *family(
+        "backward", FOLDER + "backward_seamless.py",
+        ("keys_freed_after_the_first_tile",
+         "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == last)",
+         "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == 0)", SEAMLESS)),
+    *family(
+        "backward", FOLDER + "backward_split.py",
+        ("sums_of_parts_not_awaited", """
+            await_count(handed.counts, at, head)
+            for i in cutlass.range_constexpr(len(tiles)):
+                _add(tiles[i], sums, i, warp)
+         """, """
+            for i in cutlass.range_constexpr(len(tiles)):
+                _add(tiles[i], sums, i, warp)
+         """, GROUPED)),
+    *family(
+        "backward", FOLDER + "backward_math.py",
+        ("mask_off_by_one", "e = e if end is None else cutlass.select_(col < end, e, Float32(0.0))",
+         "e = e if end is None else cutlass.select_(col <= end, e, Float32(0.0))",
+         ORDER),
+        ("causal_off_by_one", "e = cutlass.select_(first <= col, e, Float32(0.0))",
+         "e = cutlass.select_(first < col, e, Float32(0.0))", WHOLE),
+        ("delta_of_the_wrong_sign",
+         "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp + delta), slope, dp, delta)",
+         "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp - delta), slope, dp, delta)", WIDE)),
+    *family(
+        "backward", FOLDER + "backward_pairs.py",
+        ("pairs_delta_of_the_wrong_sign",
+         "tk.apply_narrow(c.ds, lambda dp, delta: dp + delta, c.dp, self.stats(s, c.ring, 1))",
+         "tk.apply_narrow(c.ds, lambda dp, delta: dp - delta, c.dp, self.stats(s, c.ring, 1))", WHOLE)),
+    *family(
+        "backward", FOLDER + "backward_pre.py",
+        ("statistics_of_a_shifted_row", "of_row = rows.lse[batch, head, row0 + i]",
+         "of_row = rows.lse[batch, head, row0 + (i ^ 1)]", WHOLE)),
+    *family(
+        "backward", FOLDER + "query_ranges.py",
+        ("last_tile_of_queries_left_out",
+         "tiles, last_key = ceil_div(e.rows_q, e.tile), least(first_key + e.block, e.rows_k)",
+         "tiles, last_key = e.rows_q // e.tile, least(first_key + e.block, e.rows_k)", WHOLE)),
+)

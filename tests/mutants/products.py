@@ -1,0 +1,163 @@
+"""Faults in the GEMMs: 16 bits and float8, few rows, grouped."""
+from .mutant import family, pressed
+
+NAPS, LONG, SPREAD, CLUSTER, PACED, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
+    "naps-gemm", "poison-gemm_long", "poison-gemm", "naps-gemm_cluster", "naps-gemm_paced", "naps-gemm_few_rows",
+    "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_few_rows", "naps-grouped"))
+FOLDER = "tkq/gemm/"
+
+MUTANTS = (
+    *family(
+        "gemm", FOLDER + "dense.py",
+        ("no_wait_for_a_stage", """
+            s.pipe.wait(u.full)
+            product(u.acc, s.a[u.full.stage], s.b[u.full.stage], a_part=wg)
+         """, "product(u.acc, s.a[u.full.stage], s.b[u.full.stage], a_part=wg)", NAPS),
+        ("stage_freed_too_early", """
+            self.multiply(s, u, self.mma, wg)
+            tk.mma_wait(1)
+            self.release(s, u)
+         """, """
+            self.multiply(s, u, self.mma, wg)
+            self.release(s, u)
+            tk.mma_wait(1)
+         """, LONG),
+        ("last_stage_freed_too_early", """
+            tk.mma_wait(0)
+            self.release(s, u)
+            if const_expr(x.hold):
+         """, """
+            self.release(s, u)
+            tk.mma_wait(0)
+            if const_expr(x.hold):
+         """, SPREAD),
+        ("loads_into_a_stage_in_use", """
+            sem = s.pipe.acquire(r)
+            a_t, b_t = self.spec.transposed
+         """, """
+            sem = s.pipe.full[r.stage]
+            tk.expect_bytes(sem, s.pipe.bytes)
+            a_t, b_t = self.spec.transposed
+         """, NAPS),
+        ("panel_written_over_before_it_left", """
+            tk.store_wait(0 if self.panels % BUFFERS else BUFFERS - 1)
+            tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
+            tk.store(buffer, part)
+         """, "tk.store(buffer, part)", NAPS),
+        ("panel_sent_before_all_wrote", """
+            tk.publish()
+            tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
+            if tk.first_warp_of_group():
+         """, """
+            tk.publish()
+            if tk.first_warp_of_group():
+         """, NAPS),
+        ("accumulator_read_too_early", """
+            tk.mma_wait(0)
+            self.release(s, u)
+            if const_expr(x.hold):
+                self.finish(g, u, t, wg)
+         """, """
+            self.release(s, u)
+            if const_expr(x.hold):
+                self.finish(g, u, t, wg)
+         """, NAPS),
+        ("written_as_the_next_tile", """
+            if number >= order.workers():  # not this block's first
+                self.write(g, s, u, self.tile(g, number - order.workers()), wg)
+         """, """
+            if number >= order.workers():  # not this block's first
+                self.write(g, s, u, self.tile(g, number), wg)
+         """, NAPS),
+        ("other_rows_of_a_in_the_cluster", "return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)",
+         "return Tile(batch, row * self.config.cluster + (tk.cluster_rank() ^ 1), col)", pressed("naps-gemm"))),
+    *family(
+        "gemm", FOLDER + "epilogue_tile.py",
+        ("bias_of_the_next_column",
+         "v.tensor[i, k] = src[cutlass.min(col0 + 64 * k + 2 * tk.lane_id() + i, last)]",
+         "v.tensor[i, k] = src[cutlass.min(col0 + 64 * k + 2 * tk.lane_id() + i + 1, last)]",
+         ("tests/gpu/test_gemm_epilogue.py::test_linear_forms_are_exact[None]",))),
+    *family(
+        "gemm", FOLDER + "pace.py",
+        ("paced_counter_not_back", "count_up(self.counter(g), Uint32((rounds + 1) * cute.arch.grid_dim()[0] - 1))",
+         "count_up(self.counter(g), Uint32((rounds + 2) * cute.arch.grid_dim()[0] - 1))",
+         ("tests/gpu/test_gemm_paced.py::test_rounds[6]",))),
+    *family(
+        "few", FOLDER + "narrow.py",
+        ("rows_no_wait_for_a_stage", """
+            s.pipe.wait(full)
+            for part in cutlass.range_constexpr(self.config.parts):
+         """, "for part in cutlass.range_constexpr(self.config.parts):", FEW),
+        ("rows_stage_freed_too_early", """
+            tk.mma_wait(self.config.parts)
+            s.pipe.release(done)
+         """, """
+            s.pipe.release(done)
+            tk.mma_wait(self.config.parts)
+         """, pressed("poison-gemm_few_rows")),
+        ("rows_no_wait_for_the_other_blocks", "tk.wait(s.sent, 0)", "", FEW),
+        ("rows_a_block_s_sums_twice", "self.send(s, acc, reducer, (rank - reducer + x.split - 1) % x.split)",
+         "self.send(s, acc, reducer, (rank - reducer + x.split) % (x.split - 1))",
+         ("tests/gpu/test_gemm_few_rows.py::test_every_split[narrow64x128_split8]",)),
+        ("rows_fewer_steps_of_k", "first, end = g.steps * rank // x.split, g.steps * (rank + 1) // x.split",
+         "first, end = g.steps * rank // x.split, g.steps // x.split * (rank + 1)", FEW),
+        ("rows_bytes_of_one_block_too_few", "tk.expect_bytes(s.sent, x.exchange_bytes)",
+         "tk.expect_bytes(s.sent, x.exchange_bytes - 16)", FEW)),
+    *family(
+        "fp8", FOLDER + "fp8.py",
+        ("no_wait_for_a_stage", "s.pipe.wait(u.full)", "", FP8),
+        ("stage_freed_too_early", """
+            tk.mma_wait(x.waves * x.lag)
+            self.release(s, u)
+         """, """
+            self.release(s, u)
+            tk.mma_wait(x.waves * x.lag)
+         """, pressed("poison-fp8")),
+        ("promoted_stage_freed_too_early", """
+            tk.mma_wait(0)
+            if const_expr(i == n - 1 and self.spec.scales != "line"):
+                s.pipe.release(u.full)
+         """, """
+            if const_expr(i == n - 1 and self.spec.scales != "line"):
+                s.pipe.release(u.full)
+            tk.mma_wait(0)
+         """, pressed("poison-fp8_promoted")),
+        ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
+         pressed("naps-fp8_blocks")),
+        ("scales_not_awaited", "tk.copy_async_arrive(sem)", """
+            with cute.arch.elect_one():
+                for _ in range(32):
+                    cute.arch.mbarrier_arrive(sem.ptr)
+         """, BLOCKS)),
+    *family(
+        "fp8", FOLDER + "fp8_rolling.py",
+        ("rolling_stage_freed_too_early", """
+            tk.mma_wait(1 if more else 0)
+            if p == n - 1:
+                self.release(s, u)
+         """, """
+            if p == n - 1:
+                self.release(s, u)
+            tk.mma_wait(1 if more else 0)
+         """, pressed("poison-fp8_blocks"))),
+    *family(
+        "fp8", FOLDER + "fp8_narrow.py",
+        ("few_rows_scale_of_another_row", "tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))",
+         "tk.load_cols(of_a, g.scale_a, Int32(m) + 1, cute.size(g.out, mode=[1]))", FP8_FEW)),
+    *family(
+        "grouped", FOLDER + "grouped.py",
+        ("group_begins_a_row_late", "begins[group] = begin\nbegins[group + 1] = end  # the next group writes the same, "
+         "but for the last", "begins[group] = begin + 1\nbegins[group + 1] = end", GROUPED),
+        ("table_read_before_it_is_there", "self.count(g, begins, counts)\ntk.sync_block()",
+         "self.count(g, begins, counts)", GROUPED),
+        ("stages_not_let_go", """
+            s.pipe.wait(u.full)
+            u.full.advance()
+            self.release(s, u)
+         """, """
+            u.full.advance()
+            self.release(s, u)
+         """, GROUPED),
+        ("a_group_s_end_written_over", "tk.store_async(g.c.part(t.size), panel, (t.first + t.size, 0, *at))",
+         "tk.store_async(g.c.part(t.size + 1), panel, (t.first + t.size + 1, 0, *at))", GROUPED)),
+)

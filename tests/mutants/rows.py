@@ -1,0 +1,161 @@
+"""Faults in kernels of rows: norms, softmax, cross entropy, quantisation, rope, gated activations."""
+from .mutant import family, pressed
+
+NORM, NORM_POISON, LONG, QUANTISED, CLUSTER, SOFTMAX, LOSS, QUANTIZE, ROPE, GATED = (pressed(x) for x in (
+    "naps-norm_backward", "poison-norm_backward", "naps-norm_backward_cluster", "naps-norm_quantised",
+    "naps-norm_cluster", "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-rope", "naps-gated"))
+
+MUTANTS = (
+    *family(
+        "rows", "tkq/rows/ring.py",
+        ("no_wait_for_a_stage", "tk.wait(self.full[r.stage], r.phase)", "cute.arch.sync_warp()", NORM),
+        ("loads_into_a_stage_in_use", "tk.wait(self.empty[r.stage], r.phase ^ 1)", "", NORM),
+        ("other_bytes_announced", "tk.expect_bytes(self.full[stage], rows * s.limit * width)",
+         "tk.expect_bytes(self.full[stage], (rows - 1) * s.limit * width)", NORM)),
+    *family(
+        "rows", "tkq/rows/engine.py",
+        ("stage_freed_before_it_is_read", "if const_expr(age == self.last_read and not self.plan.direct):",
+         "if const_expr(age == self.last_read - 1 and not self.plan.direct):", NORM_POISON),
+        ("no_wait_for_the_cluster", """
+                tk.cluster_arrive_relaxed()
+                tk.cluster_wait()
+            else:
+                tk.sync_block()
+         """, """
+                tk.cluster_arrive_relaxed()
+                tk.sync_block()
+            else:
+                tk.sync_block()
+         """, LONG)),
+    *family(
+        "rows", "tkq/rows/exchange.py",
+        ("no_wait_for_the_other_warps", "tk.wait(self.met[r.stage * p.groups + part.group], r.phase)", "", NORM),
+        ("fewer_warps_awaited", "tk.init(self.met[i], 1 if p.cluster > 1 else p.warps_per_row)",
+         "tk.init(self.met[i], 1)", NORM),
+        ("slot_of_the_row_before", """
+            at = self.data[None, None, part.share.rank * p.warps_per_row + part.warp, part.group, r.stage]
+         """, """
+            at = self.data[None, None, part.share.rank * p.warps_per_row + part.warp, part.group, r.stage * 0]
+         """, NORM),
+        ("bytes_of_one_warp_too_few", "tk.expect_bytes(sem, 4 * padded_sums(self.monoid.sums) * p.width)",
+         "tk.expect_bytes(sem, 4 * padded_sums(self.monoid.sums) * (p.width - 1))", LONG)),
+    *family(
+        "rows", "tkq/rows/columns.py",
+        ("slabs_read_before_all_flushed",
+         "tk.grid_wait(self.counter.iterator.toint(), cute.arch.grid_dim()[0])\n"
+         "cute.arch.mbarrier_arrive(self.total.ptr)",
+         "cute.arch.mbarrier_arrive(self.total.ptr)", NORM),
+        ("no_wait_for_the_grid", "tk.wait(self.total, 0)", "cute.arch.sync_warp()", NORM),
+        ("block_s_sums_not_awaited", "tk.wait(self.flushed, 0)", "", NORM),
+        ("box_read_before_it_is_written", """
+            tk.sync(COMPUTING, p.threads)
+            quads = cute.make_tensor(self.scratch, cute.make_layout((QUAD, padded // QUAD, p.merges),
+         """, """
+            quads = cute.make_tensor(self.scratch, cute.make_layout((QUAD, padded // QUAD, p.merges),
+         """, NORM),
+        ("rows_added_twice", "held.append((totals[n], x, u0 + k * rows < units))",
+         "held.append((totals[n], x, u0 + k * rows <= units))", NORM)),
+    *family(
+        "rows", "tkq/tile/grid.py",
+        ("grid_waits_for_one_block_less", "_asm([Int64(counter), Uint32(blocks), _last(blocks)],",
+         "_asm([Int64(counter), Uint32(blocks) - Uint32(1), _last(blocks)],", NORM),
+        ("grid_counter_not_back", "return Uint32(2 * Uint32(blocks) - 1)", "return Uint32(2 * Uint32(blocks))", NORM)),
+    *family(
+        "softmax", "tkq/softmax/forward.py",
+        ("no_wait_for_the_cluster", """
+            if self.cluster_n > 1:
+                tk.cluster_wait()
+            top, total = self.join(mine, total, row)
+         """, "top, total = self.join(mine, total, row)", SOFTMAX)),
+    *family(
+        "softmax", "tkq/softmax/backward.py",
+        ("backward_no_wait_for_the_cluster",
+         "hook_fn=tk.cluster_wait if self.cluster_n > 1 else None)", "hook_fn=None)", SOFTMAX),
+        ("backward_of_dy_alone", "part = dy.block(j) if self.log else dy.block(j) * y.block(j)",
+         "part = dy.block(j)", SOFTMAX)),
+    *family(
+        "softmax", "tkq/softmax/online.py",
+        ("parts_not_brought_together", "totals = [part * exp(other - below) for other, part in pairs]",
+         "totals = [part for other, part in pairs]", SOFTMAX)),
+    *family(
+        "softmax", "tkq/row_pass.py",
+        ("predicate_of_the_last_column", "inside = Uint32(self._first(row.place, j) + i) < self.N",
+         "inside = Uint32(self._first(row.place, j) + i) <= self.N",
+         ("tests/gpu/test_softmax.py -k 'rows_that_begin_anywhere and (1024-1026 or 1001-1009) and bf16'",))),
+    *family(
+        "softmax", "tkq/utils.py",
+        ("exchange_not_awaited", "cute.arch.mbarrier_wait(mbar_ptr, phase if const_expr(phase is not None) else 0)", "",
+         SOFTMAX)),
+    *family(
+        "loss", "tkq/losses/forward.py",
+        ("no_wait_for_the_cluster", """
+            if self.cluster_n > 1:
+                tk.cluster_wait()
+            top, total = self.join(mine, total, row)
+         """, "top, total = self.join(mine, total, row)", LOSS),
+        ("of_the_part_of_a_row", "self.put(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
+         "self.put(mLoss, kept, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
+    *family(
+        "norm", "tkq/norms/rmsnorm.py",
+        ("no_wait_for_the_cluster",
+         "hook = tk.cluster_wait if first and self.cluster_n > 1 else None", "hook = None", CLUSTER)),
+    *family(
+        "norm", "tkq/norms/quant_kept_rows.py",
+        ("scale_of_a_part_of_the_row", "return m if inside is True else cutlass.select_(inside, m, Float32(0))",
+         "return m * 0.5", QUANTISED)),
+    *family(
+        "quantize", "tkq/quantize/claimed.py",
+        ("amax_read_before_all_found_theirs", """
+                _wait_for(found, tiles)
+            tk.sync_block()
+            place = Int32(_same(place))  # so that nothing else is kept over the wait
+         """, """
+            tk.sync_block()
+            place = Int32(_same(place))  # so that nothing else is kept over the wait
+         """, QUANTIZE),
+        ("counted_before_all_threads_found", """
+                self.find.finish(g, al, t, tile, held)
+                tk.sync_block()
+                if t == 0:
+                    _count(found)
+            else:
+         """, """
+                self.find.finish(g, al, t, tile, held)
+                if t == 0:
+                    _count(found)
+            else:
+         """, QUANTIZE),
+        ("half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
+         QUANTIZE)),
+    *family(
+        "quantize", "tkq/quantize/kept.py",
+        ("kept_amax_read_before_all_found_theirs", "_wait_for(found, tiles)", "", QUANTIZE),
+        ("kept_half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
+         QUANTIZE)),
+    *family(
+        "quantize", "tkq/quantize/tiles.py",
+        ("transposed_before_it_is_written", """
+            cute.arch.sync_threads()
+            for i in cutlass.range_constexpr(VECTOR):
+                column = t // SIDE + i * SIDE  # sixteen threads take one, a vector of its rows each
+         """, """
+            for i in cutlass.range_constexpr(VECTOR):
+                column = t // SIDE + i * SIDE  # sixteen threads take one, a vector of its rows each
+         """, QUANTIZE)),
+    *family(
+        "loss", "tkq/losses/backward.py",
+        ("backward_of_another_row", "top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]",
+         "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]", LOSS)),
+    *family(
+        "gated", "tkq/pointwise/gated.py",
+        ("last_vector_left_out", """
+            if mine[j] < work.vectors:  # all the work, not only the store: or the compiler moves loads down past work
+         """, "if mine[j] < work.vectors - 1:", GATED),
+        ("up_without_its_gate", "return [act(g) * u for g, u in self._pairs(gate, up)]",
+         "return [g * u for g, u in self._pairs(gate, up)]", GATED)),
+    *family(
+        "rope", "tkq/pointwise/rope.py",
+        ("heads_past_the_last", "if (unit < work.units) & (head < heads.count):",
+         "if (unit < work.units) & (head <= heads.count):", ROPE),
+        ("sign_of_the_sine", "return cos, [g.sign * s for s in sin]", "return cos, [s for s in sin]", ROPE)),
+)

@@ -1,0 +1,35 @@
+"""Faults in the tile layer, which all kernels share."""
+from .mutant import family, pressed
+
+GEMM, ATTENTION, BACKWARD = (pressed(x) for x in ("naps-gemm", "naps-attention", "naps-backward_in_background"))
+
+MUTANTS = (
+    *family(
+        "tile", "tkq/tile/sync.py",
+        ("stages_of_another_phase", "return Int32((self.count[0] // self.stages) & 1)",
+         "return Int32((self.count[0] // self.stages + 1) & 1)", GEMM),
+        ("pipe_acquired_without_a_wait", '_wait("producer", self.empty[r.stage], r.phase ^ 1)', "", GEMM),
+        ("pipe_read_without_a_wait", '_wait("consumer", self.full[r.stage], r.phase)', "", GEMM),
+        ("mailbox_written_over", "wait(self.empty[r.stage], r.phase ^ 1)\nwith cute.arch.elect_one():",
+         "with cute.arch.elect_one():", BACKWARD),
+        ("mailbox_read_without_a_wait", """
+            wait(self.full[r.stage], r.phase)
+            values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
+         """, "values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]", BACKWARD),
+        ("empty_after_fewer_warps", "init(self.empty[i], self.consumers * self.cluster)",
+         "init(self.empty[i], self.consumers * self.cluster // 2)", GEMM)),
+    *family(
+        "tile", "tkq/tile/schedule.py",
+        ("counter_not_back",
+         "number = Int32(count_up(self.counter.iterator.toint(), Uint32(self.tasks - 1))) + self.workers()",
+         "number = Int32(count_up(self.counter.iterator.toint(), Uint32(self.tasks))) + self.workers()", ATTENTION)),
+    *family(
+        "tile", "tkq/tile/block.py",
+        ("block_goes_on_before_it_is_initialised", """
+            else:
+                cute.arch.sync_threads()
+         """, """
+            else:
+                cute.arch.sync_warp()
+         """, GEMM)),
+)

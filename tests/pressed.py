@@ -1,0 +1,343 @@
+"""Kernels under pressure (`tkq.testing.pressure`): delays where roles wait for each other, stages that are spoilt
+before each load, stores that take long. A program of its own, as the setting is of a process, and a faulty kernel may
+hang.
+
+    python -m tests.pressed naps gemm
+
+Each case runs a small problem several times, also with fewer blocks than the device has processors, so that each block
+has several tasks. Results are judged as in the family's own tests, exactly where sums are exact, and where the order of
+all sums is fixed the bits have to be those of the first run.
+"""
+import dataclasses
+import math
+import sys
+
+import torch
+
+from tkq.runtime import arch
+from tkq.testing import pressure
+
+PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
+          "store": 300}
+KINDS = {"naps": dict(naps=PLACES), "poison": dict(poison=True), "stores": dict(stores=200)}
+BF16 = torch.bfloat16
+REPEATS = 6
+
+
+def same_bits(judged, run=None, repeats=REPEATS):
+    """judged() gives tensors, and judges them; run(), which only gives them, or judged again, the same bits each time.
+    """
+    first = [x.clone() for x in judged()]
+    for _ in range(repeats):
+        for i, (a, b) in enumerate(zip((run or judged)(), first, strict=True)):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"result {i}: other bits in another run"
+
+
+def processors(n):
+    arch.processors = lambda device: n
+
+
+# ---- attention -----------------------------------------------------------------------------------------
+
+
+def attention(causal=True, bridge=False):
+    """Rows and tasks whose largest scores differ, and rise from block to block, which come last to first."""
+    from tests.attention_run import make
+    from tkq.attention.config import AttentionConfig
+
+    processors(6)
+    q, k, v = make(2, 640, 700, 8, 2, 128)
+    q = (q * torch.rand(2, 640, 8, 1, device="cuda") * 5).to(BF16)
+    k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
+    forward(q, k, v, AttentionConfig(bridge=True) if bridge else None, causal=causal)
+
+
+def forward(q, k, v, config, **options):
+    from tests.attention_run import compare, run
+
+    def again():
+        o, lse = torch.full_like(q, math.nan), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+        run(q, k, v, o, lse, config, **options)
+        return o, lse
+
+    same_bits(lambda: compare(q, k, v, config=config, **options), again)
+
+
+def attention_bridge():
+    attention(causal=False, bridge=True)
+
+
+def attention_packed():
+    from tests.attention_varlen_run import compare, make
+
+    processors(3)
+    given = make([(513, 513), (64, 64), (1, 900), (0, 70), (113, 203), (300, 100), (2, 63)], 4, 2, 128)
+    for _ in range(2):
+        compare(*given, max_q=520, max_k=900, causal=True)
+
+
+def attention_window():
+    from tests.attention_run import make
+    from tests.gpu.test_attention_window_halves import planned
+
+    processors(3)
+    forward(*make(1, 1300, 1300, 6, 3, 128), planned("causal"), left=575, right=0)
+
+
+def backward(config, dim=128, causal=True, rows=641, few=True, **options):
+    from tests import attention_gradients as cases
+    from tkq.attention import backward_ops
+    from tkq.attention.arguments import Options
+
+    if few:
+        processors(3)
+    q, k, v, do = cases.make(2, rows, rows, 8, 2, dim, BF16)
+    o, lse, _ = cases.forward(q, k, v, causal, dim ** -0.5, (-1, -1))
+    given = do, q, k, v, o.to(BF16), lse.float(), None
+    fixed = slice(0 if options else 1, 3)  # dq too, where it is asked for in a fixed order
+
+    def again():
+        found = [cases.poisoned(x) for x in (q, k, v)]
+        backward_ops.run(given, found, Options(causal), config=config, **options)
+        return found[fixed]
+
+    same_bits(lambda: cases.compare(q, k, v, do, causal, config=config, **options)[fixed], again)
+
+
+def backward_in_background():
+    from tkq.attention.backward_plan import _BEHIND
+
+    backward(_BEHIND[128])
+
+
+def backward_of_one_task():
+    from tkq.attention.backward_plan import SINGLE
+
+    backward(dataclasses.replace(SINGLE[128], late=False, direct=False), few=False)
+
+
+def backward_wide():
+    from tkq.attention.backward_plan import SINGLE
+
+    backward(SINGLE[256], dim=256, rows=300, few=False)
+
+
+def backward_first():
+    from tkq.attention.backward_plan import _FIRST
+
+    backward(_FIRST)
+
+
+def backward_grouped():
+    from tkq.attention.backward_plan import _IN_PARTS
+
+    backward(_IN_PARTS)
+
+
+def backward_in_order():
+    from tkq.attention.backward_plan import SINGLE
+
+    backward(SINGLE[128], few=False, deterministic=True)
+
+
+def backward_packed(config, lengths=None, causal=False):
+    from tests.attention_varlen_gradients import MIXED, Problem
+    from tkq.attention.arguments import Options
+
+    problem = Problem(lengths or MIXED, 4, 4, 128, options=Options(causal))
+    for _ in range(3):
+        problem.judge(config=config)
+
+
+def backward_chain():
+    from tkq.attention.backward_plan import _CHAIN_FULL
+
+    backward_packed(_CHAIN_FULL, ((512, 512), (300, 511), (70, 400), (512, 130)) * 6)
+
+
+def backward_seamless():
+    from tkq.attention.backward_plan import _BEHIND
+    from tkq.attention.backward_seamless_config import SeamlessConfig
+
+    processors(3)
+    backward_packed(SeamlessConfig.of(_BEHIND[128]), causal=True)
+
+
+# ---- products ------------------------------------------------------------------------------------------
+
+
+def gemm(config=None, size=(300, 600, 1000), blocks=3, b_major="n"):
+    from tests.gpu.test_gemm import check_run, operands
+    from tkq.gemm import ops
+    from tkq.gemm.config import Config
+
+    (a, b), config = operands(size, "k", b_major), config or Config(cluster=1)
+    check_run(a, b, config, blocks=blocks)
+    c, want = torch.empty(size[:2], device="cuda", dtype=a.dtype), (a.double() @ b.double()).to(a.dtype)
+    for _ in range(2 * REPEATS):
+        ops.run(a, b, c.fill_(math.nan), config, blocks)
+        assert torch.equal(c, want), "other numbers in another run"
+
+
+def gemm_long():
+    gemm(size=(256, 512, 8192), blocks=2, b_major="k")
+
+
+def gemm_cluster():
+    from tkq.gemm.config import Config
+
+    gemm(Config(spread=1), blocks=4)
+
+
+def gemm_not_held():
+    from tkq.gemm.config import Config
+
+    gemm(Config(cluster=1, hold=False))
+
+
+def gemm_paced():
+    from tkq.gemm.paced_config import PacedConfig
+
+    gemm(PacedConfig(spread=1), (700, 1032, 512), 4, "k")
+
+
+def gemm_few_rows():
+    from tests.gpu.test_gemm import operands
+    from tests.gpu.test_gemm_epilogue import between_poison, exact
+    from tkq.gemm import narrow_plan
+    from tkq.gemm.narrow_config import NarrowConfig
+    from tkq.gemm.spec import GemmSpec
+
+    a, b = operands((61, 500, 4096), "k", "k")
+    want = exact(a, b)
+    config = narrow_plan.fitted(NarrowConfig(64, 128, 2), GemmSpec())
+    for _ in range(REPEATS):
+        assert torch.equal(between_poison(a, b, config), want)
+
+
+def fp8(kind="row", which="FAST", **options):
+    from tests.gpu import test_fp8_gemm as cases
+
+    config = dataclasses.replace(getattr(cases, which)[0], cluster=1)
+    for _ in range(4):
+        cases.check_exact(kind, (300, 528, 1168), config, blocks=3, **options)
+
+
+def fp8_promoted():
+    fp8("row", "PROMOTED", promote=True)
+
+
+def fp8_blocks():
+    fp8("block", "BLOCKS", promote=True)
+
+
+def fp8_few_rows():
+    from tests.gpu.test_fp8_narrow import take
+    from tkq.gemm.fp8_narrow_config import NarrowFp8Config
+
+    for _ in range(REPEATS):
+        take("row", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+
+
+def grouped():
+    from tests.gpu import test_grouped as cases
+
+    config = dataclasses.replace(cases.FAST[0], cluster=1)
+    for _ in range(4):
+        cases.check("bf16", cases.SIZES["skewed"], 776, 272, config, behind=0, blocks=6)
+
+
+# ---- rows ----------------------------------------------------------------------------------------------
+
+
+def norm_backward():
+    from tests.gpu.test_norm_backward import check, make
+
+    processors(4)
+    given = make(600, 1024)
+    same_bits(lambda: [x for x in check("rmsnorm", *given) if x is not None])
+
+
+def norm_backward_cluster():
+    from tests.gpu.test_norm_backward import check, make
+
+    given = make(300, 131072)
+    same_bits(lambda: [x for x in check("layernorm", *given) if x is not None], repeats=2)
+
+
+def norm_quantised():
+    from tests.gpu import test_norm_quant_kept as cases
+    from tkq.norms import quant_kept_plan
+
+    p = quant_kept_plan.variants(cases.spec_of("layernorm", 65536, "row"))[0]
+    x, extra = cases.make((300, 65536), "bf16", **cases.HEAVY)
+
+    def run():
+        found = cases.run("layernorm", p, x, extra, "row")
+        cases.check_result("layernorm", x, extra, "row", found, "")
+        return found
+
+    same_bits(run, repeats=2)
+
+
+def norm_cluster():
+    from tests.gpu.test_norms import check, make
+
+    x, weight, bias = make((40, 262144), "bf16", "bf16", "bf16")
+    for kind in ("rmsnorm", "layernorm"):
+        same_bits(lambda: [check(kind, x, weight, bias)], repeats=2)  # noqa: B023
+
+
+def softmax():
+    from tests.gpu import test_softmax as cases
+
+    x = cases.make((40, 262144), "bf16")
+    for _ in range(3):
+        cases.check(x)
+
+
+def cross_entropy():
+    from tests.loss_cases import check, make
+
+    given = make((40, 262144), "bf16", 2.0)
+    same_bits(lambda: check(*given), repeats=3)
+
+
+def rope():
+    from tests.gpu.test_rope import check, make, tables
+
+    check(make((2, 37, 6, 128)), *tables(128), make((2, 37, 2, 128), seed=1))
+
+
+def gated():
+    from tests.gpu.test_gated import check_forward, make
+
+    check_forward("swiglu", *make((130, 1000), "bf16")[:2])
+
+
+def quantize():
+    from tests.gpu.test_quantize import run
+
+    x = torch.randn(300, 4096, device="cuda").to(BF16)
+    for _ in range(4):
+        for granularity, transpose in (("tensor", True), ("row", True)):
+            run(x, granularity, transpose=transpose)
+
+
+CASES = {f.__name__: f for f in (
+    attention, attention_bridge, attention_packed, attention_window, backward_in_background, backward_of_one_task,
+    backward_wide, backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm,
+    gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows,
+    grouped, norm_backward, norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize,
+    rope, gated)}
+
+
+def main(kind, case):
+    pressure(**KINDS[kind])
+    CASES[case]()
+    torch.cuda.synchronize()
+    print("1 passed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,122 @@
+"""The arguments of every public function, in the order of its signature. See ``kinds.Argument`` for what a field means.
+
+What the tensors of a call have to be together (shapes, devices, strides) is asked by each function itself.
+"""
+from __future__ import annotations
+
+from ..dtypes import torch_type
+from .kinds import DOUBLE_END, Argument
+
+WIDE, HALF, INDEX, FP8 = ("bf16", "fp16", "fp32"), ("bf16", "fp16"), ("int32", "int64"), ("e4m3", "e5m2")
+ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh")
+GATED = ("swiglu", "geglu", "geglu_tanh", "swiglu_interleaved", "geglu_interleaved", "geglu_tanh_interleaved")
+
+
+class _Required:
+    """In the place of a default: there is none."""
+
+    def __repr__(self):
+        return "REQUIRED"
+
+
+REQUIRED = _Required()
+
+
+def tensor(name, *dtypes, none=False, written=""):
+    return Argument(name, "tensor", none, None if none else REQUIRED, dtypes, written=written)
+
+
+def flag(name):
+    return Argument(name, "flag", default=False)
+
+
+def number(name, default, low=None, high=None, **more):
+    return Argument(name, "number", default is None, default, low=low, high=high, **more)
+
+
+def integer(name, default, low=None, high=None, **more):
+    return Argument(name, "integer", default is None, default, low=low, high=high, **more)
+
+
+def dtype(name, *dtypes, default=None):
+    return Argument(name, "dtype", default is None, default and torch_type(default), dtypes)
+
+
+def choice(name, default, *choices, **more):
+    return Argument(name, "choice", default is None, default, choices=choices, **more)
+
+
+_ROWS = tensor("x", *WIDE), integer("dim", -1, error=IndexError), number("scale", 1.0)
+
+
+def _norm(eps, *last, bias_first=False):
+    weight, bias = tensor("weight", *WIDE, none=True), tensor("bias", *WIDE, none=True)
+    return (tensor("x", *WIDE), weight, bias, number("eps", eps, 0), tensor("residual", *WIDE, none=True),
+            flag("prenorm"), number("weight_offset", 0.0), *last)
+
+
+_OUT, _SUM = dtype("out_dtype", *WIDE), dtype("residual_dtype", *WIDE)
+_SCALES = choice("granularity", "row", "row", "block")
+
+
+def _loss(weight, *last, reductions=("none", "mean", "sum")):
+    return (tensor(weight, *WIDE, none=True), integer("ignore_index", -100, -1 << 63, (1 << 63) - 1),
+            choice("reduction", "mean", *reductions), number("label_smoothing", 0.0, 0, 1),
+            number("z_loss", 0.0), number("softcap", None, 0, above=True), *last)
+
+
+def _logits(written):
+    return tensor("logits", *WIDE, written=written), tensor("target", *INDEX)
+
+
+_LONGEST = (1 << 31) - 1
+_TURN = (tensor("cos", *WIDE), tensor("sin", *WIDE), flag("interleaved"),
+         integer("seqlen_offsets", 0, 0, _LONGEST, dtypes=INDEX), tensor("position_ids", *INDEX, none=True),
+         tensor("cu_seqlens", "int32", none=True), integer("max_seqlen", None, 0, _LONGEST))
+_LAYOUT = choice("layout", "split", "split", "interleaved")
+_GATES = tensor("gate", *WIDE), tensor("up", *WIDE, none=True)
+_QKV = tensor("q", *HALF), tensor("k", *HALF), tensor("v", *HALF)
+_CAUSAL, _SCALE = flag("causal"), number("softmax_scale", None, 0, above=True)
+_WINDOW = Argument("window_size", "window", default=(None, None), low=-1, high=(1 << 30) - 1)
+_SOFTCAP, _SINKS = number("softcap", 0.0, 0), tensor("sinks", *WIDE, none=True)
+
+TABLES = {
+    "softmax": _ROWS,
+    "log_softmax": _ROWS,
+    "rmsnorm": _norm(1e-6, _OUT, _SUM),
+    "layernorm": _norm(1e-5, _OUT, _SUM),
+    "rmsnorm_quant": _norm(1e-6, _SUM, _SCALES),
+    "layernorm_quant": _norm(1e-5, _SUM, _SCALES),
+    "cross_entropy": (*_logits("inplace_backward"), *_loss("weight", flag("inplace_backward"))),
+    "cross_entropy_and_gradient": (*_logits("inplace"), *_loss("weight", flag("inplace"), reductions=("mean", "sum"))),
+    "linear_cross_entropy": (tensor("x", *HALF), tensor("weight", *HALF), tensor("target", *INDEX),
+                             *_loss("class_weight")),
+    "rope": (tensor("x", *WIDE, written="inplace"), *_TURN, flag("inplace")),
+    "rope_qk": (tensor("q", *WIDE), tensor("k", *WIDE), *_TURN),
+    "rope_cos_sin": (integer("seqlen", REQUIRED, 0, _LONGEST), integer("dim", REQUIRED, 2, 1 << 16),
+                     number("base", 10000.0, 0, above=True, end=DOUBLE_END), dtype("dtype", *WIDE, default="fp32"),
+                     Argument("device", "device", none=True), tensor("inv_freq", *WIDE, "float64", none=True)),
+    "swiglu": (*_GATES, _LAYOUT),
+    "geglu": (*_GATES, choice("approximate", "none", "none", "tanh"), _LAYOUT),
+    "gemm": (tensor("a", *HALF), tensor("b", *HALF), tensor("bias", *WIDE, none=True),
+             Argument("activation", "function", none=True, choices=(*ACTIVATIONS, *GATED)),
+             tensor("c", *WIDE, none=True), number("alpha", 1.0), number("beta", 0.0),
+             tensor("out", *WIDE, none=True, written="always"), _OUT),
+    "fp8_gemm": (tensor("a", *FP8), tensor("b", *FP8), tensor("scale_a", "fp32"), tensor("scale_b", "fp32"),
+                 tensor("bias", *WIDE, none=True), choice("activation", None, *ACTIVATIONS, error=NotImplementedError),
+                 dtype("out_dtype", *WIDE, "e4m3", default="bf16"), tensor("out_scale", "fp32", none=True),
+                 choice("accumulate", None, "fast", "fp32")),
+    "quantize_fp8": (tensor("x", *WIDE), choice("granularity", "row", "tensor", "row", "block", "tile"),
+                     dtype("dtype", *FP8, default="e4m3"), flag("transpose")),
+    "grouped_gemm": (tensor("a", *HALF, *FP8), tensor("b", *HALF, *FP8), tensor("offsets", "int32"),
+                     tensor("scale_a", "fp32", none=True), tensor("scale_b", "fp32", none=True), _OUT),
+    "flash_attn": (*_QKV, _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS, flag("deterministic"), flag("return_lse")),
+    "flash_attn_varlen": (
+        *_QKV, tensor("cu_seqlens_q", "int32"), tensor("cu_seqlens_k", "int32"),
+        integer("max_seqlen_q", REQUIRED, 0, _LONGEST), integer("max_seqlen_k", REQUIRED, 0, _LONGEST),
+        _CAUSAL, _SCALE, _WINDOW, _SOFTCAP, _SINKS,
+        tensor("seqused_q", "int32", none=True), tensor("seqused_k", "int32", none=True), flag("return_lse"),
+        flag("deterministic")),
+    "tune": (Argument("function", "other", default=REQUIRED), Argument("effort", "other"), flag("again")),
+    "prefetch": (Argument("ops", "other", default=()), integer("jobs", 1, 1)),
+}

@@ -1,0 +1,35 @@
+"""What tests ask of the kernels that this process compiles: delays, and memory that is spoilt before it is loaded.
+
+See `tkq.testing.pressure`. It is part of a kernel's compile key (`keys`), and the tile layer gets it while a kernel is
+traced (`build`). Needs no DSL.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLACES = ("start", "producer", "consumer", "wait", "arrive", "barrier", "cluster", "store")
+MOST = 100_000  # nanoseconds, a third of what nanosleep takes
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """naps: (place, nanoseconds), in order. poison: is what a load will overwrite made NaN first? stores: how often
+    each bulk store is made, 0 for once and no more."""
+
+    naps: tuple = ()
+    poison: bool = False
+    stores: int = 0
+
+
+_asked: Pressure | None = None  # of the process: kernels in memory have it or have it not
+
+
+def asked() -> Pressure | None:
+    """What holds; None where nothing was said, as outside of tests."""
+    return _asked
+
+
+def ask(pressure: Pressure | None) -> None:
+    """From now on, for kernels that are not in memory."""
+    global _asked
+    _asked = pressure

@@ -1,0 +1,65 @@
+"""Races made visible: the kernels of a process with delays in them, and stages that are spoilt before each load.
+
+    from tkq.testing import pressure
+    pressure(naps={"consumer": 2000}, poison=True)     # before the first kernel of the process
+    ...                                                # results are as ever, or a kernel has a race
+
+A kernel whose roles wait for each other as they should gives the same result, however long one of them takes. One that
+lacks a wait, or frees a stage too early, is right as long as the other side happens to be late. Here it is early:
+
+- ``naps``: at places where the order of roles is decided, each warp sleeps a while, 0 to 3 times as long as asked,
+  another time at each visit. Places are those of the tile layer, so a kernel of your own has them too:
+
+  - "start": before a block initialises its semaphores;
+  - "producer": a stage is free and nothing was loaded into it, or it was written and nobody knows;
+  - "consumer": a stage is full and nothing was read, or it has just been given back;
+  - "wait", "arrive": behind each other ``tk.wait`` and ``tk.arrive``;
+  - "barrier": before and behind a named barrier;
+  - "cluster": before the arrival at the cluster's barrier, and behind the wait;
+  - "store": before a copy out of shared memory is issued.
+
+- ``poison``: what ``tk.load_async`` and ``tk.bulk_load`` are about to overwrite becomes NaN at once, long before the
+  data are there. Whoever still reads the stage, a tensor core among them, reads NaN. Loads for
+  several blocks of a cluster are left as they are.
+- ``stores``: each ``tk.bulk_store`` is made so many times over, and each ``tk.bulk_add`` waits behind as many looks at
+  its place: what is announced before it has left, behind a ``tk.store_wait`` that is missing, comes late.
+
+The setting is part of a kernel's name in the cache. Where nothing was asked for, machine code is the same as if there
+were no such places.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tkq.runtime import build
+from tkq.runtime import pressure as setting
+
+
+def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, stores: int = 0) -> None:
+    """From now on this process compiles its kernels so. Once a process, before its first kernel: kernels in memory, and
+    calls that are replayed, would stay as they are.
+
+    Args:
+        naps: {place: nanoseconds}, 1 to 100,000; see above for the places.
+        poison: spoil what is about to be loaded.
+        stores: 0, or how often each bulk store is made, up to 1000.
+
+    Raises:
+        TypeError, ValueError: an argument is something else.
+        RuntimeError: this process has kernels already.
+    """
+    if not isinstance(poison, bool):
+        raise TypeError(f"poison: got {type(poison).__name__}, allowed are True and False")
+    if naps is not None and not isinstance(naps, Mapping):
+        raise TypeError(f"naps: got {type(naps).__name__}, allowed are None and a dict of places")
+    for place, ns in (naps or {}).items():
+        if place not in setting.PLACES:
+            raise ValueError(f"naps: got the place {place!r}, allowed are {', '.join(setting.PLACES)}")
+        if type(ns) is not int or not 1 <= ns <= setting.MOST:
+            raise ValueError(f"naps: {place} is {ns!r}, allowed are whole numbers from 1 to {setting.MOST}")
+    if type(stores) is not int or not 0 <= stores <= 1000:
+        raise ValueError(f"stores: got {stores!r}, allowed are whole numbers from 0 to 1000")
+    if build._functions:
+        raise RuntimeError("pressure: this process has kernels already, which would stay as they are; say it first")
+    setting.ask(setting.Pressure(tuple(sorted((naps or {}).items())), poison, stores) if naps or poison or stores
+                else None)
