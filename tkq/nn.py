@@ -193,6 +193,8 @@ class LinearCrossEntropyLoss(nn.Module):
                  reduction: str = "mean", label_smoothing: float = 0.0, z_loss: float = 0.0,
                  softcap: Optional[float] = None, device=None, dtype=torch.bfloat16):
         super().__init__()
+        check.size("LinearCrossEntropyLoss: in_features", in_features, 8)
+        check.size("LinearCrossEntropyLoss: num_classes", num_classes)
         ignore_index, reduction, label_smoothing, z_loss, softcap = _linear_loss(ignore_index, reduction,
                                                                                  label_smoothing, z_loss, softcap)
         self.linear = nn.Linear(in_features, num_classes, bias=False, device=device, dtype=dtype)

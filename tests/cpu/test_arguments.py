@@ -183,6 +183,13 @@ def test_a_traced_program_has_the_op(case, grad):
         assert_same(found, run(case, case.inputs(seed=3, grad=True)), False, case.name)
 
 
+def test_a_traced_gradient_is_not_recorded():
+    """As in eager mode, where logits require a gradient: what is traced has no grad mode of its own."""
+    logits, target = torch.randn(6, 16, requires_grad=True), torch.zeros(6, dtype=torch.long)
+    program = torch.jit.trace(lambda *x: tkq.cross_entropy_and_gradient(*x), (logits, target))
+    assert not any(x.requires_grad for x in program(logits, target))
+
+
 MODULES_TO_TRACE = {
     "RMSNorm": lambda: tkq.nn.RMSNorm(64), "Linear": lambda: tkq.nn.Linear(64, 32, dtype=torch.bfloat16),
     "LinearCrossEntropyLoss": lambda: tkq.nn.LinearCrossEntropyLoss(64, 32),
@@ -225,6 +232,18 @@ def test_modules_refuse_when_they_are_made(module):
         for value, error in calls.refused(argument) if argument.name in names else ():
             with pytest.raises(error, match=rf"\b{argument.name}: got"):
                 getattr(tkq.nn, module)(*given, **{argument.name: value})
+
+
+@pytest.mark.parametrize("module, unit, names", [("LinearCrossEntropyLoss", 8, ("in_features", "num_classes")),
+                                                 ("Fp8Linear", 16, ("in_features", "out_features"))])
+def test_modules_refuse_sizes(module, unit, names):
+    refused = (-unit, ValueError), (0, ValueError), (True, TypeError), (16.0, TypeError), (None, TypeError)
+    for name in names:
+        for bad, error in refused:
+            with pytest.raises(error, match=rf"{module}: {name}(:| is)"):
+                getattr(tkq.nn, module)(**dict.fromkeys(names, 32) | {name: bad})
+    with pytest.raises(ValueError, match="in_features is 20, allowed are ints that are multiples of"):
+        getattr(tkq.nn, module)(20, 32)
 
 
 @pytest.mark.parametrize("function, given", [(tkq.gemm, (None, None)), (tkq.gemm, (1, 2)), (tkq.fp8_gemm, ("a",) * 4),

@@ -6,7 +6,7 @@ import pytest
 
 from tests import forked
 from tkq.runtime import build, bundle, keys
-from tkq.runtime.cache import _MAGIC, _TAIL, Cache, packed, unpacked
+from tkq.runtime.cache import _MAGIC, _TAIL, Cache, packed, read_entry, unpacked
 from tkq.runtime.recipe import Recipe
 
 DATA, NOTE = b"\x7fELF" + bytes(range(60)), {"symbol": "tkq_x", "kind": "static", "dynamic_smem": {"k": 1024}}
@@ -32,6 +32,14 @@ def test_each_length(tmp_path):
         assert store.find("a-1.so") is None
         path.write_bytes(WHOLE[end:] if end else b"")
         assert store.find("a-1.so") is None
+
+
+def test_a_file_larger_than_the_memory(tmp_path):
+    """A terabyte without a byte on the disk, with a name of an entry's or a bundle's: nothing of it is read."""
+    store = Cache(tmp_path, before=())
+    path = store.put("a-1.so", DATA, NOTE).path
+    os.truncate(path, 1 << 40)
+    assert store.find("a-1.so") is None and read_entry(path) is None
 
 
 def test_other_lengths_of_the_note(tmp_path):

@@ -234,6 +234,9 @@ def test_configure(tmp_path):
     assert cache().folder == tmp_path / "other" and cache().most_bytes == 2000
     with pytest.raises(ValueError, match="-1"):
         configure(most_bytes=-1)
+    for bad in (True, float("nan"), 1e9, "1"):
+        with pytest.raises(TypeError, match="most_bytes: got"):
+            configure(most_bytes=bad)
 
 
 def test_without_a_c_compiler_the_object_file_serves(recipe, monkeypatch):

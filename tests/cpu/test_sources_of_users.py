@@ -252,6 +252,91 @@ def test_types_and_aliases(tree):
     assert found == {"kern.B": "torch.float16", "kern.C": "dtype('int8')", "kern.ACT": "kern.gelu"}
 
 
+OBJECTS = """
+import argparse, collections, dataclasses, functools, os, threading, types
+import numpy as np
+E = os.environ
+Z = int(E.get("KERN_" + "Z", "1"))
+@dataclasses.dataclass
+class Config:
+    n: int = 0
+    lock: object = dataclasses.field(default_factory=threading.Lock)
+class Sizes:
+    __slots__ = ("n", "again")
+    def __init__(self, n): self.n, self.again = n, self
+    def method(self): return self.n
+class Meta(type):
+    WIDTH = Z
+class OfMeta(metaclass=Meta): pass
+def one(n=0): return 1
+def two(n=0): return 2
+def with_n(n):
+    def decorator(f):
+        @functools.wraps(f)
+        def wrapper(): return f() + n
+        return wrapper
+    return decorator
+@with_n(Z)
+def decorated(): return 1
+exec("def executed(): return %d" % Z)
+Pair = collections.namedtuple("Pair", "a b")
+THINGS = dict(
+    config=Config(Z), sizes=Sizes(Z), method=Sizes(Z).method, space=types.SimpleNamespace(n=Z), pair=Pair(1, Z),
+    namespace=argparse.Namespace(n=Z), partial=functools.partial(one, Z), keyword=functools.partial(one, n=Z),
+    function={"x": [one, two][Z - 1]}, deep=[[[[[[[Z]]]]]]], proxy=types.MappingProxyType({"n": Z}),
+    array=np.array([Z]), range=range(Z), slice=slice(Z),
+    set=({"a", "b", "c", str(Z)}, {frozenset(("x", "y", "z")): Z}), meta=OfMeta, decorated=decorated, executed=executed)
+THING = THINGS[E["KERN_THING"]]
+def build(): return THING
+"""
+THINGS = ("config", "sizes", "method", "space", "namespace", "pair", "partial", "keyword", "function", "deep", "proxy",
+          "array", "range", "slice", "set", "meta", "decorated", "executed")
+
+
+@pytest.mark.parametrize("thing", THINGS)
+def test_objects_that_hold_values(tree, monkeypatch, thing):
+    """What they hold counts; where nothing changes, the next process asks for the same."""
+    (tree / "kern.py").write_text(OBJECTS)
+    monkeypatch.setenv("KERN_THING", thing)
+
+    def found(z):
+        monkeypatch.setenv("KERN_Z", z)
+        sys.modules.pop("kern", None)
+        importlib.import_module("kern")
+        return values_of()
+
+    assert found("1") == found("1") and found("1") != found("2")
+
+
+def test_a_set_within_has_one_text_in_every_process(tree):
+    (tree / "kern.py").write_text(OBJECTS)
+    for thing in ("set", "config"):
+        one, other = (of_process(tree, True, KERN_THING=thing, PYTHONHASHSEED=seed) for seed in "12")
+        assert one == other
+
+
+@pytest.mark.parametrize("line", [
+    "import importlib\nmodule = importlib.import_module('loaded' + '_late')",
+    "from importlib import util\ns = util.spec_from_file_location('any', __file__.replace('kern', 'loaded_late'))\n"
+    "module = util.module_from_spec(s)\ns.loader.exec_module(module)",
+    "import helper as module\nmodule.f = __import__('loaded_' + 'late').f"])
+def test_files_that_no_import_names(tree, line):
+    """By a name or a path that is made up, or put in the place of another function."""
+    (tree / "kern.py").write_text(f"{line}\nf = module.f\ndef build(): return f()\n")
+    (tree / "helper.py").write_text("def f(): return 0\n")
+    found = []
+    for n in "12":
+        (tree / "loaded_late.py").write_text(f"def f(): return {n}\n")
+        found.append(of_process(tree, True))
+    assert found[0][0] != found[1][0]
+
+
+def test_a_module_is_imported_for_values_that_its_text_does_not_show(tree):
+    (tree / "kern.py").write_text("import os\nKEY = 'KERN_' + 'Z'\nN = os.environ.get(KEY)\ndef build(): return N\n")
+    assert of_process(tree, False) == of_process(tree, True)
+    assert of_process(tree, False, KERN_Z="1")[0] != of_process(tree, False, KERN_Z="2")[0]
+
+
 def test_long_chains_of_functions(tree):
     lines = [f"def f{i}(): return f{i + 1}()" for i in range(3000)]
     lines += ["def f3000(): return N", "N = 1 + 1", "def build(): return f0()\n"]

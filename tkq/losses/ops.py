@@ -143,7 +143,7 @@ def cross_entropy_and_gradient(logits: Tensor, target: Tensor, *, weight: Option
         check.refuse_tangent("cross_entropy_and_gradient", logits=logits)
     with torch.no_grad():
         if traced:
-            loss, gradient = _op_both(logits, target, *terms)
+            loss, gradient = _op_both(logits.detach(), target, *terms)  # torch.jit.trace keeps no grad mode
             return loss, logits.copy_(gradient) if inplace else gradient
         if logits.is_cuda:
             return launch.both(logits, target, terms, inplace)

@@ -52,10 +52,7 @@ class Fp8Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device=None, dtype=None, *,
                  granularity: str = "row", gradient: torch.dtype = E4M3, keep_weight: bool = True):
         for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if not hasattr(size, "__index__"):
-                raise TypeError(f"Fp8Linear: {name}: got {size!r}, allowed are ints that are multiples of {_UNIT}")
-            if size % _UNIT:
-                raise ValueError(f"Fp8Linear: {name} is {size}, allowed are multiples of {_UNIT}")
+            check.size(f"Fp8Linear: {name}", size, _UNIT)
         check.flag("Fp8Linear: keep_weight", keep_weight)
         if granularity not in tuple(WEIGHTS):  # which need not be something that a table can be asked for
             raise ValueError(f"Fp8Linear: granularity: got {granularity!r}, allowed are {', '.join(WEIGHTS)}")

@@ -35,9 +35,12 @@ def configure(folder=None, most_bytes: int | None = None) -> Cache:
     folder: a path. most_bytes: 2^30 where nothing was said. Kernels already in memory stay.
 
     Raises:
+        TypeError: most_bytes is no int.
         ValueError: a number below 0, or a folder that has no absolute path (``~name`` of no user).
     """
     global _cache
+    if most_bytes is not None and type(most_bytes) is not int:
+        raise TypeError(f"most_bytes: got {type(most_bytes).__name__}, expected an int or None")
     if most_bytes is not None and most_bytes < 0:
         raise ValueError(f"most_bytes: got {most_bytes}, allowed are numbers from 0 on")
     now = cache()
@@ -45,8 +48,7 @@ def configure(folder=None, most_bytes: int | None = None) -> Cache:
         chosen = now.folder if folder is None else pathlib.Path(folder).expanduser().absolute()
     except (RuntimeError, OSError) as error:
         raise ValueError(f"folder: got {os.fspath(folder)!r}: {error}") from None
-    _cache = Cache(chosen,
-                   now.most_bytes if most_bytes is None else most_bytes)
+    _cache = Cache(chosen, now.most_bytes if most_bytes is None else most_bytes)
     return _cache
 
 

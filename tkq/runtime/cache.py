@@ -264,7 +264,7 @@ def read_entry(path: pathlib.Path) -> Entry | None:
     """The verified entry in a file; None if it is damaged. OSError if it cannot be read, or file or folder are not
     trusted."""
     file = trusted.file(path)
-    note = _note_of(file.bytes())
+    note = _note_in(file)
     return None if note is None else Entry(path, note, file)
 
 
@@ -304,8 +304,13 @@ def _entry_in(path, name):
     if path / name in _passed_over:
         return None
     file = folder.open(name)
-    note = _note_of(file.bytes())
+    note = _note_in(file)
     return None if note is None else Entry(path / name, note, file)
+
+
+def _note_in(file):
+    """A file's verified note. One without the magic is not read: it may be larger than the memory."""
+    return _note_of(file.bytes()) if file.tail(len(_MAGIC)) == _MAGIC else None
 
 
 def _path_of(number) -> str:

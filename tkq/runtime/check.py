@@ -1,4 +1,6 @@
 """Checks of what a caller passed. Each error names the argument, what came and what is allowed; nothing is launched."""
+import numbers
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -69,6 +71,15 @@ def flag(name: str, x) -> None:
     """TypeError unless x is True or False; 0 and 1 are not."""
     if x is not True and x is not False:
         raise TypeError(f"{name}: got {x!r}, allowed are True and False")
+
+
+def size(name: str, n, of: int = 1) -> None:
+    """TypeError unless n is an int, ValueError unless it is a multiple of ``of``, above 0."""
+    multiples = "from 1 on" if of == 1 else f"that are multiples of {of}"
+    if isinstance(n, bool) or not isinstance(n, numbers.Integral):
+        raise TypeError(f"{name}: got {n!r}, allowed are ints {multiples}")
+    if n < 1 or n % of:
+        raise ValueError(f"{name} is {n}, allowed are ints {multiples}")
 
 
 def last_dim_contiguous(name: str, x: Tensor) -> None:

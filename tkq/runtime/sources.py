@@ -35,6 +35,9 @@ _FROM = re.compile(r"(?<![\w.])from(?!\w)[ \t\\\r\n]*([\w.]+)[ \t\\\r\n]*\Z")
 _BY_NAME = re.compile(r"import(?:_module|__)\s*\(\s*[rub]?[\"']([\w.]+)[\"']")
 _COMMENT, _FIRST_WORD = re.compile(r"#[^\n]*"), re.compile(r"[\s\\]*([\w.*]+)")
 _READS = re.compile(r"(?:environ\s*(?:\[|\.\s*(?:get|pop|setdefault)\s*\()|getenv\s*\()\s*[rub]?[\"'](\w+)[\"']")
+# What gives a module values or functions that its text does not show, but for the forms above.
+_UNSAID = re.compile(r"environ|getenv|import_module|__import__|spec_from_file_location|\bexec\s*\(|read_text|read_bytes"
+                     r"|(?:json|tomllib|yaml|pickle)\.\w*load|np\.load")
 # Of a process or a machine (ranks, folders, jobs): they decide where something runs, not what a kernel is.
 _OF_THE_PROCESS = re.compile(r"((LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(MASTER|SLURM|OMPI|PMI|TORCHELASTIC|TKQ|XDG)_\w+|HOME"
                              r"|USER|CUDA_VISIBLE_DEVICES|LOGNAME|HOSTNAME|PATH|PWD|TMPDIR|TEMP|TMP)")
@@ -80,6 +83,17 @@ def is_users(module: str) -> bool:
     """Has a module a source file, and lies neither with Python's own, nor with installed packages, nor with tkq?"""
     top = module.partition(".")[0]
     return top != "tkq" and _kind(top) == "user" and _file(module) is not None
+
+
+def say_all(modules: tuple) -> bool:
+    """Do the users' files among those that count show what their modules hold? Else they have to be imported."""
+    shown = (_BY_NAME.sub("", _READS.sub("", _read(path).decode(errors="replace"))) for _, path in _users_of(modules))
+    return not any(_UNSAID.search(text) for text in shown)
+
+
+def is_nowhere(module: str) -> bool:
+    """Does no import find a module of this name? One that a program has loaded by its path, or executed."""
+    return _kind(module.partition(".")[0]) == "nowhere"
 
 
 def _users_of(modules):

@@ -6,29 +6,29 @@ code. Found in what the kernel's class, builder or function refers to, in module
 - attributes of its classes, defaults and closed-over values of its functions;
 - environment variables whose names stand in a function that names ``environ`` or ``getenv``.
 
-Plain are numbers, strings, None, dtypes, enumerations, frozen dataclasses, and tuples, lists, sets and dictionaries of
-them; classes and functions by another name than their own count by their own. A value that the text has as a literal is
-left out: the text counts anyway, and a kernel whose module is not loaded has the same name then. Values are read when a
-kernel is first asked for in a process.
+What is plain, and as which text it counts, is in ``plain``; classes and functions by another name than their own count
+by their own. A value that the text has as a literal is left out: the text counts anyway. Files of functions that are
+found so and that no import in the text names (a module loaded by its path, a function that a program has exchanged)
+count too; a function without a file by its code. Values are read when a kernel is first asked for in a process. A
+module that is not loaded then is imported where its text does not show all (``sources.say_all``); else the DSL, which
+it imports, stays out of processes that find their kernels in the cache.
 """
 from __future__ import annotations
 
 import ast
 import contextlib
-import enum
+import hashlib
 import importlib
 import inspect
-import numbers
 import os
 import re
 import sys
 import types
 
-from . import sources
+from . import plain, sources
 
 _ASSIGNED = re.compile(r"^[ \t]*(\w+)[ \t]*(?::[^=\n]+)?=(?!=)[ \t]*(.+?)[ \t]*(?:#.*)?$", re.MULTILINE)
 _NAMED = re.compile(r"([\w.]+):(\w+)")
-_PLAIN = (numbers.Number, str, bytes, type(None), enum.Enum)
 _IN_ENVIRONMENT = {"environ", "getenv"}
 
 
@@ -37,15 +37,15 @@ def of(recipe, modules: tuple) -> tuple:
     tops = {module.partition(".")[0] for module in modules} - {"tkq"}
     if not tops:
         return ()
-    found, in_arguments = _Found(tops), set(_named_in(recipe.args))
+    found, in_arguments = _Found(tops, sources.reached(modules).values()), set(_named_in(recipe.args))
     for cls in _classes(recipe.args):
         found.visit(cls)
     named = {tuple(recipe.builder.split(":")), *in_arguments}
     for module in sorted({recipe.module, *recipe.sources}):
         if module.partition(".")[0] == "tkq":
             continue
-        if module not in sys.modules and any(of == module for of, _ in in_arguments):  # as the builder will do
-            with contextlib.suppress(Exception):
+        if module not in sys.modules and (any(of == module for of, _ in in_arguments) or not sources.say_all(modules)):
+            with contextlib.suppress(Exception):  # which the builder's import will meet too
                 importlib.import_module(module)
         names = [name for of, name in named if of == module]
         if not names and module != "__main__":
@@ -91,11 +91,13 @@ def _is_from(value, module):
 
 
 class _Found:
-    """values: {(where, name, repr)}, of all that was visited. tops: packages that count as the user's wherever they
-    are installed, as the kernel is in them."""
+    """values: {(where, name, text)}, of all that was visited. tops: packages that count as the user's wherever they
+    are installed, as the kernel is in them. files: those that count already."""
 
-    def __init__(self, tops=()):
+    def __init__(self, tops=(), files=()):
         self.values, self._seen, self._tops, self._waiting = set(), set(), tops, None
+        self._files = {*files}
+        self._texts = plain.Texts(self.visit, lambda cls: self._is_users(cls.__module__))
 
     def visit(self, what) -> None:
         """A class or a function, with what it refers to, as far as it is the user's."""
@@ -108,25 +110,33 @@ class _Found:
         self._waiting = None
 
     def _one(self, what):
-        what = _unwrapped(what)
+        what = _plain_function(what)
         if id(what) in self._seen or not isinstance(what, (type, types.FunctionType)):
             return
         self._seen.add(id(what))
-        if self._is_users(what.__module__ or ""):
-            (self._class if isinstance(what, type) else self._function)(what)
+        if isinstance(what, type):
+            if self._is_users(what.__module__ or ""):
+                self._class(what)
+            return
+        self.visit(getattr(what, "__wrapped__", None))
+        module = what.__globals__.get("__name__") or ""  # a decorator's wrapper names the module of another
+        if self._is_users(module) or sources.is_nowhere(module):
+            self._function(what)
 
     def _is_users(self, module):
         return module.partition(".")[0] in self._tops or sources.is_users(module)
 
     def _class(self, cls):
-        for base in cls.__mro__[1:]:
+        for base in (*cls.__mro__[1:], type(cls)):
             self.visit(base)
         for name, value in vars(cls).items():
-            if not name.startswith("__") or isinstance(_unwrapped(value), types.FunctionType):
+            if not name.startswith("__") or isinstance(_plain_function(value), types.FunctionType):
                 self._value(cls.__module__, f"{cls.__qualname__}.{name}", value)
 
     def _function(self, function):
         module = function.__module__
+        if not self._has_text(function):  # what dataclasses write from fields, which count themselves
+            return
         names, constants = _words(function.__code__)
         for name in names & set(function.__globals__):
             value = function.__globals__[name]
@@ -136,8 +146,10 @@ class _Found:
             else:
                 self._value(module, name, value)
         for name, value in _given(function):
+            if value is getattr(function, "__wrapped__", None):
+                continue
             given = re.findall(rf"\b{name}\s*(?::[^=,()\n]*)?=\s*([^,)\n]+)", self._text_of(module))
-            if not _is_plain(value) or _text(value) not in map(_literal, given):
+            if self._texts.of(value) not in map(_literal, given):
                 self._value(module, f"{function.__qualname__}({name})", value)
         if names & _IN_ENVIRONMENT:
             self.values.update(("environment", c, os.environ[c]) for c in constants if c in os.environ)
@@ -145,12 +157,20 @@ class _Found:
     def _value(self, module, name, value):
         if isinstance(value, (type, types.FunctionType)) and value.__name__ != name.rpartition(".")[2]:
             self.values.add((module, name, f"{value.__module__}.{value.__qualname__}"))
-        if not _is_plain(value):
+        if isinstance(value, (type, types.FunctionType)) or (text := self._texts.of(value)) is None:
             self.visit(value)
-        elif name.rpartition(".")[2].startswith("__"):
-            return
-        elif self._literal(module, name.rpartition(".")[2]) != (text := _text(value)):
+        elif not name.rpartition(".")[2].startswith("__") and self._literal(module, name.rpartition(".")[2]) != text:
             self.values.add((module, name, text))
+
+    def _has_text(self, function):
+        """Is it from a file, which counts from now on, or else no method of Python's protocols?"""
+        path = os.path.realpath(function.__code__.co_filename)
+        if path not in self._files:
+            if not os.path.isfile(path) and function.__name__.startswith("__"):
+                return False
+            code = sources._hash(path) if os.path.isfile(path) else _code(function.__code__)
+            self.values.add((function.__module__, f"{function.__qualname__}()", code))
+        return True
 
     def _literal(self, module, name):
         """The one literal that the module's text has for a name; None where there is none, or several."""
@@ -164,16 +184,25 @@ class _Found:
 
 def _literal(text):
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return _text(ast.literal_eval(text.strip()))
+        return plain.Texts().of(ast.literal_eval(text.strip()))
     return None
 
 
-def _unwrapped(what):
+def _code(code) -> str:
+    """Of a code object and of those inside it, as a text."""
+    inner = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return hashlib.sha256(repr((code.co_code, code.co_names, inner)).encode()).hexdigest()
+
+
+def _plain_function(what):
+    """The function of a method or a property; anything else as it is."""
     if isinstance(what, (staticmethod, classmethod)):
         what = what.__func__
     with contextlib.suppress(Exception):  # of an object that knows every attribute, say
-        what = getattr(what, "fget", None) or getattr(what, "func", None) or what  # properties
-        return inspect.unwrap(what)
+        found = getattr(what, "fget", None) or getattr(what, "func", None)  # properties, and those that are cached
+        if isinstance(found, types.FunctionType):
+            return found
+        return inspect.unwrap(what, stop=lambda one: isinstance(one, types.FunctionType))
     return what
 
 
@@ -196,19 +225,3 @@ def _given(function):
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # an empty one
             yield name, cell.cell_contents
-
-
-def _is_plain(value, depth=4):
-    if isinstance(value, _PLAIN) or "dtype" in type(value).__name__.lower():
-        return True
-    if depth and isinstance(value, (tuple, list, set, frozenset)):
-        return all(_is_plain(item, depth - 1) for item in value)
-    if depth and isinstance(value, dict):
-        return all(_is_plain(item, depth - 1) for pair in value.items() for item in pair)
-    fields = getattr(type(value), "__dataclass_fields__", None)
-    return bool(depth and fields and type(value).__dataclass_params__.frozen) and all(
-        _is_plain(getattr(value, name, None), depth - 1) for name in fields)
-
-
-def _text(value):
-    return repr(sorted(map(repr, value))) if isinstance(value, (set, frozenset)) else repr(value)
