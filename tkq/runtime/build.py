@@ -12,7 +12,7 @@ import re
 import threading
 import time
 
-from . import forks, keys, link, pressure, scratch
+from . import digests, forks, keys, link, pressure, scratch
 from .cache import Cache, Entry, default_folder, private_folder, say_once, say_that_it_cannot_be_written
 from .recipe import Recipe
 
@@ -132,8 +132,10 @@ def _first_that_loads(recipe):
 
 
 def _ensured(recipe, arch) -> tuple[Entry, bool]:
+    store = recall()
     name = keys.entry_name(recipe, arch, keys.OPTIONS)
-    entry = _found(cache(), name)
+    digests.keep(store.folder)
+    entry = _found(store, name)
     if entry is not None:
         return entry, False
     with _one_at_a_time, _writable(name) as store:
@@ -142,6 +144,13 @@ def _ensured(recipe, arch) -> tuple[Entry, bool]:
             return entry, False
         data, note = _built(recipe, name, arch)
         return store.put(name + (".o" if note["kind"] == "object" else ".so"), data, note), True
+
+
+def recall() -> Cache:
+    """The cache, with the digests of sources that it remembers; needed for speed alone."""
+    store = cache()
+    digests.recall(*store.before, store.folder)
+    return store
 
 
 def _found(store, name):

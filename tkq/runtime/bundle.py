@@ -15,7 +15,7 @@ import os
 import pathlib
 import warnings
 
-from . import keys, link
+from . import digests, keys, link
 from .cache import Entry, read_entry
 from .trusted import shown
 
@@ -28,7 +28,8 @@ BESIDE = pathlib.Path(__file__).resolve().parents[2] / "tkq_bundle"
 @dataclasses.dataclass(frozen=True)
 class Bundle:
     """note: kernels {the kernel's name, see ``keys.bundled_name``: its symbol}, native {one of ``NATIVE``: the digest
-    of its sources}, cuda (the major version of its runtime), and who made it from what."""
+    of its sources}, digests (of normalised sources, see ``digests``), cuda (the major version of its runtime), and what made
+    it from what."""
 
     entry: Entry
     problem: list = dataclasses.field(default_factory=list, compare=False)  # why it turned out not to load here
@@ -97,6 +98,7 @@ def current() -> Bundle | None:
         return _unusable(path, "it is damaged, or no bundle")
     if found.note["arch"] != keys.TARGET or found.note["machine"] != keys.machine():
         return _unusable(path, f"it is for {found.note['arch']} on {found.note['machine']}")
+    digests.learn(found.note.get("digests"))
     return Bundle(found)
 
 

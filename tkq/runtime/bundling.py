@@ -8,7 +8,7 @@ import re
 import tempfile
 
 from .. import __version__
-from . import build, keys, link, scratch
+from . import build, digests, keys, link, scratch
 from .bundle import NAME, NATIVE, digest, native_sources
 from .cache import packed
 
@@ -34,6 +34,7 @@ def write(folder: pathlib.Path, objects: dict) -> pathlib.Path:
             "cuda": (keys.flavour() or "cu13")[2:], "toolchain": keys.toolchain(),
             "native": {kind: digest(kind) for kind in NATIVE},
             "kernels": {keys.bundled_name(recipe): symbol for recipe, (symbol, _) in objects.items()}}
+    note["digests"] = digests.all_known()  # after the names: machines with the same files need not parse them
     _replace(folder / NAME, packed(_linked(dict(objects.values())), note))
     return folder / NAME
 
@@ -53,6 +54,7 @@ def _replace(path, data):
 
 def compiled(recipe) -> tuple[str, bytes, bool]:
     """(symbol, the object file's bytes, whether it was compiled now): kept in the disk cache, beside what it links."""
+    build.recall()
     name = keys.entry_name(recipe)
     store, symbol = build.cache(), "tkq_" + name.rpartition("-")[2]
     found = store.find(name + ".obj")

@@ -29,6 +29,7 @@ _IS_MAGIC = re.compile(rb"tkq-entry-\d\n")  # of all versions: old entries are r
 _TAIL = 8 + 32 + len(_MAGIC)  # length of the note, SHA-256 of object, note and that length, magic
 _IS_NAME = re.compile(r"(?!tkq-kernels\.)\w[\w-]*\.(so|o|obj)")  # a bundle has the same format, and is no entry
 _IS_OURS_BESIDE = re.compile(r"\.tkq-.*|\.lock-\d+|tuned")  # locks, those of older versions, tuned configurations
+DIGESTS = ".tkq-digests"  # what ``digests`` keeps beside the entries
 _ABANDONED = 3600  # seconds after which a temporary file belongs to a process that died
 _LOCKS = 64
 _loads = itertools.count(1)
@@ -145,7 +146,7 @@ class Cache:
         folder = trusted.folder(self.folder)
         ours = {name for _, _, name in self._entries()}
         foreign = sorted(name for name in set(folder.names()) - ours if not _IS_OURS_BESIDE.fullmatch(name))
-        for name in ours:
+        for name in (*ours, DIGESTS):
             with contextlib.suppress(OSError):
                 file = folder.open(name)
                 os.fchmod(file.number, 0o644)
@@ -264,7 +265,7 @@ def read_entry(path: pathlib.Path) -> Entry | None:
     """The verified entry in a file; None if it is damaged. OSError if it cannot be read, or file or folder are not
     trusted."""
     file = trusted.file(path)
-    note = _note_in(file)
+    note = read_note(file)
     return None if note is None else Entry(path, note, file)
 
 
@@ -304,11 +305,11 @@ def _entry_in(path, name):
     if path / name in _passed_over:
         return None
     file = folder.open(name)
-    note = _note_in(file)
+    note = read_note(file)
     return None if note is None else Entry(path / name, note, file)
 
 
-def _note_in(file):
+def read_note(file) -> dict | None:
     """A file's verified note. One without the magic is not read: it may be larger than the memory."""
     return _note_of(file.bytes()) if file.tail(len(_MAGIC)) == _MAGIC else None
 

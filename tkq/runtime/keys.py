@@ -1,5 +1,6 @@
 """The name of a cache entry: all that can change a kernel's machine code, found out without importing the DSL."""
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import os
@@ -7,7 +8,7 @@ import platform
 import re
 from importlib import metadata
 
-from . import pressure, sources, values
+from . import plain, pressure, sources, values
 
 TARGET = "sm_90a"
 OPTIONS = "--enable-tvm-ffi"
@@ -30,11 +31,44 @@ def bundled_name(recipe, arch: str = TARGET) -> str:
 
 
 def _named(recipe, arch, options, compiler):
-    parts = (recipe.builder, repr(recipe.args), recipe.options, arch, options, machine(), compiler, switches(),
-             sources.digest(modules_of(recipe)), sources.environment(modules_of(recipe)),
-             *filter(None, [pressure.asked()]))
+    modules, chosen = modules_of(recipe), switches()
+    as_text = bool(chosen or "line" in recipe.options + options)  # line numbers are then in the machine code
+    parts = (recipe.builder, text_of(recipe.args), recipe.options, arch, options, machine(), compiler, chosen,
+             sources.digest(modules, as_text), sources.environment(modules), *filter(None, [pressure.asked()]))
     stem = recipe.module.rpartition(".")[2].strip("_") or "kernel"
     return f"{stem}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
+
+
+def text_of(value) -> str:
+    """A recipe's argument as it counts: by its ``repr``, but of tkq's own dataclasses without the fields that have their
+    defaults, which count by the class's source. A field that is left out of the repr counts where it has a text, the
+    same in each process, and is part of what makes two of them equal."""
+    if type(value) is tuple:
+        return f"({', '.join(map(text_of, value))}{',' * (len(value) == 1)})"
+    if not _has_written_repr(type(value)):
+        return repr(value)
+    texts = [(field, _text_of_field(field, getattr(value, field.name))) for field in dataclasses.fields(value)]
+    own = type(value).__module__.partition(".")[0] == "tkq"
+    said = (f"{field.name}={text}" for field, text in texts
+            if text is not None and not (own and text == _default_text(field)))
+    return f"{type(value).__qualname__}({', '.join(said)})"
+
+
+def _text_of_field(field, value):
+    if field.repr:
+        return text_of(value)
+    return plain.Texts().of(value) if field.compare else None
+
+
+def _default_text(field):
+    return None if field.default is dataclasses.MISSING else _text_of_field(field, field.default)
+
+
+@functools.cache
+def _has_written_repr(cls) -> bool:
+    """Is it a dataclass whose repr is the one that dataclasses write?"""
+    written = getattr(vars(cls).get("__repr__"), "__wrapped__", None)
+    return dataclasses.is_dataclass(cls) and written is not None and written.__code__.co_filename == "<string>"
 
 
 def machine() -> str:

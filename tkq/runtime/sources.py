@@ -23,6 +23,8 @@ import re
 import sys
 from importlib import metadata
 
+from . import digests, normalised
+
 _TKQ = pathlib.Path(__file__).resolve().parents[1]
 _ALWAYS = ("runtime/build.py", "runtime/link.py", "runtime/shim.c")  # what every kernel goes through
 _FAKE = "tkq.runtime.fake"  # nearly every builder imports it: for all, so that none is forgotten
@@ -48,16 +50,35 @@ _BINDS_TKQ = re.compile(r"[\s\\]*tkq\.[\w.]+[\s\\]*\Z")
 
 
 @functools.cache
-def digest(modules: tuple) -> str:
-    """Of all files that count for a kernel of these modules: the builder's and ``Recipe.sources``. Files are read once
-    a process: edit them and start anew.
+def digest(modules: tuple, as_text: bool = False) -> str:
+    """Of all files that count for a kernel of these modules: the builder's and ``Recipe.sources``. What counts of them
+    says ``normalised``. as_text: all of it, line by line. Files are read once a process: edit them and start anew.
 
     Raises:
         ImportError: one of the modules has no source file.
     """
-    found = [(name, _hash(path)) for name, path in reached(modules).items()]
-    found += [(name, _hash(str(_TKQ / name))) for name in _ALWAYS]
-    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
+    files = {**reached(modules), **{name: str(_TKQ / name) for name in _ALWAYS}}
+    texts = _digest_of(sorted((name, _hash(path)) for name, path in files.items()))
+    if as_text:
+        return texts
+    key = _digest_of((texts, _hash(normalised.__file__)))
+    found = digests.find(key)
+    if found is None:
+        found = normalised.digest([(name, _read(path), name.partition(".")[0] == "tkq")
+                                   for name, path in files.items() if name not in _ALWAYS])
+        found = _digest_of((found, _always()))
+        digests.add(key, found)
+    return found
+
+
+@functools.cache
+def _always() -> str:
+    """Of tkq's files that every kernel goes through: host code, which is not traced."""
+    return normalised.digest([(name, _read(str(_TKQ / name)), True) for name in _ALWAYS], traced=False)
+
+
+def _digest_of(what) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
 @functools.cache
@@ -104,8 +125,9 @@ def _users_of(modules):
 
 def forget() -> None:
     """What was read of files, for those who change them."""
-    for cached in (digest, environment, versions, _hash, _read, _imports, _imported, _on_disk, _listed, _roots, _kind):
+    for cached in (digest, _always, environment, versions, _hash, _read, _imports, _imported, _on_disk, _listed, _roots, _kind):
         cached.cache_clear()
+    normalised.forget()
 
 
 def reached(modules) -> dict:
