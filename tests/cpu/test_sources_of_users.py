@@ -73,7 +73,7 @@ def test_each_file_that_is_imported_counts(tree, name, loaded):
     if loaded:
         importlib.import_module("kern")
     before = named()
-    (tree / name).write_text((tree / name).read_text() + "# edited\n")
+    (tree / name).write_text((tree / name).read_text() + "EDITED = 1\n")
     changed = [one != other for one, other in zip(before, named())]
     assert changed == [name in COUNTED] * 2
 

@@ -28,8 +28,8 @@ BESIDE = pathlib.Path(__file__).resolve().parents[2] / "tkq_bundle"
 @dataclasses.dataclass(frozen=True)
 class Bundle:
     """note: kernels {the kernel's name, see ``keys.bundled_name``: its symbol}, native {one of ``NATIVE``: the digest
-    of its sources}, digests (of normalised sources, see ``digests``), cuda (the major version of its runtime), and what made
-    it from what."""
+    of its sources}, digests (of normalised sources, see ``digests``), cuda (the major version of its runtime), and
+    what made it from what."""
 
     entry: Entry
     problem: list = dataclasses.field(default_factory=list, compare=False)  # why it turned out not to load here

@@ -40,9 +40,9 @@ def _named(recipe, arch, options, compiler):
 
 
 def text_of(value) -> str:
-    """A recipe's argument as it counts: by its ``repr``, but of tkq's own dataclasses without the fields that have their
-    defaults, which count by the class's source. A field that is left out of the repr counts where it has a text, the
-    same in each process, and is part of what makes two of them equal."""
+    """A recipe's argument as it counts: by its ``repr``, but of tkq's own dataclasses without the fields that have
+    their defaults, which count by the class's source. A field that is left out of the repr counts where it has a text,
+    the same in each process, and is part of what makes two of them equal."""
     if type(value) is tuple:
         return f"({', '.join(map(text_of, value))}{',' * (len(value) == 1)})"
     if not _has_written_repr(type(value)):

@@ -15,7 +15,6 @@ all versions of Python whose syntax trees are: fields that a version adds count 
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import re
 import warnings
@@ -39,22 +38,27 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def digest(files: list, traced: bool = True) -> str:
-    """files: (name, the file's bytes, may its annotations and unread fields be left out: is it tkq's?). traced: are
-    kernels made of them, so that it matters that one reads texts?"""
-    read = [_read(name, data, own) for name, data, own in sorted(files)]
-    if traced and any(one.words & _READS_TEXT for one in read):
-        texts = [(name, hashlib.sha256(data).hexdigest()) for name, data, _ in sorted(files)]
-        return hashlib.sha256(repr(texts).encode()).hexdigest()
-    found = hashlib.sha256()
-    unread = _unread(read)
-    for one in read:
-        found.update(repr((one.name, hashlib.sha256(one.text(unread)).hexdigest())).encode())
-    return found.hexdigest()
+    """Of files as ``read`` gives them. traced: are kernels made of them, so that it matters that one reads texts?"""
+    if traced and any(one.words & _READS_TEXT for one in files):
+        return _sha256(repr([(one.name, one.raw) for one in files]).encode())
+    unread = _unread(files)
+    return _sha256(repr([(one.name, _sha256(one.text(unread))) for one in files]).encode())
 
 
-def forget() -> None:
-    """The files that were read."""
-    _read.cache_clear()
+def read(name: str, data: bytes, own: bool) -> Read:
+    """A file. own: may its annotations and unread fields be left out; is it tkq's?"""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the module's import gives them
+            tree = ast.parse(data)
+        return _Reader(Read(name, _sha256(data)), tree, own).read
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        words = set(re.findall(r"\w+", data.decode(errors="replace")))
+        return Read(name, _sha256(data), ["unparsed", _sha256(data)], words)
+
+
+def _sha256(data):
+    return hashlib.sha256(data).hexdigest()
 
 
 @dataclass
@@ -68,11 +72,13 @@ class _Class:
 
 
 @dataclass
-class _Read:
-    """A file. parts: its normalised text. words: all names in it, those of ``classes``' fields only if they stand
-    elsewhere too. derived: (class, base), calls: (called, how many positional arguments; -1: a starred one)."""
+class Read:
+    """A file. raw: the digest of its bytes. parts: its normalised text. words: all names in it, those of ``classes``'
+    fields only if they stand elsewhere too. derived: (class, base). calls: (called, number of positional arguments; -1
+    where one is starred)."""
 
     name: str
+    raw: str
     parts: list = field(default_factory=list)
     words: set = field(default_factory=set)
     classes: list = field(default_factory=list)
@@ -86,18 +92,6 @@ class _Read:
             parts += self.parts[at:begin]
             at = end
         return "\0".join(parts + self.parts[at:]).encode(errors="surrogatepass")
-
-
-@functools.cache
-def _read(name, data, own) -> _Read:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the module's import gives them
-            tree = ast.parse(data)
-        return _Reader(name, tree, own).read
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        words = set(re.findall(r"\w+", data.decode(errors="replace")))
-        return _Read(name, ["unparsed", hashlib.sha256(data).hexdigest()], words)
 
 
 def _unread(files) -> set:
@@ -121,12 +115,11 @@ def _unread(files) -> set:
 
 
 class _Reader:
-    """Writes a tree down, as ``_Read``."""
+    """Writes a tree down, into a ``Read``."""
 
-    def __init__(self, name, tree, own):
-        self.read = _Read(name)
-        self._parts = self.read.parts
-        self._bare = own and not any(map(_needs_annotations, ast.walk(tree)))
+    def __init__(self, read, tree, own):
+        self.read, self._parts = read, read.parts
+        self._bare = own and not read.name.startswith("tkq.tile") and not any(map(_needs_annotations, ast.walk(tree)))
         self._node(tree)
 
     def _node(self, node):

@@ -23,9 +23,10 @@ import re
 import sys
 from importlib import metadata
 
-from . import digests, normalised
+from . import digests
 
 _TKQ = pathlib.Path(__file__).resolve().parents[1]
+_NORMALISED = str(_TKQ / "runtime/normalised.py")
 _ALWAYS = ("runtime/build.py", "runtime/link.py", "runtime/shim.c")  # what every kernel goes through
 _FAKE = "tkq.runtime.fake"  # nearly every builder imports it: for all, so that none is forgotten
 # These see no kernel, and those that kernels share a module with lead here.
@@ -61,20 +62,27 @@ def digest(modules: tuple, as_text: bool = False) -> str:
     texts = _digest_of(sorted((name, _hash(path)) for name, path in files.items()))
     if as_text:
         return texts
-    key = _digest_of((texts, _hash(normalised.__file__)))
+    key = _digest_of((texts, _hash(_NORMALISED)))
     found = digests.find(key)
     if found is None:
-        found = normalised.digest([(name, _read(path), name.partition(".")[0] == "tkq")
-                                   for name, path in files.items() if name not in _ALWAYS])
-        found = _digest_of((found, _always()))
+        found = _normalised(files)
         digests.add(key, found)
     return found
 
 
+def _normalised(files):
+    from . import normalised  # not needed where the digest is remembered
+
+    read = [_parsed(name, path) for name, path in sorted(files.items())]
+    traced, host = ([one for one in read if (one.name in _ALWAYS) is always] for always in (False, True))
+    return _digest_of((normalised.digest(traced), normalised.digest(host, traced=False)))
+
+
 @functools.cache
-def _always() -> str:
-    """Of tkq's files that every kernel goes through: host code, which is not traced."""
-    return normalised.digest([(name, _read(str(_TKQ / name)), True) for name in _ALWAYS], traced=False)
+def _parsed(name, path):
+    from . import normalised
+
+    return normalised.read(name, _read(path), name.partition(".")[0] == "tkq" or name in _ALWAYS)
 
 
 def _digest_of(what) -> str:
@@ -125,9 +133,9 @@ def _users_of(modules):
 
 def forget() -> None:
     """What was read of files, for those who change them."""
-    for cached in (digest, _always, environment, versions, _hash, _read, _imports, _imported, _on_disk, _listed, _roots, _kind):
+    for cached in (digest, environment, versions, _hash, _read, _parsed, _imports, _imported, _on_disk, _listed, _roots,
+                   _kind):
         cached.cache_clear()
-    normalised.forget()
 
 
 def reached(modules) -> dict:
