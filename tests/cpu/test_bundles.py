@@ -150,7 +150,7 @@ def test_the_names_in_it_are_of_sources_and_arguments_alone(monkeypatch):
     for part in ("toolchain", "flavour"):
         monkeypatch.setattr(keys, part, lambda: "another")
     assert [keys.bundled_name(recipe) for recipe in RECIPES] == named and named[0] != named[1]
-    monkeypatch.setattr(keys.sources, "digest", lambda modules: "edited")
+    monkeypatch.setattr(keys.sources, "digest", lambda modules, as_text: "edited")
     assert keys.bundled_name(RECIPES[0]) != named[0]
 
 

@@ -74,7 +74,8 @@ def test_annotations_count_where_they_may_mean_something(old, new):
     assert digest(SOURCE.replace(old, new)) == digest(SOURCE)
     assert digest(SOURCE.replace(old, new), own=False) != digest(SOURCE, own=False)
     for line in ("import cutlass.cute as cute", "from cutlass import Constexpr", "from ..tile import x",
-                 "from .a import *", "from typing import get_type_hints", "import inspect; inspect.get_annotations", "from . import tile"):
+                 "from .a import *", "from typing import get_type_hints", "import inspect; inspect.get_annotations",
+                 "from . import tile"):
         whole = f"{SOURCE}{line}\n"
         assert digest(whole.replace(old, new)) != digest(whole), line
     assert digest(SOURCE, name="tkq.tile.sync") != digest(SOURCE.replace(old, new), name="tkq.tile.sync")
