@@ -162,12 +162,12 @@ def gated(device):
 
 
 def gemm(device):
-    """By TMA, with an epilogue that is held; with few rows, whose K is split; operands that TMA does not take; blocks
-    that keep pace."""
+    """By TMA, with an epilogue that is held; with few rows, whose K is split; operands that TMA does not take, copied
+    and, where K is short, read one element at a time; blocks that keep pace."""
     import tkq
 
     for m, n, k, activation, first in ((300, 264, 200, None, 0), (300, 264, 200, "silu", 0), (5, 264, 1032, None, 0),
-                                       (70, 65, 72, None, 1)):
+                                       (70, 65, 72, None, 1), (70, 65, 24, None, 1)):
         a, b, bias = on(device, randn(0, m, k + first), randn(1, n, k).t(), randn(2, n))
         yield f"gemm {m} x {n} x {k} {activation}", (tkq.gemm(a[:, first:], b, bias=bias, activation=activation),)
     a, b = on(device, randn(0, 3, 70, 200), randn(1, 3, 136, 200).mT)

@@ -11,9 +11,9 @@ from .rows.monoid import Exchange, add
 
 
 class RowKernel(RowEngine):
-    """Persistent blocks, one to a multiprocessor. A row belongs to a few lanes, a warp, several warps, a block or a
-    cluster of blocks, by its length; a tile is as many rows as a block holds at once, and tile t goes to block (or
-    cluster) t % of as many as there are.
+    """Persistent blocks, one to a multiprocessor or several. A row belongs to a few lanes, a warp, several warps, a
+    block or a cluster of blocks, by its length; a tile is as many rows as a block holds at once, and tile t goes to
+    block (or cluster) t % of as many as there are.
 
       producer warp     first tiles, before the block's barrier | wait empty -> bulk copies of the next tile | ..
                         | wait flushed -> barrier of the grid -> total

@@ -20,12 +20,12 @@ def before_the_first_kernel(monkeypatch):
 
 
 @pytest.mark.parametrize("error, words, given", (
-    (TypeError, "poison: got int", dict(poison=1)), (TypeError, "naps: got list", dict(naps=["consumer"])),
+    (TypeError, "poison: got int", dict(poison=1)), (TypeError, "late_stores: got int", dict(late_stores=2)),
+    (TypeError, "naps: got list", dict(naps=["consumer"])),
     (ValueError, "naps: got the place 'customer', allowed are start, producer", dict(naps={"customer": 100})),
     (ValueError, "naps: consumer is 0, allowed", dict(naps={"consumer": 0})),
     (ValueError, "naps: consumer is 1.5, allowed", dict(naps={"consumer": 1.5})),
-    (ValueError, "naps: consumer is True, allowed", dict(naps={"consumer": True})),
-    (ValueError, "stores: got -1, allowed", dict(stores=-1)), (ValueError, "stores: got 1001", dict(stores=1001))))
+    (ValueError, "naps: consumer is True, allowed", dict(naps={"consumer": True}))))
 def test_what_is_refused(error, words, given):
     with pytest.raises(error, match=words):
         pressure(**given)
@@ -41,7 +41,7 @@ def test_it_comes_before_the_first_kernel():
 def test_it_is_part_of_a_kernel_s_name_while_it_holds():
     one = Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", (Scale(),))
     names = [keys.entry_name(one)]
-    for given in (dict(poison=True), dict(naps={"wait": 100}), dict(naps={"wait": 200}), dict(stores=2)):
+    for given in (dict(poison=True), dict(naps={"wait": 100}), dict(naps={"wait": 200}), dict(late_stores=True)):
         pressure(**given)
         names.append(keys.entry_name(one))
     pressure()
@@ -61,5 +61,7 @@ def test_machine_code_has_it_where_it_was_asked_for_and_only_there():
     wait, asleep = code(naps={"consumer": 500})
     assert wait != plain and asleep.count("NANOSLEEP") == slept + 2  # behind a wait, and behind a release
     assert code(naps={"start": 500})[1].count("NANOSLEEP") == slept + 1
-    assert code(poison=True)[1].wide("STS") > report.wide("STS")
+    assert code(naps={"load": 500})[1].count("NANOSLEEP") == slept + 2
+    spoilt = code(poison=True)[1]
+    assert spoilt.wide("STS") > report.wide("STS") and spoilt.count("BPT") > report.count("BPT")  # a trap
     assert code()[0] == plain

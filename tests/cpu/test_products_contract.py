@@ -113,7 +113,7 @@ def test_gemm(launched):
             tkq.gemm(a, b, **kw)
         ways |= {(getattr(r.args[0], "load", ""), getattr(r.args[0], "store", "")) for r, _ in launched}
         check(launched)
-    assert ways == {("tma", "tma"), ("tma", "elements"), ("elements", "elements")}
+    assert ways == {("tma", "tma"), ("tma", "rows"), ("tma", "elements"), ("elements", "elements")}
 
 
 def test_gemm_into_out(launched):

@@ -1,8 +1,9 @@
 """Faults in attention's forward."""
 from .mutant import family, pressed
 
-NAPS, POISON, BRIDGE, WINDOW, PACKED = (pressed(x) for x in (
-    "naps-attention", "poison-attention", "naps-attention_bridge", "naps-attention_window", "naps-attention_packed"))
+NAPS, LOADS, READS, BRIDGE, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (pressed(x) for x in (
+    "naps-attention", "loads-attention", "reads-attention", "naps-attention_bridge", "naps-attention_window",
+    "loads-attention_window", "reads-attention_window", "naps-attention_packed"))
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
@@ -15,11 +16,11 @@ MUTANTS = (
          """, """
             tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
             tk.mma_wait()
-         """, NAPS),
+         """, LOADS),
         ("no_wait_for_k", """
             s.k_pipe.wait(c.k)
             c.turns.take()
-         """, "c.turns.take()", NAPS),
+         """, "c.turns.take()", LOADS),
         ("no_wait_for_v", """
             s.v_pipe.wait(c.v)
             tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
@@ -27,7 +28,7 @@ MUTANTS = (
          """, """
             tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
             c.turns.give()
-         """, NAPS),
+         """, LOADS),
         ("no_wait_for_the_last_v", """
             s.v_pipe.wait(c.v)
             tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
@@ -35,14 +36,14 @@ MUTANTS = (
          """, """
             tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage])
             self.keep_statistics(c)
-         """, NAPS),
+         """, LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
             self.release(s.k_pipe, c.k)
          """, """
             self.release(s.k_pipe, c.k)
             tk.mma_wait(1)
-         """, POISON),
+         """, READS),
         ("v_freed_before_its_product", """
             tk.mma_wait(0)
             self.release(s.v_pipe, c.v)
@@ -53,17 +54,8 @@ MUTANTS = (
             tk.mma_wait(0)
             tk.copy(c.att_mma, c.att)
             self.correct_if(c, moved)
-         """, POISON),
-        ("q_freed_before_its_task", """
-            self.steps(g, s, c)
-            if const_expr(not config.o_over_q):
-                tk.arrive(s.q_empty[self.q_at(c)])
-         """, """
-            if const_expr(not config.o_over_q):
-                tk.arrive(s.q_empty[self.q_at(c)])
-            self.steps(g, s, c)
-         """, POISON),
-        ("no_wait_for_q", "tk.wait(s.q_full[i], c.q.phase)", "", NAPS),
+         """, READS),
+        ("no_wait_for_q", "tk.wait(s.q_full[i], c.q.phase)", "", LOADS),
         ("no_correction_of_o", "tk.mul_row(c.o, c.o, c.correct)", "tk.mul(c.o, c.o, cutlass.Float32(1.0))", NAPS),
         ("o_not_divided", "tk.mul_row(c.o, c.o, c.last_norm)", "tk.mul_row(c.o, c.o, c.norm)", BRIDGE),
         ("lse_of_other_rows", "return first, first + rows * pack", "return first, first + rows * pack - 1", NAPS)),
@@ -76,7 +68,7 @@ MUTANTS = (
             sem = pipe.full[ring.stage]
             tk.expect_bytes(sem, pipe.bytes)
             tk.load_async(dst[ring.stage], src, (*of, block, 0), sem)
-         """, NAPS),
+         """, READS),
         ("heads_swapped", "end, head = seen.first + seen.blocks, t.head // g.tasks.heads_per_kv",
          "end, head = seen.first + seen.blocks, t.head % (g.tasks.heads // g.tasks.heads_per_kv)", NAPS),
         ("other_block_of_v", "self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)",
@@ -106,18 +98,18 @@ MUTANTS = (
          """, """
             c.turns.take()
             self.scores(s, c, seen)
-         """, WINDOW),
+         """, WINDOW_LOADS),
         ("no_wait_for_v", """
             s.v_pipe.wait(c.v)
             self.sum(s, c, before)
-         """, "self.sum(s, c, before)", WINDOW),
+         """, "self.sum(s, c, before)", WINDOW_LOADS),
         ("k_freed_before_its_product", """
             tk.mma_wait(1)
             self.release(s.k_pipe, c.k)
          """, """
             self.release(s.k_pipe, c.k)
             tk.mma_wait(1)
-         """, pressed("poison-attention_window")),
+         """, WINDOW_READS),
         ("v_freed_before_its_product", """
             tk.mma_wait(0)
             self.release(s.v_pipe, c.v)
@@ -126,7 +118,7 @@ MUTANTS = (
             self.release(s.v_pipe, c.v)
             tk.mma_wait(0)
             self.weights(c, seen)
-         """, pressed("poison-attention_window")),
+         """, WINDOW_READS),
         ("other_half_of_k", "tk.mm_ABt(c.half, q, k, b_part=KEYS[seen][0] // HALF)",
          "tk.mm_ABt(c.half, q, k, b_part=1 - KEYS[seen][0] // HALF)", WINDOW)),
     *family(

@@ -1,11 +1,11 @@
 """Faults in attention's backward."""
 from .mutant import family, pressed
 
-WHOLE, WHOLE_POISON, LATE, LATE_POISON, WIDE, ORDER, FIRST, CHAIN, SEAMLESS, GROUPED = (pressed(x) for x in (
-    "naps-backward_of_one_task", "poison-backward_of_one_task", "naps-backward_in_background",
-    "poison-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
-    "stores-backward_chain", "naps-backward_seamless", "naps-backward_grouped"))
-ORDER_POISON = pressed("poison-backward_in_order")
+WHOLE, WHOLE_READS, LATE, LATE_READS, WIDE, ORDER, FIRST, CHAIN, SEAMLESS, GROUPED = (pressed(x) for x in (
+    "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_in_background",
+    "reads-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
+    "stores-backward_chain", "reads-backward_seamless", "stores-backward_grouped"))
+ORDER_READS = pressed("reads-backward_in_order")
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
@@ -42,7 +42,7 @@ MUTANTS = (
          """, """
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)
-         """, WHOLE_POISON),
+         """, WHOLE_READS),
         ("q_freed_before_dk", """
             tk.mma_wait(0)
             s.q_pipe.release(c.ring)
@@ -51,7 +51,7 @@ MUTANTS = (
             s.q_pipe.release(c.ring)
             tk.mma_wait(0)
             c.ring.advance()
-         """, WHOLE_POISON),
+         """, WHOLE_READS),
         ("ds_written_over_what_is_read", """
             s.ds_pipe.acquire_empty(c.ds_ring)
             tk.store(s.ds[2 * c.ds_ring.stage + c.wg], c.ds)
@@ -92,11 +92,11 @@ MUTANTS = (
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)  # dV
             self.keep(g, c)
-         """, LATE_POISON),
+         """, LATE_READS),
         ("late_q_freed_a_tile_too_early", "self.done_with_queries(s, c)\ns.do_pipe.wait(c.ring)", """
             s.do_pipe.wait(c.ring)
             s.q_pipe.release(c.ring)
-         """, LATE_POISON),
+         """, LATE_READS),
         ("late_last_dk_left_out", "tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])\ntk.mma_wait(0)\n"
          "s.q_pipe.release(c.before)", "s.q_pipe.release(c.before)", LATE),
         ("no_wait_for_keys", """
@@ -109,7 +109,7 @@ MUTANTS = (
         ("k_loaded_over_k_that_is_read", """
             tk.wait(s.kv_empty[0], kv.phase ^ 1)
             self.load_keys(g, s, t, 0)
-         """, "self.load_keys(g, s, t, 0)", LATE),
+         """, "self.load_keys(g, s, t, 0)", LATE_READS),
         ("v_loaded_over_v_that_is_read", """
             tk.wait(s.kv_empty[1], kv.phase ^ 1)
             self.load_keys(g, s, t, 1)
@@ -117,7 +117,7 @@ MUTANTS = (
          """, """
             self.load_keys(g, s, t, 1)
             self.load_queries(g, s, t, ring, kv)
-         """, LATE),
+         """, LATE_READS),
         ("statistics_of_another_tile",
          "g.stats.iterator.toint() + number * self.stats_bytes, self.stats_bytes, sem.ptr.toint())",
          "g.stats.iterator.toint() + (number // 2) * self.stats_bytes, self.stats_bytes, sem.ptr.toint())", WHOLE)),
@@ -185,14 +185,14 @@ MUTANTS = (
          """, """
             s.v_pipe.release(c.v)
             tk.mma_wait(0)  # dP
-         """, ORDER_POISON),
+         """, ORDER_READS),
         ("order_k_freed_before_dq", """
             tk.mma_wait(0)
             s.k_pipe.release(c.k)
          """, """
             s.k_pipe.release(c.k)
             tk.mma_wait(0)
-         """, ORDER_POISON)),
+         """, ORDER_READS)),
     *family(
         "backward", FOLDER + "backward_wide.py",
         ("wide_p_written_over_what_is_read", """

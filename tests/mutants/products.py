@@ -2,7 +2,7 @@
 from .mutant import family, pressed
 
 NAPS, LONG, SPREAD, CLUSTER, PACED, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
-    "naps-gemm", "poison-gemm_long", "poison-gemm", "naps-gemm_cluster", "naps-gemm_paced", "naps-gemm_few_rows",
+    "naps-gemm", "reads-gemm_long", "reads-gemm", "naps-gemm_cluster", "naps-gemm_paced", "naps-gemm_few_rows",
     "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_few_rows", "naps-grouped"))
 FOLDER = "tkq/gemm/"
 
@@ -94,7 +94,7 @@ MUTANTS = (
          """, """
             s.pipe.release(done)
             tk.mma_wait(self.config.parts)
-         """, pressed("poison-gemm_few_rows")),
+         """, pressed("reads-gemm_few_rows")),
         ("rows_no_wait_for_the_other_blocks", "tk.wait(s.sent, 0)", "", FEW),
         ("rows_a_block_s_sums_twice", "self.send(s, acc, reducer, (rank - reducer + x.split - 1) % x.split)",
          "self.send(s, acc, reducer, (rank - reducer + x.split) % (x.split - 1))",
@@ -112,7 +112,7 @@ MUTANTS = (
          """, """
             self.release(s, u)
             tk.mma_wait(x.waves * x.lag)
-         """, pressed("poison-fp8")),
+         """, pressed("reads-fp8")),
         ("promoted_stage_freed_too_early", """
             tk.mma_wait(0)
             if const_expr(i == n - 1 and self.spec.scales != "line"):
@@ -121,7 +121,7 @@ MUTANTS = (
             if const_expr(i == n - 1 and self.spec.scales != "line"):
                 s.pipe.release(u.full)
             tk.mma_wait(0)
-         """, pressed("poison-fp8_promoted")),
+         """, pressed("reads-fp8_promoted")),
         ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
          pressed("naps-fp8_blocks")),
         ("scales_not_awaited", "tk.copy_async_arrive(sem)", """
@@ -139,17 +139,15 @@ MUTANTS = (
             if p == n - 1:
                 self.release(s, u)
             tk.mma_wait(1 if more else 0)
-         """, pressed("poison-fp8_blocks"))),
+         """, pressed("reads-fp8_blocks"))),
     *family(
         "fp8", FOLDER + "fp8_narrow.py",
         ("few_rows_scale_of_another_row", "tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))",
          "tk.load_cols(of_a, g.scale_a, Int32(m) + 1, cute.size(g.out, mode=[1]))", FP8_FEW)),
     *family(
         "grouped", FOLDER + "grouped.py",
-        ("group_begins_a_row_late", "begins[group] = begin\nbegins[group + 1] = end  # the next group writes the same, "
-         "but for the last", "begins[group] = begin + 1\nbegins[group + 1] = end", GROUPED),
-        ("table_read_before_it_is_there", "self.count(g, begins, counts)\ntk.sync_block()",
-         "self.count(g, begins, counts)", GROUPED),
+        ("group_begins_a_row_early", "begins[group + 1] = end  # the next group writes the same, but for the last",
+         "begins[group + 1] = end - 1", GROUPED),
         ("stages_not_let_go", """
             s.pipe.wait(u.full)
             u.full.advance()

@@ -1,21 +1,23 @@
 """Faults in kernels of rows: norms, softmax, cross entropy, quantisation, rope, gated activations."""
 from .mutant import family, pressed
 
-NORM, NORM_POISON, LONG, QUANTISED, CLUSTER, SOFTMAX, LOSS, QUANTIZE, ROPE, GATED = (pressed(x) for x in (
-    "naps-norm_backward", "poison-norm_backward", "naps-norm_backward_cluster", "naps-norm_quantised",
-    "naps-norm_cluster", "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-rope", "naps-gated"))
+NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED, CLUSTER = (pressed(x) for x in (
+    "naps-norm_backward", "naps-norm_backward_warps", "loads-norm_backward", "reads-norm_backward_warps",
+    "naps-norm_backward_cluster", "naps-norm_quantised", "naps-norm_cluster"))
+SOFTMAX, LOSS, QUANTIZE, CLAIMED, ROPE, GATED = (pressed(x) for x in (
+    "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_claimed", "naps-rope", "naps-gated"))
 
 MUTANTS = (
     *family(
         "rows", "tkq/rows/ring.py",
-        ("no_wait_for_a_stage", "tk.wait(self.full[r.stage], r.phase)", "cute.arch.sync_warp()", NORM),
+        ("no_wait_for_a_stage", "tk.wait(self.full[r.stage], r.phase)", "cute.arch.sync_warp()", NORM_LOADS),
         ("loads_into_a_stage_in_use", "tk.wait(self.empty[r.stage], r.phase ^ 1)", "", NORM),
         ("other_bytes_announced", "tk.expect_bytes(self.full[stage], rows * s.limit * width)",
          "tk.expect_bytes(self.full[stage], (rows - 1) * s.limit * width)", NORM)),
     *family(
         "rows", "tkq/rows/engine.py",
         ("stage_freed_before_it_is_read", "if const_expr(age == self.last_read and not self.plan.direct):",
-         "if const_expr(age == self.last_read - 1 and not self.plan.direct):", NORM_POISON),
+         "if const_expr(age == self.last_read - 1 and not self.plan.direct):", NORM_READS),
         ("no_wait_for_the_cluster", """
                 tk.cluster_arrive_relaxed()
                 tk.cluster_wait()
@@ -29,14 +31,14 @@ MUTANTS = (
          """, LONG)),
     *family(
         "rows", "tkq/rows/exchange.py",
-        ("no_wait_for_the_other_warps", "tk.wait(self.met[r.stage * p.groups + part.group], r.phase)", "", NORM),
+        ("no_wait_for_the_other_warps", "tk.wait(self.met[r.stage * p.groups + part.group], r.phase)", "", WARPS),
         ("fewer_warps_awaited", "tk.init(self.met[i], 1 if p.cluster > 1 else p.warps_per_row)",
-         "tk.init(self.met[i], 1)", NORM),
+         "tk.init(self.met[i], 1)", WARPS),
         ("slot_of_the_row_before", """
             at = self.data[None, None, part.share.rank * p.warps_per_row + part.warp, part.group, r.stage]
          """, """
             at = self.data[None, None, part.share.rank * p.warps_per_row + part.warp, part.group, r.stage * 0]
-         """, NORM),
+         """, WARPS),
         ("bytes_of_one_warp_too_few", "tk.expect_bytes(sem, 4 * padded_sums(self.monoid.sums) * p.width)",
          "tk.expect_bytes(sem, 4 * padded_sums(self.monoid.sums) * (p.width - 1))", LONG)),
     *family(
@@ -112,7 +114,7 @@ MUTANTS = (
          """, """
             tk.sync_block()
             place = Int32(_same(place))  # so that nothing else is kept over the wait
-         """, QUANTIZE),
+         """, CLAIMED),
         ("counted_before_all_threads_found", """
                 self.find.finish(g, al, t, tile, held)
                 tk.sync_block()
@@ -124,9 +126,9 @@ MUTANTS = (
                 if t == 0:
                     _count(found)
             else:
-         """, QUANTIZE),
+         """, CLAIMED),
         ("half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
-         QUANTIZE)),
+         CLAIMED)),
     *family(
         "quantize", "tkq/quantize/kept.py",
         ("kept_amax_read_before_all_found_theirs", "_wait_for(found, tiles)", "", QUANTIZE),

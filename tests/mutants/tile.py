@@ -23,13 +23,4 @@ MUTANTS = (
         ("counter_not_back",
          "number = Int32(count_up(self.counter.iterator.toint(), Uint32(self.tasks - 1))) + self.workers()",
          "number = Int32(count_up(self.counter.iterator.toint(), Uint32(self.tasks))) + self.workers()", ATTENTION)),
-    *family(
-        "tile", "tkq/tile/block.py",
-        ("block_goes_on_before_it_is_initialised", """
-            else:
-                cute.arch.sync_threads()
-         """, """
-            else:
-                cute.arch.sync_warp()
-         """, GEMM)),
 )

@@ -43,6 +43,7 @@ def hand_on(handed: Handed, place, head, share, tiles: Constexpr):
         for i in cutlass.range_constexpr(len(tiles)):
             _add(tiles[i], sums, i, warp)
     if head < share - 1:
+        tk.nap("store")
         for i in cutlass.range_constexpr(len(tiles)):
             _store(tiles[i], sums, i, warp)
         tell(handed.counts, at)

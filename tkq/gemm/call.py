@@ -343,7 +343,6 @@ def check_out(out, a, b, out_dtype, extra) -> None:
     check.shape("out", out, shape_of(a, b, extra.activation))
     check.last_dim_contiguous("out", out)
     check.refuse_overlap("gemm", out=out)
-    check.refuse_inference("gemm", out=out)
 
 
 def check_apart(out, a, b, extra) -> None:

@@ -193,6 +193,8 @@ def _into(out, a, b, out_dtype, extra, way, key=None):
     check.dtype("out", out, OUT_DTYPES)
     check_call(a, b, out.dtype if out_dtype is None else out_dtype, extra)
     check_out(out, a, b, out_dtype, extra)
+    if not ops.traced():
+        check.refuse_inference("gemm", out=out)
     if _needs_gradient(a, b, extra.bias, extra.c, out):
         raise RuntimeError("gemm: out is given and an argument requires a gradient: out has no gradients; call it "
                            "under torch.no_grad(), or without out")

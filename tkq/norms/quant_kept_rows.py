@@ -34,6 +34,7 @@ class KeptRows(RowKernel):
 
     loads, vectors, parameters = ("x", "residual"), ("weight", "bias"), ("eps",)
     stores, results = (), ()  # float8 and scales are written here: no RowKernel else has them
+    _writes_rows = True  # by `_write_row`, of no Stream
 
     def __init__(self, spec, plan):
         given, self.out = shape(spec), spec.out

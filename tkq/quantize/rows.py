@@ -13,6 +13,7 @@ class Rows(Quantised, RowNorm):
         """There are none; but the first exchange is amax's then, for which the cluster's mbarriers must be ready."""
         if first and self.cluster_n > 1:
             tk.cluster_wait()
+        return [None]
 
     def normalise(self, x, statistics):
         return x

@@ -140,7 +140,7 @@ def _ensured(recipe, arch) -> tuple[Entry, bool]:
     entry = _found(cache(), name)
     if entry is not None:
         return entry, False
-    with _one_at_a_time, _writable(name) as store:
+    with _one_at_a_time, writable(name) as store:
         entry = _found(store, name)  # another may have been faster
         if entry is not None:
             return entry, False
@@ -156,7 +156,7 @@ def _found(store, name):
 
 
 @contextlib.contextmanager
-def _writable(name):
+def writable(name):
     """The cache, locked for one entry; where it cannot be written, a folder that goes with the process."""
     store = cache()
     with contextlib.ExitStack() as held:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PLACES = ("start", "producer", "consumer", "wait", "arrive", "barrier", "cluster", "store")
+PLACES = ("start", "producer", "consumer", "wait", "arrive", "barrier", "cluster", "load", "store")
 MOST = 100_000  # nanoseconds, a third of what nanosleep takes
 
 
 @dataclass(frozen=True)
 class Pressure:
-    """naps: (place, nanoseconds), in order. poison: is what a load will overwrite made NaN first? stores: how often
-    each bulk store is made, 0 for once and no more."""
+    """naps: (place, nanoseconds), in order. poison: is what a load will overwrite made NaN first, and are products
+    watched? stores: do bulk stores leave late?"""
 
     naps: tuple = ()
     poison: bool = False
-    stores: int = 0
+    stores: bool = False
 
 
 _asked: Pressure | None = None  # of the process: kernels in memory have it or have it not

@@ -18,8 +18,8 @@ _MAX_ROWS = 1 << 30  # of one launch: the kernel counts rows in 32 bits
 _known: dict = {}
 _again = Again()
 _NAMES = "softmax", "log_softmax"
-_TENSORS, _SCALE = ([arguments.checker(name, argument) for name in _NAMES] for argument in ("x", "scale"))
-_OPTIONS = [arguments.checker(name, "dim", "scale") for name in _NAMES]
+_TENSORS, _SCALE = ({name: arguments.checker(name, argument) for name in _NAMES} for argument in ("x", "scale"))
+_OPTIONS = {name: arguments.checker(name, "dim", "scale") for name in _NAMES}
 _launchers: dict = {}  # what a call looks like, with addresses -> (its launcher, whether it is such a one)
 
 
@@ -96,7 +96,7 @@ def _softmax(x, dim, scale, log):
         found = _again.take(x, scale, log)
         if found is not None:
             return found
-    dim, scale = _OPTIONS[log](dim, scale)
+    dim, scale = _OPTIONS[_name(log)](dim, scale)
     if dim != _LAST:
         return _along(x, dim, scale, log)
     way = ops.route(x)
@@ -104,9 +104,13 @@ def _softmax(x, dim, scale, log):
         return (_launch if x.is_cuda else _on_cpu)(x, scale, log)
     if way == "record":
         return _Recorded.apply(x, scale, log)
-    check.refuse_tangent(_NAMES[log], x=x)
+    check.refuse_tangent(_name(log), x=x)
     _check(x, scale, log)  # here too: the dispatcher's own words name no argument
     return _op(x, scale, log)
+
+
+def _name(log):
+    return "log_softmax" if log else "softmax"  # torch 2.11 does not trace a flag that indexes
 
 
 def _along(x, dim, scale, log):
@@ -227,11 +231,11 @@ def recipe(spec: SoftmaxSpec, config=None):
 def _check(x, scale, log):
     """Raises what the public functions promise."""
     _check_tensor(x, log)
-    _SCALE[log](scale)
+    _SCALE[_name(log)](scale)
 
 
 def _check_tensor(x, log=False):
-    _TENSORS[log](x)
+    _TENSORS[_name(log)](x)
     if x.dim() == 0 or x.shape[-1] < 1:
         raise ValueError(f"x: got shape {tuple(x.shape)}, allowed are (..., N) with N of 1 and more")
     if x.shape[-1] > MAX_N:

@@ -16,13 +16,18 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
   - "wait", "arrive": behind each other ``tk.wait`` and ``tk.arrive``;
   - "barrier": before and behind a named barrier;
   - "cluster": before the arrival at the cluster's barrier, and behind the wait;
+  - "load": before ``tk.load_async`` or ``tk.bulk_load`` is issued;
   - "store": before a copy out of shared memory is issued.
 
 - ``poison``: what ``tk.load_async`` and ``tk.bulk_load`` are about to overwrite becomes NaN at once, long before the
   data are there. Whoever still reads the stage, a tensor core among them, reads NaN. Loads for
   several blocks of a cluster are left as they are.
-- ``stores``: each ``tk.bulk_store`` is made so many times over, and each ``tk.bulk_add`` waits behind as many looks at
-  its place: what is announced before it has left, behind a ``tk.store_wait`` that is missing, comes late.
+  Products are watched: a word of each shared operand is remembered when a product is issued, and has to be there
+  still whenever the warps wait for products, until this one is over. If it is not, the kernel traps: a stage was given
+  back too early, however fast the tensor cores were. A nap "consumer" behind the release leaves time for the stage to
+  be spoilt.
+- ``late_stores``: ``tk.bulk_store`` and ``tk.bulk_add`` leave when they are waited for, or behind the next one. What is
+  announced without a ``tk.store_wait`` is not there.
 
 The setting is part of a kernel's name in the cache. Where nothing was asked for, machine code is the same as if there
 were no such places.
@@ -35,21 +40,23 @@ from tkq.runtime import build
 from tkq.runtime import pressure as setting
 
 
-def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, stores: int = 0) -> None:
+def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, late_stores: bool = False
+             ) -> None:
     """From now on this process compiles its kernels so. Once a process, before its first kernel: kernels in memory, and
     calls that are replayed, would stay as they are.
 
     Args:
         naps: {place: nanoseconds}, 1 to 100,000; see above for the places.
-        poison: spoil what is about to be loaded.
-        stores: 0, or how often each bulk store is made, up to 1000.
+        poison: spoil what is about to be loaded, and watch products.
+        late_stores: bulk stores leave when they are waited for.
 
     Raises:
         TypeError, ValueError: an argument is something else.
         RuntimeError: this process has kernels already.
     """
-    if not isinstance(poison, bool):
-        raise TypeError(f"poison: got {type(poison).__name__}, allowed are True and False")
+    for name, flag in (("poison", poison), ("late_stores", late_stores)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: got {type(flag).__name__}, allowed are True and False")
     if naps is not None and not isinstance(naps, Mapping):
         raise TypeError(f"naps: got {type(naps).__name__}, allowed are None and a dict of places")
     for place, ns in (naps or {}).items():
@@ -57,9 +64,7 @@ def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, stores
             raise ValueError(f"naps: got the place {place!r}, allowed are {', '.join(setting.PLACES)}")
         if type(ns) is not int or not 1 <= ns <= setting.MOST:
             raise ValueError(f"naps: {place} is {ns!r}, allowed are whole numbers from 1 to {setting.MOST}")
-    if type(stores) is not int or not 0 <= stores <= 1000:
-        raise ValueError(f"stores: got {stores!r}, allowed are whole numbers from 0 to 1000")
     if build._functions:
         raise RuntimeError("pressure: this process has kernels already, which would stay as they are; say it first")
-    setting.ask(setting.Pressure(tuple(sorted((naps or {}).items())), poison, stores) if naps or poison or stores
-                else None)
+    asked = setting.Pressure(tuple(sorted((naps or {}).items())), poison, late_stores)
+    setting.ask(asked if naps or poison or late_stores else None)

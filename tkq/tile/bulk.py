@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .assembly import _asm
-from .naps import nap, poison_alone, poisoned, stores_again
+from .naps import late_stores, nap, poison_alone, poisoned, store_later
 
 
 def _size(what, bytes):
@@ -21,6 +21,7 @@ def bulk_load(dst, src, bytes, sem, evict_first=False, *, loc=None, ip=None):
 
     evict_first: what it brings into L2 is the first to go again; a Python bool."""
     _size("bulk_load", bytes)
+    nap("load")
     if poisoned():
         poison_alone(dst, bytes, loc=loc, ip=ip)
     copy, args = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", "[$0], [$1], $2, [$3]"
@@ -37,8 +38,10 @@ def bulk_store(dst, src, bytes, *, loc=None, ip=None):
     """global dst = shared src. After ``publish`` and a barrier; then ``bulk_commit``, and ``store_wait``."""
     _size("bulk_store", bytes)
     nap("store")
+    if late_stores():
+        return store_later(1, dst, src, bytes)
     _asm([Int64(dst), Int32(src), Int32(bytes)],
-         stores_again("cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;"), "l,r,r", loc, ip)
+         "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;", "l,r,r", loc, ip)
 
 
 @dsl_user_op
@@ -46,8 +49,8 @@ def bulk_add(dst, src, bytes, *, loc=None, ip=None):
     """global dst += shared src, fp32, each element atomically. Then ``bulk_commit``, and ``store_wait``."""
     _size("bulk_add", bytes)
     nap("store")
-    if stores_again(""):  # the additions wait behind as many looks at their place
-        _asm([Int64(dst), Int32(bytes)], stores_again("cp.async.bulk.prefetch.L2.global [$0], $1;"), "l,r", loc, ip)
+    if late_stores():
+        return store_later(2, dst, src, bytes)
     _asm([Int64(dst), Int32(src), Int32(bytes)],
          "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;", "l,r,r", loc, ip)
 
@@ -69,7 +72,8 @@ def bulk_send(dst, src, bytes, sem, block, *, loc=None, ip=None):
 @dsl_user_op
 def bulk_commit(*, loc=None, ip=None):
     """Close this thread's group of bulk stores: what ``store_wait`` counts."""
-    _asm([], "cp.async.bulk.commit_group;", "", loc, ip)
+    if not late_stores():  # each is then a group of its own
+        _asm([], "cp.async.bulk.commit_group;", "", loc, ip)
 
 
 @dsl_user_op

@@ -13,7 +13,7 @@ from cutlass import Constexpr, Float32, Int16
 from cutlass.cute.nvgpu import cpasync
 
 from .dtypes import HALF, type_name
-from .naps import nap, poison, poisoned
+from .naps import late_stores, nap, poison, poisoned, store_now
 from .shared import SharedTile, st
 from .sync import Acquired, Semaphore, _semaphore, cluster_rank
 from .views import PIECE
@@ -194,6 +194,7 @@ def load_async(dst: SharedTile, src: gl, coord, sem: Semaphore):
     _semaphore("load_async", sem)
     sem = _counted(sem, dst)
     s, g = src._partition("load_async", dst, coord)
+    nap("load")
     if src.multicast == 1:
         if poisoned():
             poison(dst.tensor.iterator.toint(), dst.type.bytes)
@@ -227,6 +228,11 @@ def store_wait(n=0, read=True):
     n is known when compiled. For the warp that called ``store_async``; others learn it by a barrier behind."""
     if not isinstance(n, int) or n < 0:
         raise ValueError(f"store_wait: n is {n}, allowed are numbers from 0 on, known when compiled")
+    if late_stores():
+        if n == 0:
+            nap("store")
+            store_now()
+        n = max(n - 1, 0)  # the one that has not left is one of them
     cute.arch.cp_async_bulk_wait_group(n, read=read)
 
 

@@ -10,6 +10,7 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from .dtypes import FP8, HALF, type_name
+from .naps import poisoned, product_begins, products_end
 from .register import ROWS, RegTile
 from .shared import SharedTile
 
@@ -28,6 +29,7 @@ def mma_wait(n=0):
     """Wait until at most ``n`` committed groups of this warpgroup are in flight: 0 to 7, known when compiled."""
     if not isinstance(n, int) or not 0 <= n <= 7:
         raise ValueError(f"mma_wait: n is {n}, allowed are 0 to 7")
+    products_end(n)
     warpgroup.wait_group(n)
 
 
@@ -100,6 +102,8 @@ def _mma(what, d, a, b, accumulate, trans_a=False, trans_b=False, a_part=None, b
         cute.gemm(atom, d.tensor, frag_a[None, None, step], frag_b[None, None, step], d.tensor)
         atom.set(warpgroup.Field.ACCUMULATE, True)
     mma_commit()
+    if poisoned():
+        product_begins(*(x.tensor.iterator.toint() for x in (a, b) if isinstance(x, SharedTile)))
 
 
 def _which(what, name, part, n):

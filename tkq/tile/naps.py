@@ -1,28 +1,35 @@
-"""Delays and spoilt stages for tests, at places of the tile layer: see `tkq.testing.pressure`. Nothing otherwise."""
+"""Delays, spoilt stages and late stores for tests, at places of the tile layer: see `tkq.testing.pressure`. Nothing
+otherwise."""
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
 
-from cutlass import Int32
-from cutlass.cutlass_dsl import dsl_user_op
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .assembly import _asm
 
+PRODUCTS = 4  # that are watched while they are under way
 _of_trace: ContextVar = ContextVar("tkq_pressure", default=None)  # of the kernel that is being traced
+_watch: ContextVar = ContextVar("tkq_watch", default=None)  # likewise, its registers for that
 
 
 @contextmanager
 def traced_under(pressure):
     """What is traced inside has its delays. pressure: a `tkq.runtime.pressure.Pressure`, or None."""
-    token = _of_trace.set(pressure)
+    token, watch = _of_trace.set(pressure), _watch.set(None)
     try:
         yield
     finally:
         _of_trace.reset(token)
+        _watch.reset(watch)
 
 
 def nap(place: str):
     """Where a test has asked for it, the calling warps sleep a while, each visit another time; otherwise there is no
-    such instruction. place: "start", "producer", "consumer", "wait", "arrive", "barrier", "cluster" or "store"."""
+    such instruction. place: one of `tkq.testing.naps`."""
     pressure = _of_trace.get()
     if pressure is not None:
         for asked, ns in pressure.naps:
@@ -31,18 +38,87 @@ def nap(place: str):
 
 
 def poisoned() -> bool:
-    """Is what is loaded to be made NaN first?"""
+    """Is what is loaded to be made NaN first, and are products to be watched?"""
     pressure = _of_trace.get()
     return pressure is not None and pressure.poison
 
 
-def stores_again(text: str) -> str:
-    """PTX that has ``text`` as often as a test has asked for; text itself otherwise."""
+def late_stores() -> bool:
+    """Are bulk stores to leave when somebody waits for them, and not before?"""
     pressure = _of_trace.get()
-    if pressure is None or not pressure.stores:
-        return text
-    return ("{ .reg .pred p; .reg .b32 n; mov.u32 n, 0; AGAIN: " + text +
-            f" add.u32 n, n, 1; setp.lo.u32 p, n, {pressure.stores}; @p bra AGAIN; }}")
+    return pressure is not None and pressure.stores
+
+
+# ---- a kernel's registers for it ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Watch:
+    """operands: (place, word that was there; A's and B's) of the last products, the newest first; place 0: none.
+    store: (kind, shared address, bytes) of a bulk store that has not left; kind 0: none, 1: a store, 2: an addition.
+    to: where it goes."""
+
+    operands: Any
+    store: Any
+    to: Any
+
+
+def begin_kernel():
+    """At the top of a kernel, in every thread (`SharedAllocator`)."""
+    if poisoned() or late_stores():
+        watch = Watch(cute.make_rmem_tensor((4, PRODUCTS), Int32), cute.make_rmem_tensor((3,), Int32),
+                      cute.make_rmem_tensor((1,), Int64))
+        watch.operands.fill(0)
+        watch.store.fill(0)
+        watch.to.fill(0)
+        _watch.set(watch)
+
+
+def product_begins(*addresses):
+    """A product of shared operands, at these addresses, was issued: they must stay what they are until it is over."""
+    if not poisoned():
+        return
+    x = _watch.get().operands
+    for i in reversed(range(1, PRODUCTS)):
+        for j in range(4):
+            x[j, i] = x[j, i - 1]
+    for j in range(2):
+        at = Int32(addresses[j]) if j < len(addresses) else Int32(0)
+        x[2 * j, 0] = at
+        x[2 * j + 1, 0] = _word(at)
+
+
+def products_end(but):
+    """Before the wait for all products but the last ``but``: all that may be under way still have their operands, or
+    the kernel is ended as if by a fault."""
+    if not poisoned():
+        return
+    x = _watch.get().operands
+    for i in range(PRODUCTS):
+        for j in range(2):
+            _expect(x[2 * j, i], x[2 * j + 1, i])
+    for i in range(but, PRODUCTS):
+        for j in range(2):
+            x[2 * j, i] = Int32(0)
+
+
+def store_later(kind, dst, src, bytes):
+    """A bulk store (1) or addition (2) of this thread: it is made by the next one, or when it is waited for."""
+    store_now()
+    watch = _watch.get()
+    for i, value in enumerate((kind, src, bytes)):
+        watch.store[i] = Int32(value)
+    watch.to[0] = Int64(dst)
+
+
+def store_now():
+    """What ``store_later`` was told of, if it was."""
+    watch = _watch.get()
+    _store(watch.store[0], watch.to[0], watch.store[1], watch.store[2])
+    watch.store[0] = Int32(0)
+
+
+# ---- PTX ------------------------------------------------------------------------------------------------
 
 
 @dsl_user_op
@@ -70,3 +146,29 @@ def poison_alone(dst, bytes, *, loc=None, ip=None):
          "{ .reg .pred p; .reg .b32 a, e, n; mov.b32 a, $0; add.u32 e, $0, $1; mov.u32 n, 0xffffffff; "
          "POISON: setp.lo.u32 p, a, e; @p st.shared.v4.b32 [a], {n, n, n, n}; add.u32 a, a, 16; @p bra POISON; "
          "fence.proxy.async.shared::cta; }", "r,r", loc, ip)
+
+
+@dsl_user_op
+def _word(address, *, loc=None, ip=None):
+    """What is at an address of shared memory; 0 for the address 0."""
+    return Int32(_asm([Int32(address)],
+                      "{ .reg .pred p; setp.ne.u32 p, $1, 0; mov.u32 $0, 0; @p ld.volatile.shared.u32 $0, [$1]; }",
+                      "=&r,r", loc, ip, T.i32()))
+
+
+@dsl_user_op
+def _expect(address, word, *, loc=None, ip=None):
+    """Trap where another word is at an address of shared memory, which may be 0."""
+    _asm([Int32(address), Int32(word)],
+         "{ .reg .pred p, q; .reg .b32 w; setp.ne.u32 p, $0, 0; mov.b32 w, $1; @p ld.volatile.shared.u32 w, [$0]; "
+         "setp.ne.u32 q, w, $1; @q trap; }", "r,r", loc, ip)
+
+
+@dsl_user_op
+def _store(kind, dst, src, bytes, *, loc=None, ip=None):
+    """A bulk store (1), a bulk addition (2), or nothing (0); and its group."""
+    _asm([Int32(kind), Int64(dst), Int32(src), Int32(bytes)],
+         "{ .reg .pred p, q, r; setp.eq.s32 p, $0, 1; setp.eq.s32 q, $0, 2; or.pred r, p, q; "
+         "@p cp.async.bulk.global.shared::cta.bulk_group [$1], [$2], $3; "
+         "@q cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$1], [$2], $3; "
+         "@r cp.async.bulk.commit_group; }", "r,l,r,r", loc, ip)

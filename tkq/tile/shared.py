@@ -8,6 +8,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
 from .dtypes import type_name
+from .naps import begin_kernel
 from .sync import Mailbox, Pipe, Semaphore
 from .traced import Made
 
@@ -134,6 +135,7 @@ class SharedAllocator:
     """
 
     def __init__(self):
+        begin_kernel()
         self.smem = SmemAllocator()
         self.bytes = 0
 
