@@ -119,7 +119,8 @@ def _first_that_loads(recipe):
         while True:
             entry, fresh = _ensured(recipe, keys.TARGET)
             try:
-                return _loaded(entry)
+                with _in_the_dsl:  # its first load imports tvm-ffi
+                    return _loaded(entry)
             except link.NoRuntime:
                 raise
             except Exception as error:
