@@ -285,7 +285,7 @@ pathlib.Path.home = home
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     store = build.cache()
-    with build._writable("a") as locked:
+    with build.writable("a") as locked:
         entry = locked.put("a.so", b"123", {})
     assert folders() == (private_folder(),) == (store.folder,) and store.before == ()
 assert entry.path.parent == store.folder and build._found(store, "a").path == entry.path

@@ -73,3 +73,30 @@ def test_each_entry_is_made_once_though_one_is_killed_at_it(tmp_path):
 def noted(log, what):
     lines = [line.split() for line in log.read_text().splitlines()]
     return [(int(pid), entry) for pid, word, entry in lines if word == what]
+
+
+NATIVE = """
+import os, sys, time
+from tkq.runtime import native
+
+log, compiled = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), native._compiled
+
+def noted(kind):
+    os.write(log, f"{kind}\\n".encode())
+    time.sleep(0.2)
+    return b"object"
+
+native._compiled = noted
+assert native.library("again").object() == b"object"
+"""
+
+
+def test_functions_in_c_are_compiled_by_one_process(tmp_path):
+    """None replaces a file that another process may have loaded."""
+    log = tmp_path / "log"
+    log.write_text("")
+    processes = [subprocess.Popen([sys.executable, "-c", NATIVE, str(log)], cwd=CHECKOUT,
+                                  env={**os.environ, "TKQ_CACHE_DIR": str(tmp_path / "cache"), "TKQ_BUNDLE": ""})
+                 for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+    assert log.read_text().split() == ["again"]

@@ -115,7 +115,7 @@ class forked_warnings:
     def __enter__(self):
         def work():
             build._cache = self.store
-            with build._writable("a") as other:
+            with build.writable("a") as other:
                 return other.folder != self.store.folder
 
         assert forked.done(lambda: forked.with_warnings(work))[0] is True

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests import forked
-from tkq.runtime import again, build, chooser, keys, locks
+from tkq.runtime import again, build, chooser, forks, keys, locks
 from tkq.runtime.cache import Cache, private_folder
 from tkq.runtime.recipe import Recipe
 
@@ -74,19 +74,47 @@ def test_while_a_thread_holds_other_locks_of_tkq():
             assert forked.done(take, seconds=10)
 
 
-@pytest.mark.slow
-def test_while_the_dsl_compiles():
-    """The real compiler, in a thread, and in children that are forked at many moments of it."""
-    from tests.cpu.kernels_for_tests import Scale
-    from tkq import catalog
+FIRST = """
+import threading, time
+from tests import forked
+from tests.cpu.kernels_for_tests import Scale
+from tkq.runtime import Recipe, build
+recipe = Recipe("tests.cpu.kernels_for_tests:build_scale", (Scale(),))
+thread = threading.Thread(target=build.compile_recipe, args=(recipe,))
+thread.start()
+children = []
+for pause in %s:
+    time.sleep(pause)
+    children.append(forked.start(lambda: build.compile_recipe(recipe) is None))
+thread.join()
+assert not any(forked.ended(*child) for child in children)
+"""
 
-    big, name = catalog.select(["gemm"])[0].recipe, "tests.cpu.kernels_for_tests:build_gpu_scale"
-    thread, children = threading.Thread(target=build.compile_recipe, args=(big,)), []
-    thread.start()
-    while thread.is_alive():
-        time.sleep(0.2)
-        children.append(forked.start(lambda: build.compile_recipe(Recipe(name, (Scale(),))) is None))
-    assert len(children) > 3 and not any(forked.ended(*child, seconds=60) for child in children)
+
+@pytest.mark.parametrize("pauses", [(0.02, 0.1), pytest.param((0.0, *[0.05] * 9), marks=pytest.mark.slow)])
+def test_while_the_dsl_compiles_its_first_kernel(pauses):
+    """It imports modules then: a child forked meanwhile would wait for ever for their locks."""
+    done = subprocess.run([sys.executable, "-c", FIRST % (pauses,)], capture_output=True, text=True, timeout=90,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_fork_waits_for_a_lock_only_so_long():
+    lock = forks.Renewed(threading.RLock, wait=0.3)
+
+    def work(stay):
+        with lock:
+            stay()
+
+    with Busy(work):
+        began = time.monotonic()
+        child = forked.start(lambda: lock.__enter__())
+        assert 0.2 < time.monotonic() - began < 10
+        assert forked.ended(*child) is None
+    with lock:  # its own holder does not wait, and has it as before
+        assert forked.ended(*forked.start(lambda: lock.__enter__())) is None
+    with Busy(work):
+        pass
 
 
 def holding(folder, name="a"):

@@ -176,7 +176,7 @@ def test_root_with_a_users_home(shared, monkeypatch):
         from tkq.runtime import build
 
         build._cache = None
-        with build._writable("a") as store:
+        with build.writable("a") as store:
             return store.put("a-1.so", DATA, NOTE).path.parent == private_folder()
 
     assert forked.done(work)

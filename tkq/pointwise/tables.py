@@ -5,13 +5,13 @@ import threading
 import torch
 from torch import Tensor
 
-from ..runtime import arguments, check, ops
+from ..runtime import arguments, check, forks, ops
 
 CACHED = 16  # tables (pairs) that are kept
 _arguments = arguments.checker("rope_cos_sin", "seqlen", "dim", "base", "dtype", "device", "inv_freq")
 
 _tables: collections.OrderedDict = collections.OrderedDict()  # (dim, base, dtype, device) -> (cos, sin), latest last
-_one_at_a_time = threading.Lock()
+_one_at_a_time = forks.Renewed(threading.Lock)
 
 
 def rope_cos_sin(seqlen: int, dim: int, base: float = 10000.0, *, dtype: torch.dtype = torch.float32,

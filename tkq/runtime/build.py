@@ -18,6 +18,9 @@ from .recipe import Recipe
 
 _functions: dict = {}  # Recipe -> its function: one for each kernel that this process has used
 _one_at_a_time = forks.Renewed(threading.RLock)  # the DSL compiles for one thread at a time; also guards _functions
+# A process forked while another thread is in the DSL would wait for ever for locks of that thread's. The longest kernel
+# takes less than a minute.
+_in_the_dsl = forks.Renewed(threading.RLock, wait=60.0)
 _cache: Cache | None = None
 
 
@@ -78,15 +81,16 @@ def entry_of(recipe: Recipe, arch: str = keys.TARGET) -> Entry:
 
 def compile_recipe(recipe: Recipe, options: str = "", arch: str = keys.TARGET):
     """Compile afresh, past the cache: the DSL's compiled object, for a look at the machine code. Needs no GPU."""
-    import cutlass.cute as cute
+    with _one_at_a_time, _in_the_dsl:
+        import cutlass.cute as cute
 
-    kernel, args = _made(recipe)
-    if _takes_stream(kernel, args):
-        args = (*args, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
-    # The architecture is said here, not by CUTE_DSL_ARCH: that is read once, when whoever comes first imports the DSL.
-    words = filter(None, (keys.OPTIONS, f"--gpu-arch {arch}", recipe.options, options))
-    with _one_at_a_time, _pressure():
-        return cute.compile(kernel, *args, options=" ".join(words))
+        kernel, args = _made(recipe)
+        if _takes_stream(kernel, args):
+            args = (*args, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
+        # The architecture is said here, not by CUTE_DSL_ARCH: that is read once, with the DSL's first import.
+        words = filter(None, (keys.OPTIONS, f"--gpu-arch {arch}", recipe.options, options))
+        with _pressure():
+            return cute.compile(kernel, *args, options=" ".join(words))
 
 
 def _pressure():
@@ -115,7 +119,8 @@ def _first_that_loads(recipe):
         while True:
             entry, fresh = _ensured(recipe, keys.TARGET)
             try:
-                return _loaded(entry)
+                with _in_the_dsl:  # its first load imports tvm-ffi
+                    return _loaded(entry)
             except link.NoRuntime:
                 raise
             except Exception as error:
@@ -138,7 +143,7 @@ def _ensured(recipe, arch) -> tuple[Entry, bool]:
     entry = _found(store, name)
     if entry is not None:
         return entry, False
-    with _one_at_a_time, _writable(name) as store:
+    with _one_at_a_time, writable(name) as store:
         entry = _found(store, name)  # another may have been faster
         if entry is not None:
             return entry, False
@@ -161,7 +166,7 @@ def _found(store, name):
 
 
 @contextlib.contextmanager
-def _writable(name):
+def writable(name):
     """The cache, locked for one entry; where it cannot be written, a folder that goes with the process."""
     store = cache()
     with contextlib.ExitStack() as held:
@@ -209,7 +214,8 @@ def exported(compiled, symbol):
         out = []
         for suffix in (".o", ".ll"):
             path = os.path.join(folder, "kernel" + suffix)
-            compiled.export_to_c(path, function_name=symbol)
+            with _in_the_dsl:
+                compiled.export_to_c(path, function_name=symbol)
             out.append(pathlib.Path(path).read_bytes())
         return out
 

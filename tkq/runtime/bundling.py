@@ -59,7 +59,7 @@ def compiled(recipe) -> tuple[str, bytes, bool]:
     store, symbol = build.cache(), "tkq_" + name.rpartition("-")[2]
     found = store.find(name + ".obj")
     if found is None:
-        with build._writable(name) as store:
+        with build.writable(name) as store:
             found = store.find(name + ".obj")  # another process may have been faster
             if found is None:
                 data, _ = build.exported(build.compile_recipe(recipe), symbol)

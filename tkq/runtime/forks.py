@@ -13,10 +13,14 @@ import threading
 class Renewed:
     """A lock between threads that is free in a forked process, whatever held it in the parent.
 
-    make: ``threading.Lock`` or ``RLock``. For module-level locks: its fork handler is never removed."""
+    make: ``threading.Lock`` or ``RLock``. For module-level locks: its fork handlers are never removed.
+    wait: seconds, at most, that a fork waits until no other thread holds it: of work that would leave a forked process
+    with locks that are not ours (modules that are being imported, a compiler's)."""
 
-    def __init__(self, make):
-        self._make, self._lock = make, make()
+    def __init__(self, make, wait: float = 0.0):
+        self._make, self._lock, self._most, self._forking = make, make(), wait, threading.local()
+        if wait:
+            os.register_at_fork(before=self._wait, after_in_parent=self._go_on)
         os.register_at_fork(after_in_child=self._renew)
 
     def __enter__(self):
@@ -24,6 +28,13 @@ class Renewed:
 
     def __exit__(self, *problem):
         with contextlib.suppress(RuntimeError):  # held by the very thread that was forked inside the block
+            self._lock.release()
+
+    def _wait(self):
+        self._forking.has_it = self._lock.acquire(timeout=self._most)
+
+    def _go_on(self):
+        if self._forking.has_it:
             self._lock.release()
 
     def _renew(self):

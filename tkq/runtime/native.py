@@ -31,15 +31,15 @@ def library(kind: str) -> Entry | None:
     facts = _FLAGS, bundle.digest(kind), keys.machine(), keys.version("apache-tvm-ffi")
     name, store = f"{kind}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.so", build.cache()
     found = store.find(name)
-    if found is not None:
+    if found is not None or link.compiler() is None:
         return found
-    data = _compiled(kind)
-    return None if data is None else store.put(name, data, {"kind": kind})
+    with build.writable(name) as store:  # one process compiles it, and none replaces a file that others have loaded
+        found = store.find(name)
+        data = None if found is not None else _compiled(kind)
+        return found if data is None else store.put(name, data, {"kind": kind})
 
 
 def _compiled(kind) -> bytes | None:
-    if link.compiler() is None:
-        return None
     from .ffi import tvm_ffi
 
     words = [*_FLAGS, *(str(path) for path in bundle.native_sources(kind) if path.suffix == ".c"),

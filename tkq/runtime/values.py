@@ -164,7 +164,9 @@ class _Found:
 
     def _has_text(self, function):
         """Is it from a file, which counts from now on, or else no method of Python's protocols?"""
-        path = os.path.realpath(function.__code__.co_filename)
+        path = function.__code__.co_filename
+        with contextlib.suppress(OSError):  # where the working folder is gone
+            path = os.path.realpath(path)
         if path not in self._files:
             if not os.path.isfile(path) and function.__name__.startswith("__"):
                 return False
