@@ -54,7 +54,7 @@ def keep(folder) -> None:
     if not _new:
         return
     fresh = {key: _known[key] for key in tuple(_new)}
-    _new.clear()
+    _new.difference_update(fresh)
     with contextlib.suppress(OSError):
         opened = trusted.folder(folder, make=True)
         before, mode = {}, 0o600
