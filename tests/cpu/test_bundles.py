@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cpu.kernels_for_tests import Scale
-from tkq.runtime import Recipe, build, bundle, bundling, chooser, function, keys, link
+from tkq.runtime import Recipe, build, bundle, bundling, chooser, digests, function, keys, link
 from tkq.runtime.cache import Cache, packed, unpacked
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -64,6 +64,17 @@ def asked_anew(monkeypatch, tmp_path):
     bundle.current.cache_clear()
     yield
     bundle.current.cache_clear()
+
+
+def test_no_source_is_parsed_for_it(made, monkeypatch):
+    """Its note has the digests: a machine with the same files may have no cache to remember them in."""
+    monkeypatch.setenv("TKQ_BUNDLE", str(made))
+    keys.sources.forget()
+    digests.forget()
+    held = bundle.current()
+    monkeypatch.setattr(keys.sources, "_normalised", None)  # would raise if called
+    assert {keys.bundled_name(recipe) for recipe in RECIPES} == set(held.note["kernels"])
+    keys.sources.forget()
 
 
 def test_a_process_without_the_dsl_runs_it(made, tmp_path):

@@ -212,12 +212,21 @@ class Own:
         return f"all of {self.n}"
 
 
+CONFIG = "tkq.some.config.Config"
+
+
 def test_fields_that_have_their_defaults_do_not_count():
-    assert keys.text_of(Config(1)) == "Config(m=1, made=())" == keys.text_of(More(1))
-    assert keys.text_of((Config(1, 128), "a", None)) == "(Config(m=1, n=128, made=()), 'a', None)"
-    assert keys.text_of(Config(1, inner=Config(2, 3))) == "Config(m=1, inner=Config(m=2, n=3, made=()), made=())"
-    assert keys.text_of(More(1, added=1)) == "Config(m=1, made=(), added=1)"
+    assert keys.text_of(Config(1)) == f"{CONFIG}(m=1, made=())" == keys.text_of(More(1))
+    assert keys.text_of((Config(1, 128), "a", None)) == f"({CONFIG}(m=1, n=128, made=()), 'a', None)"
+    assert keys.text_of(Config(1, inner=Config(2, 3))) == f"{CONFIG}(m=1, inner={CONFIG}(m=2, n=3, made=()), made=())"
+    assert keys.text_of(More(1, added=1)) == f"{CONFIG}(m=1, made=(), added=1)"
     assert keys.text_of(("a",)) == "('a',)" and keys.text_of(()) == "()"
+
+
+def test_two_classes_of_one_name_are_two():
+    one, other = (of_tkq(dataclasses.make_dataclass("Config", [("n", int, n)], frozen=True)) for n in (1, 2))
+    other.__module__ = "tkq.other.config"
+    assert keys.text_of(one()) != keys.text_of(other())
 
 
 def test_values_that_are_equal_and_not_the_same_count():
@@ -228,9 +237,9 @@ def test_values_that_are_equal_and_not_the_same_count():
 
 def test_of_a_users_classes_all_fields_count():
     """Their defaults may come from anywhere."""
-    assert keys.text_of(Users()) == "Users(n=1, hidden=0)" and keys.text_of(Own()) == "all of 1"
-    assert keys.text_of(Users(hidden="a", cached=3)) == "Users(n=1, hidden='a')"
-    assert keys.text_of(Users(hidden=object())) == "Users(n=1)"
+    assert keys.text_of(Users()) == f"{__name__}.Users(n=1, hidden=0)" and keys.text_of(Own()) == "all of 1"
+    assert keys.text_of(Users(hidden="a", cached=3)) == f"{__name__}.Users(n=1, hidden='a')"
+    assert keys.text_of(Users(hidden=object())) == f"{__name__}.Users(n=1)"
 
 
 def test_all_defaults_of_shipped_arguments_are_plain():

@@ -244,15 +244,16 @@ GONE_OVER = {
 
 def test_line_numbers_count_where_they_are_compiled_in(tkq, monkeypatch):
     recipe = shipped("tkq.softmax.build:build")[0]
-    lines = type(recipe)(recipe.builder, recipe.args, "--generate-line-info", recipe.sources)
+    lines, asserts, plain = (type(recipe)(recipe.builder, recipe.args, option, recipe.sources) for option in (
+        "--generate-line-info", "--enable-assertions", "--opt-level 3"))
 
     def found():
         sources.forget()
         with monkeypatch.context() as patch:
             patch.setenv("CUTE_DSL_LINEINFO", "1")
             switched = keys.entry_name(recipe)
-        return keys.entry_name(recipe), keys.entry_name(lines), switched
+        return [switched, *map(keys.entry_name, (lines, asserts, recipe, plain))]
 
     before = found()
     edit(tkq / "tile/sync.py", r"\Z", "\n# a comment\n")
-    assert [a != b for a, b in zip(before, found())] == [False, True, True]
+    assert [a != b for a, b in zip(before, found())] == [True, True, True, False, False]

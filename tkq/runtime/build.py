@@ -137,9 +137,7 @@ def _first_that_loads(recipe):
 
 
 def _ensured(recipe, arch) -> tuple[Entry, bool]:
-    store = recall()
-    name = keys.entry_name(recipe, arch, keys.OPTIONS)
-    digests.keep(store.folder)
+    store, name = _named(recipe, arch)
     entry = _found(store, name)
     if entry is not None:
         return entry, False
@@ -151,8 +149,16 @@ def _ensured(recipe, arch) -> tuple[Entry, bool]:
         return store.put(name + (".o" if note["kind"] == "object" else ".so"), data, note), True
 
 
+def _named(recipe, arch=keys.TARGET) -> tuple[Cache, str]:
+    """(the cache, the entry's name): by the digests of sources that the cache remembers, which then has new ones."""
+    store = recall()
+    name = keys.entry_name(recipe, arch, keys.OPTIONS)
+    digests.keep(store.folder)
+    return store, name
+
+
 def recall() -> Cache:
-    """The cache, with the digests of sources that it remembers; needed for speed alone."""
+    """The cache, whose digests of sources this process knows then; needed for speed alone."""
     store = cache()
     digests.recall(*store.before, store.folder)
     return store

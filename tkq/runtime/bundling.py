@@ -54,9 +54,8 @@ def _replace(path, data):
 
 def compiled(recipe) -> tuple[str, bytes, bool]:
     """(symbol, the object file's bytes, whether it was compiled now): kept in the disk cache, beside what it links."""
-    build.recall()
-    name = keys.entry_name(recipe)
-    store, symbol = build.cache(), "tkq_" + name.rpartition("-")[2]
+    store, name = build._named(recipe)
+    symbol = "tkq_" + name.rpartition("-")[2]
     found = store.find(name + ".obj")
     if found is None:
         with build.writable(name) as store:

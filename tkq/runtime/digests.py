@@ -1,5 +1,5 @@
-"""Digests of normalised sources, remembered by the digest of the texts: parsing takes a first call 100 ms, looking one
-up nothing.
+"""Digests of normalised sources, remembered by the digest of the texts: parsing takes many times as long as all
+else that a first call looks up.
 
 A file ``.tkq-digests`` in each folder of the kernel cache has them, in the format of an entry: with a checksum, written
 under a temporary name and renamed, read where it is trusted (see ``cache``, ``trusted``). A folder that is only read is

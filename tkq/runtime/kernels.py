@@ -25,8 +25,6 @@ def _first(recipe):
     if rehearsal.under_way():
         return rehearsal.noted(recipe)
     held = bundle.current()
-    if held is not None:
-        build.recall()  # of sources that have changed since the bundle was made
     found = None if held is None else held.function(recipe)
     if found is None:
         return _built(recipe, held)

@@ -13,6 +13,8 @@ from . import plain, pressure, sources, values
 TARGET = "sm_90a"
 OPTIONS = "--enable-tvm-ffi"
 
+# Options with which line numbers are in the machine code, or may be.
+_SAYS_WHERE = re.compile(r"line|debug|assert|\s-g\b", re.IGNORECASE)
 # Switches of the DSL that say where files go, what is printed, or the default architecture (ours is always explicit).
 _HARMLESS = ("CUTE_DSL_ARCH", "CUTE_DSL_CACHE_DIR", "CUTE_DSL_DUMP_DIR", "CUTE_DSL_KEEP", "CUTE_DSL_LIBS",
              "CUTE_DSL_LOG_LEVEL", "CUTE_DSL_LOG_TO_CONSOLE", "CUTE_DSL_LOG_TO_FILE", "CUTE_DSL_SHOW_STACKTRACE")
@@ -32,7 +34,7 @@ def bundled_name(recipe, arch: str = TARGET) -> str:
 
 def _named(recipe, arch, options, compiler):
     modules, chosen = modules_of(recipe), switches()
-    as_text = bool(chosen or "line" in recipe.options + options)  # line numbers are then in the machine code
+    as_text = bool(chosen or _SAYS_WHERE.search(f"{recipe.options} {options}"))
     parts = (recipe.builder, text_of(recipe.args), recipe.options, arch, options, machine(), compiler, chosen,
              sources.digest(modules, as_text), sources.environment(modules), *filter(None, [pressure.asked()]))
     stem = recipe.module.rpartition(".")[2].strip("_") or "kernel"
@@ -40,9 +42,9 @@ def _named(recipe, arch, options, compiler):
 
 
 def text_of(value) -> str:
-    """A recipe's argument as it counts: by its ``repr``, but of tkq's own dataclasses without the fields that have
-    their defaults, which count by the class's source. A field that is left out of the repr counts where it has a text,
-    the same in each process, and is part of what makes two of them equal."""
+    """A recipe's argument as it counts: by its ``repr``. Dataclasses count with their modules, tkq's own without the
+    fields that have their defaults, which count by the class's source. A field that is left out of the repr counts
+    where it has a text, the same in each process, and is part of what makes two of them equal."""
     if type(value) is tuple:
         return f"({', '.join(map(text_of, value))}{',' * (len(value) == 1)})"
     if not _has_written_repr(type(value)):
@@ -51,7 +53,7 @@ def text_of(value) -> str:
     own = type(value).__module__.partition(".")[0] == "tkq"
     said = (f"{field.name}={text}" for field, text in texts
             if text is not None and not (own and text == _default_text(field)))
-    return f"{type(value).__qualname__}({', '.join(said)})"
+    return f"{type(value).__module__}.{type(value).__qualname__}({', '.join(said)})"
 
 
 def _text_of_field(field, value):
