@@ -42,9 +42,9 @@ def _named(recipe, arch, options, compiler):
 
 
 def text_of(value) -> str:
-    """A recipe's argument as it counts: by its ``repr``. Dataclasses count with their modules, tkq's own without the
-    fields that have their defaults, which count by the class's source. A field that is left out of the repr counts
-    where it has a text, the same in each process, and is part of what makes two of them equal."""
+    """A recipe's argument as it counts: by its ``repr``. tkq's own dataclasses count with their modules, and without
+    the fields that have their defaults, which count by the class's source. A field that is left out of a dataclass's
+    repr counts where it has a text, the same in each process, and is part of what makes two of them equal."""
     if type(value) is tuple:
         return f"({', '.join(map(text_of, value))}{',' * (len(value) == 1)})"
     if not _has_written_repr(type(value)):
@@ -53,7 +53,7 @@ def text_of(value) -> str:
     own = type(value).__module__.partition(".")[0] == "tkq"
     said = (f"{field.name}={text}" for field, text in texts
             if text is not None and not (own and text == _default_text(field)))
-    return f"{type(value).__module__}.{type(value).__qualname__}({', '.join(said)})"
+    return f"{type(value).__module__ + '.' if own else ''}{type(value).__qualname__}({', '.join(said)})"
 
 
 def _text_of_field(field, value):
