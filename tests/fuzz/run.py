@@ -182,8 +182,10 @@ def must_refuse(name, argument, given):
 
 
 def judged(op, given, seen, changed, found, draw, gradients):
-    if set(changed) & set(PLACES) or set(changed.values()) & {"3.4e38", "huge"} or (seen.get("softcap") or 0) > 1e3:
-        return "right", ""  # nothing is compared: logits are good to softcap * 2^-22, as is documented
+    if set(changed) & set(PLACES) or set(changed.values()) & {"3.4e38", "huge"}:
+        return "right", ""  # nothing is compared
+    if draw.few and (seen.get("softcap") or 0) > 1e3:
+        return "right", ""  # on a GPU logits are good to softcap * 2^-22, as is documented: nothing is left to compare
     meta = [n for n, x in seen.items() if isinstance(x, torch.Tensor) and x.is_meta]
     if meta:
         if not set(changed.values()) <= {"meta", "elsewhere"}:

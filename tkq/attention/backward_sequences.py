@@ -25,7 +25,7 @@ WARP = 32
 class At(NamedTuple):
     """Where a task is. sequence: which. batch_q, batch_k: TMA's coordinate of its rows of Q and of K; batch: that of
     tensors with a batch dimension, and start_q: the number of its first row there. head: in the batch element. number:
-    the how manieth of the sequence's slots, of which there are ``slots``. rows_q, rows_k: how many it has."""
+    index of the slot among the sequence's ``slots``. rows_q, rows_k: how many it has."""
 
     sequence: Any
     batch_q: Any

@@ -84,7 +84,7 @@ class Varlen:
         return Bounds(self.cu_q, self.total_q), Bounds(self.cu_k, self.total_k)
 
     def in_use(self, s, rows, used):
-        """Of so many rows of sequence s."""
+        """The number of rows of sequence s that are in use."""
         if used is None:
             return rows
         return cutlass.min(rows, cutlass.max(used[cutlass.min(s, self.count - 1)], 0))

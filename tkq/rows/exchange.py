@@ -47,7 +47,7 @@ class Slots:
                  warp arrives and expects the bytes that all warps of all blocks send (st.async)
 
     A warp publishes row i after it has collected row i - 2, which all warps published, each after it had collected
-    row i - 4: so slot i % 4 is free, and nobody need say so. Where the first warp alone collects a last exchange
+    row i - 4: so slot i % 4 is free without a signal. Where the first warp alone collects a last exchange
     (``RowElements.first_finishes``) it is so by the one before: a warp publishes row i after it has collected row i of
     that, which the first warp published after it had collected row i - 3 of the last one.
     """

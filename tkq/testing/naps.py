@@ -11,7 +11,7 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
   another time at each visit. Places are those of the tile layer, so a kernel of your own has them too:
 
   - "start": before a block initialises its semaphores;
-  - "producer": a stage is free and nothing was loaded into it, or it was written and nobody knows;
+  - "producer": a stage is free and nothing was loaded into it, or it was written without a signal;
   - "consumer": a stage is full and nothing was read, or it has just been given back;
   - "wait", "arrive": behind each other ``tk.wait`` and ``tk.arrive``;
   - "barrier": before and behind a named barrier;
