@@ -31,8 +31,6 @@ def test_what_is_built_so():
     for other in (dict(dtype="fp16"), dict(width=256), dict(softcap=True), dict(deterministic=True), dict(dq=False)):
         spec = replace(USUAL, **other)
         assert not in_pairs(spec, plan(spec)) and not recipe(spec, plan(spec)).module.endswith("pairs")
-    two_keys = SeamlessConfig.of(_BEHIND[128], two_keys=True, ds_stages=1)
-    assert recipe(USUAL, two_keys).module.endswith("backward_seamless_keys")
 
 
 @pytest.mark.parametrize("config, kind", [
