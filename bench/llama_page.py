@@ -11,7 +11,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from bench.llama_profile import KINDS, REST
+from bench.llama_profile import KINDS, REST, titled
 from bench.results import Case, Report
 from bench.tables import dates, days, table
 
@@ -103,7 +103,7 @@ def decoding(report: Report) -> str:
 def profile(found: dict) -> str:
     """Kernels of one step."""
     names = [name for name in PROFILED if name in found]
-    rows = [(kind, *(f"{found[name]['ms'][kind]:.1f}" for name in names)) for kind in (*KINDS, REST)]
+    rows = [(titled(kind), *(f"{found[name]['ms'][kind]:.1f}" for name in names)) for kind in (*KINDS, REST)]
     rows.append(("sum (launches)", *(f"{found[name]['all']:.1f} ({found[name]['launches']})" for name in names)))
     rows.append(("wall time from first to last kernel",
                  *(f"{found[name]['span']:.1f}" for name in names)))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench import bounds, chapters, features, llama_page, plots, row_peers, summary, tables
+from bench.llama_profile import titled
 from bench.results import Report, reports_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,8 +151,8 @@ def _sums(found: dict) -> str:
 def _profile(found: dict) -> str:
     """bench.llama's second file: of a profile of one step, what kernels are for."""
     kinds = next(iter(found.values()))["ms"]
-    rows = [(kind, *(f"{each['ms'][kind]:.1f}" for each in found.values())) for kind in kinds]
-    rows.append(("all (launches)", *(f"{each['all']:.1f} ({each['launches']})" for each in found.values())))
+    rows = [(titled(kind), *(f"{each['ms'][kind]:.1f}" for each in found.values())) for kind in kinds]
+    rows.append(("sum (launches)", *(f"{each['all']:.1f} ({each['launches']})" for each in found.values())))
     return "Kernel time of one training step in milliseconds.\n\n" + tables.table(("kernels", *found), rows)
 
 

@@ -291,7 +291,7 @@ def test_the_page_has_a_table_for_each_file(tmp_path):
     assert "| shape | tkq | torch | tkq / torch |" in text
     assert "| M1 | 1 MB | 10 MB | 0.100 |" in text and "| M2 | 2 MB |  |  |" in text
     assert "at most 0.5 %" in text and "| tkq | 8.000 | 4.000 | 2.001 | 0.050 % |" in text
-    assert "| products | 2.0 |" in text and "| all (launches) | 3.0 (7) |" in text
+    assert "| GEMM | 2.0 |" in text and "| sum (launches) | 3.0 (7) |" in text
     assert text.index("## norms") < text.index("## foundation")
 
 
