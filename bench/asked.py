@@ -1,4 +1,4 @@
-"""What `python -m tkq bench` is asked for: its options, the shapes of a file, an operation's cases."""
+"""The command line of `python -m tkq bench`: its options, the shapes of a file, an operation's cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels that the docs write, beside those that tkq ships: docs/write_your_own and examples/write_a_row_kernel.py.
+"""The docs' own kernels against the shipped ones: docs/write_your_own and examples/write_a_row_kernel.py.
 
     python -m bench.chapters [--sections reduction,rows,gemm,attention] [--quick] [--shapes 4096]
 
@@ -145,7 +145,7 @@ def judge(cases: Iterable[Case]) -> list[str]:
             wrong.append(f"{case.op} {case.shape}: the example's error is {errors[EXAMPLE]:.1e}")
         reached = share(case)
         if case.section == "attention" and reached is not None and reached < ATTENTION:
-            wrong.append(f"{case.op} {case.shape}: the example has {reached:.3f} of tkq's speed, {ATTENTION} wanted")
+            wrong.append(f"{case.op} {case.shape}: the example has {reached:.3f}x tkq's speed, bound {ATTENTION}")
     return wrong
 
 

@@ -1,4 +1,4 @@
-"""What every file of cases shares: its command line, a run within a time budget, a table at the end."""
+"""Shared by all files of cases: the command line, a run within a time budget, a table at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs beside each other: what got slower, beyond the spread of both.
+"""The comparison of two runs: what got slower, beyond the spread of both.
 
 A card's clock differs from run to run and from card to card. What both runs timed beside tkq, peers and roofs, shows by
 how much: the geometric mean of their change is the run's, and ours is judged by what is beyond it. Where nothing else

@@ -1,4 +1,4 @@
-"""The benchmark harness: `compare` times an operation beside its peers, `cpu_times` prices the host side of calls.
+"""The benchmark harness: `compare` times an operation and its baselines, `cpu_times` measures the host side of calls.
 
 The timing itself is `tkq.testing.timing`, shared with the demo; here are the clocks, power, costs and tables around.
 """

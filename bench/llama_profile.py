@@ -1,4 +1,4 @@
-"""Which kernels a training step's time goes to, by what they are for: a profile of one step."""
+"""The kernel time of a training step by kind: a profile of one step."""
 
 from __future__ import annotations
 

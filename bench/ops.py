@@ -1,4 +1,4 @@
-"""What `python -m tkq bench` can time, by the names that users know, and the files of cases that time it."""
+"""The operations that `python -m tkq bench` can time, by their public names, and the files of cases that time them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark run leaves behind: dataclasses that go to JSON and come back equal, and the bounds' arithmetic."""
+"""The files of a benchmark run: dataclasses that go to JSON and come back equal, and the arithmetic of bounds."""
 
 from __future__ import annotations
 

@@ -99,8 +99,9 @@ def overview() -> str:
         backward = str(launches[2] - launches[1]) if len(launches) > 1 else ""
         gradients = "yes" if case.leaves else "no"
         rows.append((f"`{case.function}`", ", ".join(of), sizes, gradients, str(launches[0]), backward))
-    return _section("Operations", "Types of the main inputs; the API pages list the others, and the inputs with gradients."
-                    " Launches: of a small call and its backward, counted on an H100 ([launches](launches.md)).",
+    return _section("Operations", "Types of the main inputs; the API pages list the others, and the inputs with "
+                    "gradients. Launches: of a small call and its backward, counted on an H100 "
+                    "([launches](launches.md)).",
                     ("function", "types", "sizes", "gradients", "launches", "backward"), rows)
 
 
@@ -119,7 +120,8 @@ def _columns(name, most, make) -> str:
 def attention() -> str:
     """Tiles by head dim, plans by length, options that exclude each other."""
     intro = ("A head dim between two tile widths takes the wider tile; TMA pads with zeros. The forward's tiles are "
-             "query rows x keys, by key length; c: other tiles for causal. Any D goes with any Dv; the table shows D = Dv.")
+             "query rows x keys, by key length; c: other tiles for causal. Any D goes with any Dv; the table shows "
+             "D = Dv.")
     rows = []
     for width, dims in itertools.groupby(HEAD_DIMS, _widths):
         dims = list(dims)
@@ -196,8 +198,9 @@ def _gemm():
     alone = taken(lambda f: GemmSpec(epilogue=Epilogue(f), b_major="k"), (*ACTIVATIONS, *GATED))
     with_c = taken(lambda f: GemmSpec(epilogue=Epilogue(f, residual=True)), alone)
     intro = (f"Output: {', '.join(out)}. a and b: either dimension contiguous, 2-D or batched; strides and base "
-             f"addresses that TMA does not support are loaded element-wise. Activations: {_names(alone)}, and user-defined "
-             f"functions; with `c`: {_names(with_c)}, and user-defined ones. Plans for some bf16 sizes on {PROCESSORS} SMs:")
+             f"addresses that TMA does not support are loaded element-wise. Activations: {_names(alone)}, and "
+             f"user-defined functions; with `c`: {_names(with_c)}, and user-defined ones. Plans for some bf16 sizes on "
+             f"{PROCESSORS} SMs:")
     rows = [(f"{m} x {n} x {k}", _gemm_tile(m, n, k)) for m, n, k in
             ((1, 4096, 4096), (64, 4096, 4096), (512, 4096, 4096), (2048, 2048, 2048), (4096,) * 3, (8192,) * 3)]
     return _section("gemm", intro, ("M x N x K", "plan"), rows)

@@ -52,7 +52,7 @@ def test_the_backward_of_rows_is_judged_by_autograd():
 def test_an_example_that_is_slow_or_wrong_is_named():
     assert chapters.judge([case(example=1 / 0.86), case("gemm", "gemm", example=2.0), case(example=None)]) == []
     assert chapters.judge([case(example=1 / 0.84)]) == [
-        "flash_attn S8: the example has 0.840 of tkq's speed, 0.85 wanted"]
+        "flash_attn S8: the example has 0.840x tkq's speed, bound 0.85"]
     assert "error is 4.0e-03" in chapters.judge([case(example=1.0, errors=(1e-3, 4e-3))])[0]
     assert chapters.judge([case(example=1.0, errors=(1e-3, float("nan")))])
 
