@@ -1,4 +1,4 @@
-"""Time configurations of attention's backward beside FA4 and cuDNN.
+"""Time configurations of the attention backward against FA4 and cuDNN.
 
     python -m bench.tune_attention_backward --precompile                       fill the cache first: no GPU is needed
     python -m bench.tune_attention_backward [--variants all] [--cases 128:1024,4096:full,causal] [--out FILE]

@@ -1,4 +1,4 @@
-"""Time plans of RowKernel for forward reductions, beside the planned one and beside ReductionBase, in the same run.
+"""Time plans of RowKernel for forward reductions, against the planned one and ReductionBase, in the same run.
 
     python -m bench.tune_row_forward --precompile                  compile only; needs no GPU
     python -m bench.tune_row_forward --out FILE

@@ -1,4 +1,4 @@
-"""What the scripts that time configurations share: compiling ahead, turns beside torch, a final beside peers."""
+"""Shared by the tuning scripts: compiling ahead, interleaved turns with torch, a final against the baselines."""
 
 from __future__ import annotations
 

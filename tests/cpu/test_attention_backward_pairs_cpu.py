@@ -79,7 +79,7 @@ def test_rounding(large):
 
 def test_the_page_has_these_errors():
     page = " ".join((Path(__file__).parents[2] / "docs" / "numerics.md").read_text().split())
-    said = re.search(r"`k` are off by (\S+) so, where it would be (\S+) with that product in float32, (\S+) with P in "
+    said = re.search(r"an error of (\S+)\. It would be (\S+) with that product in float32, (\S+) with P in "
                      r"float32 as well, and (\S+) with every intermediate", page)
     off, _ = errors(1.0)
     assert [float(word) for word in said.groups()] == pytest.approx(
