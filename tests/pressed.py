@@ -20,10 +20,11 @@ from tkq.testing import pressure
 PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
           "store": 300}
 # Who is late: everybody now and then; what is loaded, so that nobody may read before it is there; who reads, so that
-# nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left.
+# nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left;
+# some warps of a block behind its barriers, so that nobody may count for the others.
 KINDS = {"naps": dict(naps=PLACES), "loads": dict(naps={"load": 6000, "start": 3000}),
          "reads": dict(naps={"consumer": 4000, "arrive": 4000}, poison=True),
-         "stores": dict(naps={"store": 6000}, late_stores=True)}
+         "stores": dict(naps={"store": 6000}, late_stores=True), "barriers": dict(naps={"barrier": 6000})}
 BF16 = torch.bfloat16
 REPEATS = 6
 
@@ -227,6 +228,14 @@ def fp8(kind="row", which="FAST", **options):
         cases.check_exact(kind, (300, 528, 1168), config, blocks=3, **options)
 
 
+def fp8_not_spread():
+    """A product in flight when the stage before is given back; more steps of K than stages."""
+    from tests.gpu import test_fp8_gemm as cases
+
+    for _ in range(4):
+        cases.check_exact("row", (300, 272, 1168), cases.FAST[2], blocks=3)
+
+
 def fp8_promoted():
     fp8("row", "PROMOTED", promote=True)
 
@@ -243,12 +252,27 @@ def fp8_few_rows():
         take("row", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
 
 
-def grouped():
+def fp8_few_rows_blocks():
+    """Whose scales come step by step."""
+    from tests.gpu.test_fp8_narrow import take
+    from tkq.gemm.fp8_narrow_config import NarrowFp8Config
+
+    for _ in range(REPEATS):
+        take("block", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+
+
+def grouped(sizes=None, n=776, k=272, blocks=6):
     from tests.gpu import test_grouped as cases
 
     config = dataclasses.replace(cases.FAST[0], cluster=1)
     for _ in range(4):
-        cases.check("bf16", cases.SIZES["skewed"], 776, 272, config, behind=0, blocks=6)
+        cases.check("bf16", sizes or cases.SIZES["skewed"], n, k, config, behind=0, blocks=blocks)
+
+
+def grouped_long():
+    """Groups whose rows are the first consumer's alone, of many more steps than stages: the second, which only lets
+    stages go, would be rounds ahead."""
+    grouped([40, 1, 130, 64, 7], 264, 4096, 2)
 
 
 # ---- rows ----------------------------------------------------------------------------------------------
@@ -332,21 +356,34 @@ def quantize_claimed():
     quantize()
 
 
-def quantize():
+def quantize(shape=(300, 4096), repeats=4):
+    """Of smaller and smaller numbers: what was largest before is larger."""
     from tests.gpu.test_quantize import run
 
-    x = torch.randn(300, 4096, device="cuda").to(BF16)
-    for _ in range(4):
+    for i in range(repeats):
+        x = (torch.randn(shape, device="cuda") * 2 ** (7 - i % 8)).to(BF16)
         for granularity, transpose in (("tensor", True), ("row", True)):
             run(x, granularity, transpose=transpose)
+
+
+def quantize_few():
+    """Each column's largest is found by two blocks: one warp of either may be the last to add what it found."""
+    quantize((256, 128), 50)
+
+
+def quantize_claimed_few():
+    """A tile, found by one block and written by another."""
+    processors(0)
+    quantize((128, 128), 50)
 
 
 CASES = {f.__name__: f for f in (
     attention, attention_bridge, attention_packed, attention_window, backward_in_background, backward_of_one_task,
     backward_wide, backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm,
-    gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows,
-    grouped, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, softmax,
-    cross_entropy, quantize, quantize_claimed, rope, gated)}
+    gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_not_spread, fp8_promoted, fp8_blocks,
+    fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, norm_backward, norm_backward_warps,
+    norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize, quantize_few,
+    quantize_claimed, quantize_claimed_few, rope, gated)}
 
 
 def main(kind, case):
