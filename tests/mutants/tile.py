@@ -1,7 +1,7 @@
 """Faults in the tile layer, which all kernels share."""
 from .mutant import family, pressed
 
-GEMM, ATTENTION = (pressed(x) for x in ("naps-gemm", "naps-attention"))
+GEMM, ATTENTION, BACKWARD = (pressed(x) for x in ("naps-gemm", "naps-attention", "naps-backward_in_background"))
 MAILBOX = ("tests/gpu/test_tile_sync.py::test_mailbox",)  # where nothing else holds the producer back
 
 MUTANTS = (
@@ -19,6 +19,10 @@ MUTANTS = (
          """, "values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]", MAILBOX),
         ("empty_after_fewer_warps", "init(self.empty[i], self.consumers * self.cluster)",
          "init(self.empty[i], self.consumers * self.cluster // 2)", GEMM)),
+    *family(
+        "backward", "tkq/attention/backward_tasks.py",  # which takes tasks from a mailbox by itself
+        ("task_read_before_it_is_named", "tk.wait(s.tasks.full[ring.stage], ring.phase)", "", BACKWARD),
+        ("task_not_given_back", "tk.arrive(s.tasks.empty[ring.stage])", "", BACKWARD)),
     *family(
         "tile", "tkq/tile/schedule.py",
         ("counter_not_back",
