@@ -53,8 +53,8 @@ MUTANTS = (
             tk.publish()
             if tk.first_warp_of_group():
          """, NAPS),
-        # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind each product
-        # (eight times, not twice). What shows is that the last product's stage goes before anybody has waited for it.
+        # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
+        # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
         ("no_wait_for_the_last_product", """
             tk.mma_wait(0)
             self.release(s, u)
