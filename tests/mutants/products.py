@@ -157,7 +157,23 @@ MUTANTS = (
         ("few_rows_scale_of_another_row", "tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))",
          "tk.load_cols(of_a, g.scale_a, Int32(m) + 1, cute.size(g.out, mode=[1]))", FP8_FEW),
         ("few_rows_scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
-         pressed("loads-fp8_few_rows_blocks"))),
+         pressed("loads-fp8_few_rows_blocks")),
+        ("few_rows_no_wait_for_a_stage", "s.pipe.wait(full)", "", pressed("naps-fp8_few_rows_blocks")),
+        ("few_rows_stage_freed_too_early", """
+            tk.mma_wait(0)
+            self.promote(s, full, acc, part, row)
+            s.pipe.release(full)
+         """, """
+            s.pipe.release(full)
+            tk.mma_wait(0)
+            self.promote(s, full, acc, part, row)
+         """, pressed("reads-fp8_few_rows_blocks"))),
+    *family(
+        "grouped", FOLDER + "grouped_masked.py",
+        ("masked_end_of_a_group", "if first > 0 or end < STEP:", "if first > 0:",
+         ("tests/gpu/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",)),
+        ("masked_a_row_of_the_group_before", "if byte + i >= first:", "if byte + i >= first - 1:",
+         ("tests/gpu/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",))),
     *family(
         "grouped", FOLDER + "grouped.py",
         ("group_begins_a_row_early", "begins[group + 1] = end  # the next group writes the same, but for the last",
