@@ -1,14 +1,15 @@
 """Faults in attention's forward."""
 from .mutant import family, pressed
 
-NAPS, LOADS, READS, BRIDGE, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (pressed(x) for x in (
-    "naps-attention", "loads-attention", "reads-attention", "naps-attention_bridge", "naps-attention_window",
-    "loads-attention_window", "reads-attention_window", "naps-attention_packed"))
+NAPS, LOADS, READS, BRIDGE, CLUSTER_LOADS, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (pressed(x) for x in (
+    "naps-attention", "loads-attention", "reads-attention", "naps-attention_bridge", "loads-attention_cluster",
+    "naps-attention_window", "loads-attention_window", "reads-attention_window", "naps-attention_packed"))
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
     *family(
         "attention", FOLDER + "consumer.py",
+        # A block of its own loads Q behind K, and TMA brings both in that order: of two, each brings half of K.
         ("no_wait_for_k_of_a_task", """
             s.k_pipe.wait(c.k)
             tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
@@ -16,7 +17,7 @@ MUTANTS = (
          """, """
             tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
             tk.mma_wait()
-         """, LOADS),
+         """, CLUSTER_LOADS),
         ("no_wait_for_k", """
             s.k_pipe.wait(c.k)
             c.turns.take()
