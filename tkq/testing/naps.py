@@ -71,6 +71,9 @@ def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, late_s
             raise ValueError(f"naps: got the place {place!r}, allowed are {', '.join(setting.PLACES)}")
         if type(ns) is not int or not 1 <= ns <= setting.MOST:
             raise ValueError(f"naps: {place} is {ns!r}, allowed are whole numbers from 1 to {setting.MOST}")
+    if one_group and not naps:
+        raise ValueError("one_group: got True without naps, allowed is True with naps, which are then those of one "
+                         "warpgroup")
     if build._functions:
         raise RuntimeError("pressure: this process has kernels already, which would stay as they are; say it first")
     asked = setting.Pressure(tuple(sorted((naps or {}).items())), poison, late_stores, late_additions, one_group)
