@@ -5,10 +5,11 @@ WHOLE, WHOLE_READS, LATE, LATE_READS, WIDE, ORDER, FIRST, CHAIN = (pressed(x) fo
     "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_in_background",
     "reads-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
     "stores-backward_chain"))
-LATE_LOADS, LATE_ROLES, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS, SEAMLESS, GROUPED = (pressed(x) for x in (
-    "loads-backward_in_background", "roles-backward_in_background", "roles-backward_wide_one_p",
-    "loads-backward_in_order", "reads-backward_in_order", "firsts-backward_first_at_once", "roles-backward_seamless",
-    "stores-backward_grouped_at_once"))
+LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS, SEAMLESS, GROUPED = (
+    pressed(x) for x in (
+        "loads-backward_in_background", "roles-backward_in_background", "loads-backward_wide",
+        "roles-backward_wide_one_p", "loads-backward_in_order", "reads-backward_in_order",
+        "firsts-backward_first_at_once", "roles-backward_seamless", "stores-backward_grouped_at_once"))
 FOLDER = "tkq/attention/"
 # Before the producer loads over dO it has waited for that tile's Q, which is given back later than dO by the same
 # warps: a dO that is given back too early does not show, in whatever time. With dO first, as right as Q first, it does.
@@ -265,7 +266,39 @@ MUTANTS = (
             tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
             tk.mma_wait(0)
             limits = self.limits(g, t, m, 0) if masked else ()
-         """, WIDE)),
+         """, WIDE),
+        ("wide_p_announced_before_it_is_written", """
+            self.hand_over(c.slope, s.p, c.p_ring, False)
+            s.p_pipe.commit(c.p_ring)
+         """, """
+            s.p_pipe.commit(c.p_ring)
+            self.hand_over(c.slope, s.p, c.p_ring, False)
+         """, WIDE_ROLES),
+        ("wide_no_wait_for_p", "s.p_pipe.wait(c.p_ring)", "", WIDE_ROLES),
+        ("wide_p_freed_before_it_is_read", """
+            self.hand_over(c.slope, s.p, c.p_ring, True)
+            s.q_pipe.wait(c.ring)
+         """, """
+            s.p_pipe.release(c.p_ring)
+            self.hand_over(c.slope, s.p, c.p_ring, True)
+            s.q_pipe.wait(c.ring)
+         """, WIDE_ROLES, ((FOLDER + "backward_wide.py", """
+            s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
+            c.p_ring.advance()
+          """, "c.p_ring.advance()"),)),
+        ("wide_no_wait_for_do", """
+            s.do_pipe.wait(c.ring)
+            self.keep(c.dv, c.p, do)
+         """, "self.keep(c.dv, c.p, do)", WIDE_LOADS),
+        ("wide_do_freed_before_dv", """
+            tk.mma_wait(0)
+            s.do_pipe.release(c.ring)
+            c.ring.advance()
+         """, """
+            s.do_pipe.release(c.ring)
+            tk.mma_wait(0)
+            c.ring.advance()
+         """, WIDE_ROLES)),
     *family(
         "backward", FOLDER + "backward_seamless.py",
         ("keys_freed_after_the_first_tile",
