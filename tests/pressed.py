@@ -14,157 +14,23 @@ import sys
 
 import torch
 
-from tkq.runtime import arch
+from tests import pressed_attention as attention
+from tests.repeated import BF16, REPEATS, processors, same_bits
 from tkq.testing import pressure
 
 PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
           "store": 300}
 # Who is late: everybody now and then; what is loaded, so that nobody may read before it is there; who reads, so that
-# nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left.
+# nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left;
+# the first part of a sum, so that no other may be added before it is there; one role of a block alone;
+# one warpgroup behind the block's barriers, so that nobody may count for it.
 KINDS = {"naps": dict(naps=PLACES), "loads": dict(naps={"load": 6000, "start": 3000}),
          "reads": dict(naps={"consumer": 4000, "arrive": 4000}, poison=True),
-         "stores": dict(naps={"store": 6000}, late_stores=True)}
-BF16 = torch.bfloat16
-REPEATS = 6
-
-
-def same_bits(judged, run=None, repeats=REPEATS):
-    """judged() gives tensors, and judges them; run(), which only gives them, or judged again, the same bits each time.
-    """
-    first = [x.clone() for x in judged()]
-    for _ in range(repeats):
-        for i, (a, b) in enumerate(zip((run or judged)(), first, strict=True)):
-            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"result {i}: other bits in another run"
-
-
-def processors(n):
-    arch.processors = lambda device: n
-
-
-# ---- attention -----------------------------------------------------------------------------------------
-
-
-def attention(causal=True, bridge=False):
-    """Rows and tasks whose largest scores differ, and rise from block to block, which come last to first."""
-    from tests.attention_run import make
-    from tkq.attention.config import AttentionConfig
-
-    processors(6)
-    q, k, v = make(2, 640, 700, 8, 2, 128)
-    q = (q * torch.rand(2, 640, 8, 1, device="cuda") * 5).to(BF16)
-    k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
-    forward(q, k, v, AttentionConfig(bridge=True) if bridge else None, causal=causal)
-
-
-def forward(q, k, v, config, **options):
-    from tests.attention_run import compare, run
-
-    def again():
-        o, lse = torch.full_like(q, math.nan), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
-        run(q, k, v, o, lse, config, **options)
-        return o, lse
-
-    same_bits(lambda: compare(q, k, v, config=config, **options), again)
-
-
-def attention_bridge():
-    attention(causal=False, bridge=True)
-
-
-def attention_packed():
-    from tests.attention_varlen_run import compare, make
-
-    processors(3)
-    given = make([(513, 513), (64, 64), (1, 900), (0, 70), (113, 203), (300, 100), (2, 63)], 4, 2, 128)
-    for _ in range(2):
-        compare(*given, max_q=520, max_k=900, causal=True)
-
-
-def attention_window():
-    from tests.attention_run import make
-    from tests.gpu.test_attention_window_halves import planned
-
-    processors(3)
-    forward(*make(1, 1300, 1300, 6, 3, 128), planned("causal"), left=575, right=0)
-
-
-def backward(config, dim=128, causal=True, rows=641, few=True, **options):
-    from tests import attention_gradients as cases
-    from tkq.attention import backward_ops
-    from tkq.attention.arguments import Options
-
-    if few:
-        processors(3)
-    q, k, v, do = cases.make(2, rows, rows, 8, 2, dim, BF16)
-    o, lse, _ = cases.forward(q, k, v, causal, dim ** -0.5, (-1, -1))
-    given = do, q, k, v, o.to(BF16), lse.float(), None
-    fixed = slice(0 if options else 1, 3)  # dq too, where it is asked for in a fixed order
-
-    def again():
-        found = [cases.poisoned(x) for x in (q, k, v)]
-        backward_ops.run(given, found, Options(causal), config=config, **options)
-        return found[fixed]
-
-    same_bits(lambda: cases.compare(q, k, v, do, causal, config=config, **options)[fixed], again)
-
-
-def backward_in_background():
-    from tkq.attention.backward_plan import _BEHIND
-
-    backward(_BEHIND[128])
-
-
-def backward_of_one_task():
-    from tkq.attention.backward_plan import SINGLE
-
-    backward(dataclasses.replace(SINGLE[128], late=False, direct=False), few=False)
-
-
-def backward_wide():
-    from tkq.attention.backward_plan import SINGLE
-
-    backward(SINGLE[256], dim=256, rows=300, few=False)
-
-
-def backward_first():
-    from tkq.attention.backward_plan import _FIRST
-
-    backward(_FIRST)
-
-
-def backward_grouped():
-    from tkq.attention.backward_plan import _IN_PARTS
-
-    backward(_IN_PARTS)
-
-
-def backward_in_order():
-    from tkq.attention.backward_plan import SINGLE
-
-    backward(SINGLE[128], few=False, deterministic=True)
-
-
-def backward_packed(config, lengths=None, causal=False):
-    from tests.attention_varlen_gradients import MIXED, Problem
-    from tkq.attention.arguments import Options
-
-    problem = Problem(lengths or MIXED, 4, 4, 128, options=Options(causal))
-    for _ in range(3):
-        problem.judge(config=config)
-
-
-def backward_chain():
-    from tkq.attention.backward_plan import _CHAIN_FULL
-
-    backward_packed(_CHAIN_FULL, ((512, 512), (300, 511), (70, 400), (512, 130)) * 6)
-
-
-def backward_seamless():
-    from tkq.attention.backward_plan import _BEHIND
-    from tkq.attention.backward_seamless_config import SeamlessConfig
-
-    processors(3)
-    backward_packed(SeamlessConfig.of(_BEHIND[128]), causal=True)
+         "stores": dict(naps={"store": 6000}, late_stores=True, late_additions=True),
+         "firsts": dict(naps={"leave": 8000}, late_stores=True),
+         "roles": dict(naps=dict.fromkeys(("producer", "consumer", "wait", "arrive", "load"), 4000), poison=True,
+                       one_group=True),
+         "barriers": dict(naps={"barrier": 6000}, one_group=True)}
 
 
 # ---- products ------------------------------------------------------------------------------------------
@@ -227,6 +93,14 @@ def fp8(kind="row", which="FAST", **options):
         cases.check_exact(kind, (300, 528, 1168), config, blocks=3, **options)
 
 
+def fp8_not_spread():
+    """A product in flight when the stage before is given back; more steps of K than stages."""
+    from tests.gpu import test_fp8_gemm as cases
+
+    for _ in range(4):
+        cases.check_exact("row", (300, 272, 1168), cases.FAST[2], blocks=3)
+
+
 def fp8_promoted():
     fp8("row", "PROMOTED", promote=True)
 
@@ -243,12 +117,27 @@ def fp8_few_rows():
         take("row", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
 
 
-def grouped():
+def fp8_few_rows_blocks():
+    """Whose scales come step by step."""
+    from tests.gpu.test_fp8_narrow import take
+    from tkq.gemm.fp8_narrow_config import NarrowFp8Config
+
+    for _ in range(REPEATS):
+        take("block", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+
+
+def grouped(sizes=None, n=776, k=272, blocks=6):
     from tests.gpu import test_grouped as cases
 
     config = dataclasses.replace(cases.FAST[0], cluster=1)
     for _ in range(4):
-        cases.check("bf16", cases.SIZES["skewed"], 776, 272, config, behind=0, blocks=6)
+        cases.check("bf16", sizes or cases.SIZES["skewed"], n, k, config, behind=0, blocks=blocks)
+
+
+def grouped_long():
+    """Groups whose rows are the first consumer's alone, of many more steps than stages: the second, which only lets
+    stages go, would be rounds ahead."""
+    grouped([40, 1, 130, 64, 7], 264, 4096, 2)
 
 
 # ---- rows ----------------------------------------------------------------------------------------------
@@ -332,21 +221,32 @@ def quantize_claimed():
     quantize()
 
 
-def quantize():
+def quantize(shape=(300, 4096), repeats=4):
+    """Of smaller and smaller numbers: what was largest before is larger."""
     from tests.gpu.test_quantize import run
 
-    x = torch.randn(300, 4096, device="cuda").to(BF16)
-    for _ in range(4):
+    for i in range(repeats):
+        x = (torch.randn(shape, device="cuda") * 2 ** (7 - i % 8)).to(BF16)
         for granularity, transpose in (("tensor", True), ("row", True)):
             run(x, granularity, transpose=transpose)
 
 
+def quantize_few():
+    """Each column's largest is found by two blocks: one warp of either may be the last to add what it found."""
+    quantize((256, 128), 50)
+
+
+def quantize_claimed_few():
+    """A tile, found by one block and written by another."""
+    processors(0)
+    quantize((128, 128), 50)
+
+
 CASES = {f.__name__: f for f in (
-    attention, attention_bridge, attention_packed, attention_window, backward_in_background, backward_of_one_task,
-    backward_wide, backward_first, backward_grouped, backward_in_order, backward_chain, backward_seamless, gemm,
-    gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows,
-    grouped, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, softmax,
-    cross_entropy, quantize, quantize_claimed, rope, gated)}
+    *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_not_spread,
+    fp8_promoted, fp8_blocks, fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, norm_backward,
+    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize,
+    quantize_few, quantize_claimed, quantize_claimed_few, rope, gated)}
 
 
 def main(kind, case):

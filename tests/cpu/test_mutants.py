@@ -22,10 +22,11 @@ FAMILIES = {"attention", "window", "packed", "backward", "gemm", "few", "fp8", "
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_each_line_stands_once_where_it_is_said_to(mutant):
-    text = (ROOT / mutant.file).read_text()
-    changed = mutant.changed(text)  # raises where it does not
-    assert changed != text
-    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text)), "a fault that changes nothing but the layout"
+    for edit in mutant.edits:
+        text = (ROOT / edit[0]).read_text()
+        changed = mutant.with_edit(text, *edit)  # raises where it does not
+        assert changed != text
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text)), "a fault that changes nothing but the layout"
 
 
 def test_there_are_enough_of_each_family_and_names_are_unique():
@@ -55,6 +56,13 @@ def test_what_is_not_there_or_there_twice_is_refused():
         Mutant("x", "f.py", "a = 3", "", ()).changed(text)
     both = Mutant("x", "f.py", "\n  a = 1\n  b = 2\n", "\n  if a:\n      b = 3\n", ())
     assert both.changed(text) == "def f():\n    if a:\n        b = 3\n    a = 1\n"
+
+
+def test_a_change_beside_the_fault(tmp_path):
+    for name in "fg":
+        (tmp_path / f"{name}.py").write_text("a = 1\nb = 2\n")
+    Mutant("x", "f.py", "a = 1", "a = 2", (), (("g.py", "b = 2", ""), ("f.py", "b = 2", "b = 3"))).apply(tmp_path)
+    assert [(tmp_path / f"{name}.py").read_text() for name in "fg"] == ["a = 2\nb = 3\n", "a = 1\n"]
 
 
 @pytest.mark.parametrize("status, output, verdict", (

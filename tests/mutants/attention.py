@@ -1,14 +1,17 @@
 """Faults in attention's forward."""
 from .mutant import family, pressed
 
-NAPS, LOADS, READS, BRIDGE, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (pressed(x) for x in (
-    "naps-attention", "loads-attention", "reads-attention", "naps-attention_bridge", "naps-attention_window",
-    "loads-attention_window", "reads-attention_window", "naps-attention_packed"))
+NAPS, LOADS, READS, BRIDGE, CLUSTER_LOADS, CLUSTER_READS, WINDOW, WINDOW_LOADS, WINDOW_READS, PACKED = (
+    pressed(x) for x in (
+        "naps-attention", "loads-attention", "reads-attention", "naps-attention_bridge", "loads-attention_cluster",
+        "reads-attention_cluster", "naps-attention_window", "loads-attention_window", "reads-attention_window",
+        "naps-attention_packed"))
 FOLDER = "tkq/attention/"
 
 MUTANTS = (
     *family(
         "attention", FOLDER + "consumer.py",
+        # A block of its own loads Q behind K, and TMA brings both in that order: of two, each brings half of K.
         ("no_wait_for_k_of_a_task", """
             s.k_pipe.wait(c.k)
             tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
@@ -16,7 +19,7 @@ MUTANTS = (
          """, """
             tk.mm_ABt(c.att, s.q[self.q_at(c)], s.k[c.k.stage])
             tk.mma_wait()
-         """, LOADS),
+         """, CLUSTER_LOADS),
         ("no_wait_for_k", """
             s.k_pipe.wait(c.k)
             c.turns.take()
@@ -56,6 +59,16 @@ MUTANTS = (
             self.correct_if(c, moved)
          """, READS),
         ("no_wait_for_q", "tk.wait(s.q_full[i], c.q.phase)", "", LOADS),
+        # One stage of Q: of two, K's and V's stages keep the producer from the next but one.
+        ("q_freed_before_its_products", """
+            self.steps(g, s, c)
+            if const_expr(not config.o_over_q):
+                tk.arrive(s.q_empty[self.q_at(c)])
+         """, """
+            if const_expr(not config.o_over_q):
+                tk.arrive(s.q_empty[self.q_at(c)])
+            self.steps(g, s, c)
+         """, CLUSTER_READS),
         ("no_correction_of_o", "tk.mul_row(c.o, c.o, c.correct)", "tk.mul(c.o, c.o, cutlass.Float32(1.0))", NAPS),
         ("o_not_divided", "tk.mul_row(c.o, c.o, c.last_norm)", "tk.mul_row(c.o, c.o, c.norm)", BRIDGE),
         ("lse_of_other_rows", "return first, first + rows * pack", "return first, first + rows * pack - 1", NAPS)),

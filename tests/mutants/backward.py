@@ -1,12 +1,70 @@
 """Faults in attention's backward."""
 from .mutant import family, pressed
 
-WHOLE, WHOLE_READS, LATE, LATE_READS, WIDE, ORDER, FIRST, CHAIN, SEAMLESS, GROUPED = (pressed(x) for x in (
+WHOLE, WHOLE_READS, LATE, LATE_READS, WIDE, ORDER, FIRST, CHAIN = (pressed(x) for x in (
     "naps-backward_of_one_task", "reads-backward_of_one_task", "naps-backward_in_background",
     "reads-backward_in_background", "naps-backward_wide", "naps-backward_in_order", "stores-backward_first",
-    "stores-backward_chain", "reads-backward_seamless", "stores-backward_grouped"))
-ORDER_READS = pressed("reads-backward_in_order")
+    "stores-backward_chain"))
+LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS, SEAMLESS, GROUPED = (
+    pressed(x) for x in (
+        "loads-backward_in_background", "roles-backward_in_background", "loads-backward_wide",
+        "roles-backward_wide_one_p", "loads-backward_in_order", "reads-backward_in_order",
+        "firsts-backward_first_at_once", "roles-backward_seamless", "stores-backward_grouped_at_once"))
 FOLDER = "tkq/attention/"
+# Before the producer loads over dO it has waited for that tile's Q, which is given back later than dO by the same
+# warps: a dO that is given back too early does not show, in whatever time. With dO first, as right as Q first, it does.
+DO_FIRST = (FOLDER + "backward_base.py", """
+    head, sem = self.query_head(g, t, h), s.q_pipe.acquire(ring)
+    tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
+    self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+    tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
+    ring.advance()
+ """, """
+    head = self.query_head(g, t, h)
+    tk.load_async(s.do[ring.stage], do, (t.batch_q, head, m, 0), s.do_pipe.acquire(ring))
+    sem = s.q_pipe.acquire(ring)
+    tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
+    self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
+    ring.advance()
+ """)
+# Likewise K, which is given back behind the product that V's was for.
+V_FIRST = (FOLDER + "backward_dq.py", """
+    tk.load_async(s.k[k_ring.stage], k, (at.batch_k, kv_head, n, 0), s.k_pipe.acquire(k_ring))
+    k_ring.advance()
+    tk.load_async(s.v[v_ring.stage], v, (at.batch_k, kv_head, n, 0), s.v_pipe.acquire(v_ring))
+    v_ring.advance()
+ """, """
+    tk.load_async(s.v[v_ring.stage], v, (at.batch_k, kv_head, n, 0), s.v_pipe.acquire(v_ring))
+    v_ring.advance()
+    tk.load_async(s.k[k_ring.stage], k, (at.batch_k, kv_head, n, 0), s.k_pipe.acquire(k_ring))
+    k_ring.advance()
+ """)
+# TMA brings what a warp loads in the order of the loads, though it need not: with K and V before Q and dO, which is
+# right likewise, a missing wait for Q shows.
+Q_LAST = (FOLDER + "backward_dq.py", """
+    tk.expect_bytes(s.q_full, 4 * self.q_tile.bytes)
+    for wg in cutlass.range_constexpr(2):
+        tk.load_async(s.q[wg], q, (at.batch_q, at.head, 2 * at.number + wg, 0), s.q_full)
+        tk.load_async(s.do[wg], do, (at.batch_q, at.head, 2 * at.number + wg, 0), s.q_full)
+    k_ring, v_ring = s.k_pipe.ring(), s.v_pipe.ring()
+    for n in cutlass.range(seen.first, seen.end, unroll=1):
+        tk.load_async(s.k[k_ring.stage], k, (at.batch_k, kv_head, n, 0), s.k_pipe.acquire(k_ring))
+        k_ring.advance()
+        tk.load_async(s.v[v_ring.stage], v, (at.batch_k, kv_head, n, 0), s.v_pipe.acquire(v_ring))
+        v_ring.advance()
+ """, """
+    tk.expect_bytes(s.q_full, 4 * self.q_tile.bytes)
+    k_ring, v_ring = s.k_pipe.ring(), s.v_pipe.ring()
+    for n in cutlass.range(seen.first, seen.end, unroll=1):
+        tk.load_async(s.k[k_ring.stage], k, (at.batch_k, kv_head, n, 0), s.k_pipe.acquire(k_ring))
+        k_ring.advance()
+        tk.load_async(s.v[v_ring.stage], v, (at.batch_k, kv_head, n, 0), s.v_pipe.acquire(v_ring))
+        v_ring.advance()
+        if n == seen.first:
+            for wg in cutlass.range_constexpr(2):
+                tk.load_async(s.q[wg], q, (at.batch_q, at.head, 2 * at.number + wg, 0), s.q_full)
+                tk.load_async(s.do[wg], do, (at.batch_q, at.head, 2 * at.number + wg, 0), s.q_full)
+ """)
 
 MUTANTS = (
     *family(
@@ -42,7 +100,7 @@ MUTANTS = (
          """, """
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)
-         """, WHOLE_READS),
+         """, WHOLE_READS, (DO_FIRST,)),
         ("q_freed_before_dk", """
             tk.mma_wait(0)
             s.q_pipe.release(c.ring)
@@ -83,7 +141,7 @@ MUTANTS = (
             c.turns.take()
             tk.mm_ABt(c.s, s.k[c.wg], s.q[c.ring.stage])
             tk.mma_AB(c.dk, c.kept, s.q[c.before.stage])
-         """, LATE),
+         """, LATE_LOADS),
         ("late_do_freed_before_dv", """
             tk.mma_wait(0)  # dV
             self.keep(g, c)
@@ -92,7 +150,7 @@ MUTANTS = (
             s.do_pipe.release(c.ring)
             tk.mma_wait(0)  # dV
             self.keep(g, c)
-         """, LATE_READS),
+         """, LATE_READS, (DO_FIRST,)),
         ("late_q_freed_a_tile_too_early", "self.done_with_queries(s, c)\ns.do_pipe.wait(c.ring)", """
             s.do_pipe.wait(c.ring)
             s.q_pipe.release(c.ring)
@@ -109,7 +167,7 @@ MUTANTS = (
         ("k_loaded_over_k_that_is_read", """
             tk.wait(s.kv_empty[0], kv.phase ^ 1)
             self.load_keys(g, s, t, 0)
-         """, "self.load_keys(g, s, t, 0)", LATE_READS),
+         """, "self.load_keys(g, s, t, 0)", LATE_ROLES),
         ("v_loaded_over_v_that_is_read", """
             tk.wait(s.kv_empty[1], kv.phase ^ 1)
             self.load_keys(g, s, t, 1)
@@ -160,11 +218,11 @@ MUTANTS = (
         ("dq_announced_before_it_left", """
             if first:
                 tk.store_wait(read=False)
-         """, "if first:", FIRST),
+         """, "if first:", FIRSTS),
         ("dq_added_to_what_is_not_there", """
             if owner(found) != mine:
                 await_count(words_of(g), number, THERE)
-         """, "", FIRST)),
+         """, "", FIRSTS)),
     *family(
         "backward", FOLDER + "backward_chain.py",
         ("dq_told_before_it_is_there", """
@@ -178,14 +236,14 @@ MUTANTS = (
         ("order_dq_not_scaled", "tk.mul(c.dq, c.dq, g.scale)", "", ORDER),
         ("order_no_wait_for_k", "s.k_pipe.wait(c.k)", "", ORDER),
         ("order_no_wait_for_v", "s.v_pipe.wait(c.v)", "", ORDER),
-        ("order_no_wait_for_q", "tk.wait(s.q_full, 0)", "", ORDER),
+        ("order_no_wait_for_q", "tk.wait(s.q_full, 0)", "", ORDER_LOADS, (Q_LAST,)),
         ("order_v_freed_before_dp", """
             tk.mma_wait(0)  # dP
             s.v_pipe.release(c.v)
          """, """
             s.v_pipe.release(c.v)
             tk.mma_wait(0)  # dP
-         """, ORDER_READS),
+         """, ORDER_READS, (V_FIRST,)),
         ("order_k_freed_before_dq", """
             tk.mma_wait(0)
             s.k_pipe.release(c.k)
@@ -198,7 +256,7 @@ MUTANTS = (
         ("wide_p_written_over_what_is_read", """
             s.p_pipe.acquire_empty(c.p_ring)
             self.hand_over(c.slope, s.p, c.p_ring, False)
-         """, "self.hand_over(c.slope, s.p, c.p_ring, False)", WIDE),
+         """, "self.hand_over(c.slope, s.p, c.p_ring, False)", WIDE_ROLES),
         ("wide_no_wait_for_q", """
             s.q_pipe.wait(c.ring)
             tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
@@ -208,7 +266,39 @@ MUTANTS = (
             tk.mm_ABt(c.s, s.k[0], s.q[c.ring.stage])
             tk.mma_wait(0)
             limits = self.limits(g, t, m, 0) if masked else ()
-         """, WIDE)),
+         """, WIDE),
+        ("wide_p_announced_before_it_is_written", """
+            self.hand_over(c.slope, s.p, c.p_ring, False)
+            s.p_pipe.commit(c.p_ring)
+         """, """
+            s.p_pipe.commit(c.p_ring)
+            self.hand_over(c.slope, s.p, c.p_ring, False)
+         """, WIDE_ROLES),
+        ("wide_no_wait_for_p", "s.p_pipe.wait(c.p_ring)", "", WIDE_ROLES),
+        ("wide_p_freed_before_it_is_read", """
+            self.hand_over(c.slope, s.p, c.p_ring, True)
+            s.q_pipe.wait(c.ring)
+         """, """
+            s.p_pipe.release(c.p_ring)
+            self.hand_over(c.slope, s.p, c.p_ring, True)
+            s.q_pipe.wait(c.ring)
+         """, WIDE_ROLES, ((FOLDER + "backward_wide.py", """
+            s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
+            c.p_ring.advance()
+          """, "c.p_ring.advance()"),)),
+        ("wide_no_wait_for_do", """
+            s.do_pipe.wait(c.ring)
+            self.keep(c.dv, c.p, do)
+         """, "self.keep(c.dv, c.p, do)", WIDE_LOADS),
+        ("wide_do_freed_before_dv", """
+            tk.mma_wait(0)
+            s.do_pipe.release(c.ring)
+            c.ring.advance()
+         """, """
+            s.do_pipe.release(c.ring)
+            tk.mma_wait(0)
+            c.ring.advance()
+         """, WIDE_ROLES)),
     *family(
         "backward", FOLDER + "backward_seamless.py",
         ("keys_freed_after_the_first_tile",

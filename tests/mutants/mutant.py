@@ -12,7 +12,8 @@ class Mutant:
 
     name: unique. file: from the root. was: lines as they are, consecutive ones, which stand in the file once; indented
     or not, blank lines around them do not count. now: what stands there instead, "" for nothing. tests: arguments of
-    pytest, by which a test must fail.
+    pytest, by which a test must fail. beside: (file, was, now) of a change that is no fault by itself, as of an order
+    behind which this one would hide.
     """
 
     name: str
@@ -20,16 +21,17 @@ class Mutant:
     was: str
     now: str
     tests: tuple
+    beside: tuple = ()
+
+    @property
+    def edits(self) -> tuple:
+        """(file, was, now) of each change."""
+        return (self.file, self.was, self.now), *self.beside
 
     @property
     def family(self) -> str:
         """The name's first word."""
         return self.name.partition("_")[0]
-
-    def places(self, text: str) -> list[int]:
-        """The lines of a file's text, from 0, at which ``was`` begins."""
-        lines, wanted = text.split("\n"), lines_of(self.was)
-        return [i for i in range(len(lines) - len(wanted) + 1) if _dedented(lines[i:i + len(wanted)]) == wanted]
 
     def changed(self, text: str) -> str:
         """The file's text with the fault.
@@ -37,19 +39,29 @@ class Mutant:
         Raises:
             ValueError: the lines do not stand there once.
         """
-        places = self.places(text)
+        return self.with_edit(text, *self.edits[0])
+
+    def with_edit(self, text: str, file: str, was: str, now: str) -> str:
+        """A file's text with one of the changes.
+
+        Raises:
+            ValueError: the lines do not stand there once.
+        """
+        lines, wanted = text.split("\n"), lines_of(was)
+        size = len(wanted)
+        places = [i for i in range(len(lines) - size + 1) if _dedented(lines[i:i + size]) == wanted]
         if len(places) != 1:
-            raise ValueError(f"{self.name}: stands in {self.file} {len(places)} times, expected once:\n{self.was}")
-        lines, wanted = text.split("\n"), lines_of(self.was)
-        at, size = places[0], len(wanted)
+            raise ValueError(f"{self.name}: stands in {file} {len(places)} times, expected once:\n{was}")
+        at = places[0]
         indent = _indent(lines[at:at + size])
-        lines[at:at + size] = [indent + line if line else line for line in lines_of(self.now)]
+        lines[at:at + size] = [indent + line if line else line for line in lines_of(now)]
         return "\n".join(lines)
 
     def apply(self, root: pathlib.Path) -> None:
-        """Change the file in a tree."""
-        path = root / self.file
-        path.write_text(self.changed(path.read_text()))
+        """Change the files in a tree."""
+        for edit in self.edits:
+            path = root / edit[0]
+            path.write_text(self.with_edit(path.read_text(), *edit))
 
 
 def lines_of(block: str) -> list[str]:
@@ -72,5 +84,5 @@ def pressed(*cases: str) -> tuple:
 
 
 def family(prefix: str, file: str, *of: tuple) -> tuple:
-    """Mutants of one file: (name, was, now, tests) each."""
-    return tuple(Mutant(f"{prefix}_{name}", file, was, now, tests) for name, was, now, tests in of)
+    """Mutants of one file: (name, was, now, tests) each, and perhaps changes beside."""
+    return tuple(Mutant(f"{prefix}_{name}", file, *rest) for name, *rest in of)

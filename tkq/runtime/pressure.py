@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PLACES = ("start", "producer", "consumer", "wait", "arrive", "barrier", "cluster", "load", "store")
+PLACES = ("start", "producer", "consumer", "wait", "arrive", "barrier", "cluster", "load", "store", "leave")
 MOST = 100_000  # nanoseconds, a third of what nanosleep takes
 
 
 @dataclass(frozen=True)
 class Pressure:
     """naps: (place, nanoseconds), in order. poison: is what a load will overwrite made NaN first, and are products
-    watched? stores: do bulk stores leave late?"""
+    watched? stores, additions: do bulk stores, or bulk additions, leave late? one_group: naps one warpgroup of a block
+    alone?"""
 
     naps: tuple = ()
     poison: bool = False
     stores: bool = False
+    additions: bool = False
+    one_group: bool = False
 
 
 _asked: Pressure | None = None  # of the process: kernels in memory have it or have it not

@@ -34,7 +34,7 @@ def nap(place: str):
     if pressure is not None:
         for asked, ns in pressure.naps:
             if asked == place:
-                _sleep(ns)
+                _sleep(ns, pressure.one_group)
 
 
 def poisoned() -> bool:
@@ -44,9 +44,15 @@ def poisoned() -> bool:
 
 
 def late_stores() -> bool:
-    """Are bulk stores to leave when somebody waits for them, and not before?"""
+    """Are bulk stores, or bulk additions, to leave when somebody waits for them, and not before?"""
     pressure = _of_trace.get()
-    return pressure is not None and pressure.stores
+    return pressure is not None and (pressure.stores or pressure.additions)
+
+
+def late_copies() -> bool:
+    """Is a thread's last copy before an arrival to leave with that, and not before? Where loads are delayed."""
+    pressure = _of_trace.get()
+    return pressure is not None and any(place == "load" for place, _ in pressure.naps)
 
 
 # ---- a kernel's registers for it ----------------------------------------------------------------------
@@ -56,21 +62,23 @@ def late_stores() -> bool:
 class Watch:
     """operands: (place, word that was there; A's and B's) of the last products, the newest first; place 0: none.
     store: (kind, shared address, bytes) of a bulk store that has not left; kind 0: none, 1: a store, 2: an addition.
-    to: where it goes."""
+    to: where it goes. copy: the shared address of a copy that has not left, 0: none. source: where it comes from."""
 
     operands: Any
     store: Any
     to: Any
+    copy: Any
+    source: Any
 
 
 def begin_kernel():
     """At the top of a kernel, in every thread (`SharedAllocator`)."""
-    if poisoned() or late_stores():
+    if poisoned() or late_stores() or late_copies():
         watch = Watch(cute.make_rmem_tensor((4, PRODUCTS), Int32), cute.make_rmem_tensor((3,), Int32),
+                      cute.make_rmem_tensor((1,), Int64), cute.make_rmem_tensor((1,), Int32),
                       cute.make_rmem_tensor((1,), Int64))
-        watch.operands.fill(0)
-        watch.store.fill(0)
-        watch.to.fill(0)
+        for registers in (watch.operands, watch.store, watch.to, watch.copy, watch.source):
+            registers.fill(0)
         _watch.set(watch)
 
 
@@ -103,30 +111,51 @@ def products_end(but):
 
 
 def store_later(kind, dst, src, bytes):
-    """A bulk store (1) or addition (2) of this thread: it is made by the next one, or when it is waited for."""
+    """A bulk store (1) or addition (2) of this thread: it is made by the next one, or when it is waited for; at once
+    where those of its kind are not to be late."""
     store_now()
-    watch = _watch.get()
+    watch, pressure = _watch.get(), _of_trace.get()
+    if not (pressure.stores if kind == 1 else pressure.additions):
+        _store(kind, dst, src, bytes, 0)
+        return
     for i, value in enumerate((kind, src, bytes)):
         watch.store[i] = Int32(value)
     watch.to[0] = Int64(dst)
 
 
 def store_now():
-    """What ``store_later`` was told of, if it was."""
+    """What ``store_later`` was told of, if it was, behind the nap "leave"."""
     watch = _watch.get()
-    _store(watch.store[0], watch.to[0], watch.store[1], watch.store[2])
+    _store(watch.store[0], watch.to[0], watch.store[1], watch.store[2], dict(_of_trace.get().naps).get("leave", 0))
     watch.store[0] = Int32(0)
+
+
+def copy_later(dst, src):
+    """A copy of 4 bytes of this thread into shared memory: it is made by the next one, or by the arrival."""
+    copy_now()
+    watch = _watch.get()
+    watch.copy[0], watch.source[0] = Int32(dst), Int64(src)
+
+
+def copy_now():
+    """What ``copy_later`` was told of, if it was."""
+    watch = _watch.get()
+    _copy(watch.copy[0], watch.source[0])
+    watch.copy[0] = Int32(0)
 
 
 # ---- PTX ------------------------------------------------------------------------------------------------
 
 
 @dsl_user_op
-def _sleep(ns, *, loc=None, ip=None):
-    """0 to 3 times ns, by the clock's fifth and sixth bit, the warp and the block."""
-    _asm([Int32(ns)], "{ .reg .b32 c, x; mov.u32 c, %clock; shr.u32 c, c, 5; mov.u32 x, %ctaid.x; xor.b32 c, c, x; "
-         "mov.u32 x, %tid.x; shr.u32 x, x, 5; xor.b32 c, c, x; and.b32 c, c, 3; mul.lo.u32 c, c, $0; "
-         "nanosleep.u32 c; }", "r", loc, ip)
+def _sleep(ns, one_group, *, loc=None, ip=None):
+    """0 to 3 times ns, by the clock's fifth and sixth bit, the warp and the block. one_group: 1 to 4 times, by one
+    warpgroup of a block alone, of the next block by the next one."""
+    alone = ("add.u32 c, c, $0; mov.u32 n, %ntid.x; add.u32 n, n, 127; shr.u32 n, n, 7; mov.u32 x, %ctaid.x; "
+             "rem.u32 n, x, n; mov.u32 x, %tid.x; shr.u32 x, x, 7; setp.eq.u32 p, x, n; @p " if one_group else "")
+    _asm([Int32(ns)], "{ .reg .b32 c, x, n; .reg .pred p; mov.u32 c, %clock; shr.u32 c, c, 5; mov.u32 x, %ctaid.x; "
+         "xor.b32 c, c, x; mov.u32 x, %tid.x; shr.u32 x, x, 5; xor.b32 c, c, x; and.b32 c, c, 3; mul.lo.u32 c, c, $0; "
+         f"{alone}nanosleep.u32 c; }}", "r", loc, ip)
 
 
 @dsl_user_op
@@ -165,10 +194,17 @@ def _expect(address, word, *, loc=None, ip=None):
 
 
 @dsl_user_op
-def _store(kind, dst, src, bytes, *, loc=None, ip=None):
-    """A bulk store (1), a bulk addition (2), or nothing (0); and its group."""
-    _asm([Int32(kind), Int64(dst), Int32(src), Int32(bytes)],
-         "{ .reg .pred p, q, r; setp.eq.s32 p, $0, 1; setp.eq.s32 q, $0, 2; or.pred r, p, q; "
+def _copy(dst, src, *, loc=None, ip=None):
+    """An asynchronous copy of 4 bytes, or nothing for the address 0."""
+    _asm([Int32(dst), Int64(src)],
+         "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p cp.async.ca.shared.global [$0], [$1], 4; }", "r,l", loc, ip)
+
+
+@dsl_user_op
+def _store(kind, dst, src, bytes, ns, *, loc=None, ip=None):
+    """A bulk store (1), a bulk addition (2), or nothing (0); and its group. ns: a nap before it, if it is there."""
+    _asm([Int32(kind), Int64(dst), Int32(src), Int32(bytes), Int32(ns)],
+         "{ .reg .pred p, q, r; setp.eq.s32 p, $0, 1; setp.eq.s32 q, $0, 2; or.pred r, p, q; @r nanosleep.u32 $4; "
          "@p cp.async.bulk.global.shared::cta.bulk_group [$1], [$2], $3; "
          "@q cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$1], [$2], $3; "
-         "@r cp.async.bulk.commit_group; }", "r,l,r,r", loc, ip)
+         "@r cp.async.bulk.commit_group; }", "r,l,r,r,r", loc, ip)
