@@ -1,7 +1,7 @@
 """The roles and pipes of a RowKernel, for ``tkq.viz``. No kernel's code depends on this module; a test compares it with
 the semaphores that a compiled kernel initialises."""
 from ..viz.roles import Pipe, Pipeline, Role
-from .plan import DEPTH, WARPGROUP
+from .shape import DEPTH, WARPGROUP
 
 
 def describe(kernel) -> Pipeline:
