@@ -14,7 +14,7 @@ from .elements import RowElements
 from .exchange import Slots
 from .held import HeldRows
 from .ring import GlobalRows, RowRing
-from .shape import scratch_bytes
+from .shape import carveout, scratch_bytes
 from .share import part, share
 
 
@@ -70,7 +70,7 @@ class RowEngine(RowElements):
         barrier = const_expr(columns is not None and p.finish == "grid")
         self.kernel(g).launch(
             grid=shape, block=[p.block, 1, 1], cluster=cluster if const_expr(p.cluster > 1) else None, stream=stream,
-            min_blocks_per_mp=p.resident, preferred_smem_carveout=100 if p.resident > 1 else None,
+            min_blocks_per_mp=p.resident, preferred_smem_carveout=carveout(self.spec.shape, p),
             cooperative=bool(barrier and p.cooperative), use_pdl=p.pdl)
         if const_expr(columns is not None and p.finish == "tail"):
             slabs = cute.ceil_div(p.pitch // 4, p.slab)

@@ -64,7 +64,7 @@ def check(shape: RowShape, p: RowPlan) -> None:
     if p.held and (p.stages or shape.columns):
         raise ValueError("held: blocks that come and go have no ring and no column sums: got "
                          f"stages = {p.stages}, {shape.columns} column sums")
-    if p.resident not in (1, 2, 3, 4) or p.resident * p.block > THREADS:
+    if not 1 <= p.resident <= (16 if p.held else 4) or p.resident * p.block > THREADS:
         raise ValueError(f"resident: got {p.resident} of {p.block} threads, a multiprocessor has {THREADS}")
     if smem_bytes(shape, p) > room(p):
         raise ValueError(f"{smem_bytes(shape, p)} bytes of shared memory, one of {p.resident} blocks has {room(p)}")

@@ -1,6 +1,7 @@
 """What a RowKernel's plan depends on, what it says, and what a block takes of a multiprocessor. Pure Python: no torch,
 no DSL."""
 from dataclasses import dataclass
+from typing import Optional
 
 from ..reduction_plan import SMEM_BYTES
 
@@ -223,3 +224,10 @@ def smem_bytes(shape: RowShape, p: RowPlan) -> int:
 def room(p: RowPlan) -> int:
     """Bytes of shared memory that each of its blocks on a multiprocessor may have."""
     return (SMEM_BYTES + RESERVED) // p.resident - RESERVED
+
+
+def carveout(shape: RowShape, p: RowPlan) -> Optional[int]:
+    """Percent of a multiprocessor's shared memory and L1 that its blocks take; None: the driver chooses."""
+    if p.resident == 1:
+        return None
+    return -(-100 * p.resident * (smem_bytes(shape, p) + RESERVED) // (SMEM_BYTES + RESERVED)) if p.held else 100
