@@ -59,7 +59,9 @@ class RowElements(ReductionBase):
         """Is the last exchange collected by the row's first warp alone? Where the others have no use for it; and there
         is one before it, which all collect: it keeps them from a slot that the first has not read (see ``Slots``), and
         a block that has one row uses none twice."""
-        return (len(self.active) > 1 or bool(self.active and self.plan.held)) and self.plan.cluster == 1 and self.plan.width > 1 and not self._writes_rows
+        each_slot_once = self.plan.held and bool(self.active)
+        return ((len(self.active) > 1 or each_slot_once) and self.plan.cluster == 1 and self.plan.width > 1
+                and not self._writes_rows)
 
     @property
     def _writes_rows(self) -> bool:

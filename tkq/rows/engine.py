@@ -168,7 +168,7 @@ class RowEngine(RowElements):
 
     @cute.jit
     def _rows_at_once(self, c: Constexpr):
-        """The block's only tile. A cluster's block leaves once it has what the others send: they send it nothing more."""
+        """The block's only tile. A cluster's block leaves when it has what the others send."""
         row, last = c.part.row(0), const_expr(len(self.active) - 1)
         state = SimpleNamespace(seen=[x.ring() for x in c.slots])
         views, r = self._views(c, None, row), self._known(c, c.numbers)

@@ -4,13 +4,12 @@ Two or three loads of 16 bits with column sums take a table measured on an H100,
 another one (`plan_table`); all else takes a ladder: 32 elements of a row a thread in 8 warps, and a cluster where a row
 is wider than that.
 """
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Optional
 
 from ..reduction_plan import MAX_CLUSTER, SMEM_BYTES
-from .plan_table import REDUCING, TABLE
+from .plan_table import HELD, REDUCING, TABLE
 from .shape import (
-    MANY_TILES,
     MOST_STAGES,
     QUAD,
     SEVERAL_SUMS_REGISTERS,
@@ -20,6 +19,7 @@ from .shape import (
     WORKING_REGISTERS,
     RowPlan,
     RowShape,
+    power_of_two,
     room,
     smem_bytes,
 )
@@ -38,7 +38,7 @@ def plan(shape: RowShape, **choices) -> RowPlan:
         ValueError: choices that do not fit the shape or the hardware.
     """
     geometry = {key: choices.pop(key) for key in GEOMETRY if key in choices}
-    found = None if geometry else _measured(shape) or _reducing(shape)
+    found = None if geometry else _measured(shape) or _held(shape) or _reducing(shape)
     if not found:
         found = _chosen(shape, **geometry) if geometry else _planned(shape)
         found = replace(found, vectors=_vectors(shape, found), vector=_accesses(shape, found))
@@ -92,8 +92,21 @@ def _measured(shape: RowShape) -> Optional[RowPlan]:
     return None
 
 
+def _held(shape: RowShape) -> Optional[RowPlan]:
+    """Of a kernel without column sums that stores no rows; None where a row is too long for one block."""
+    if shape.columns or shape.stores:
+        return None
+    column = (sum(shape.loads) + sum(shape.vectors)) // 8
+    for bytes_, warps in HELD:
+        per_thread = max(shape.vector, 1 << (bytes_ // column).bit_length() - 1)
+        found = _without_ring(shape, 1, per_thread, warps)
+        if found.per_thread <= per_thread:
+            return replace(found, held=True, past_l1=True, vectors="packed" if shape.vectors else "float")
+    return None
+
+
 def _reducing(shape: RowShape) -> Optional[RowPlan]:
-    """Of a kernel without column sums that stores no rows; None where rows do not fit, or are not copied in bulk."""
+    """Of the same with longer rows; None where rows do not fit, or are not copied in bulk."""
     if not shape.bulk or shape.columns or shape.stores:
         return None
     stages = max(3, len(shape.sums) + 1)
@@ -141,7 +154,11 @@ def _chosen(shape, cluster=None, per_thread=None, warps=8, stages=None, held=Fal
     if held:
         if stages:
             raise ValueError(f"held: got stages = {stages} as well, allowed is 0")
-        return replace(_direct(shape, cluster, per_thread, warps), held=True)
+        found = _without_ring(shape, cluster or 1, per_thread or 32, warps)
+        if found.per_thread > (per_thread or 32):
+            raise ValueError(f"held: {warps} warps of {found.cluster} blocks need {found.per_thread} elements a thread, "
+                             f"got per_thread = {per_thread or 32}")
+        return replace(found, held=True)
     if stages == 0 or not shape.bulk:
         found = _direct(shape, cluster, per_thread, warps)
     else:
@@ -170,7 +187,10 @@ def _direct(shape: RowShape, cluster=None, per_thread=None, warps=8) -> RowPlan:
         warps = 16
     while not cluster or (cluster < MAX_CLUSTER and warps * WARP * per_thread * cluster < shape.N):
         cluster = 2 * (cluster or 0.5)
-    cluster = int(cluster)
+    return _without_ring(shape, int(cluster), per_thread, warps)
+
+
+def _without_ring(shape, cluster, per_thread, warps) -> RowPlan:
     cols = _cols(shape, cluster, max(shape.vector, QUAD))
     threads_per_row = _threads_per_row(shape, cols, cluster, per_thread, warps)
     return RowPlan(shape.N, shape.vector, threads_per_row, cluster, cols, warps, 0)
@@ -186,10 +206,5 @@ def _threads_per_row(shape, cols, cluster, per_thread, warps):
     one row only."""
     if cluster > 1:
         return warps * WARP
-    lanes = min(8, _power_of_two(-(-cols // shape.vector)))
-    return min(warps * WARP, max(lanes, _power_of_two(-(-cols // per_thread))))
-
-
-def _power_of_two(n):
-    """The least power of two that is n or more."""
-    return 1 << max(0, n - 1).bit_length()
+    lanes = min(8, power_of_two(-(-cols // shape.vector)))
+    return min(warps * WARP, max(lanes, power_of_two(-(-cols // per_thread))))

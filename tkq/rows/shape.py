@@ -176,8 +176,10 @@ class RowPlan:
 
     def units(self, rows: int, most: int) -> int:
         """Clusters of the grid: at most `most`, and a tile at least for each; more than multiprocessors, each with its
-        own row of column sums, only where they have many."""
+        own row of column sums, only where they have many. Of blocks that come and go, one for each tile."""
         tiles = -(-rows // self.groups)
+        if self.held:
+            return tiles
         if tiles < MANY_TILES * most:
             most = max(1, min(most, most * self.cluster // self.resident))
         return min(most, tiles)
@@ -191,12 +193,17 @@ class RowPlan:
     def slab(self) -> int:
         """How many quads of columns a block finishes at a time: a power of two."""
         quads = -(-self.N // QUAD)
-        return min(self.threads, _power_of_two(-(-quads // (NOMINAL_BLOCKS * self.resident))))
+        return min(self.threads, power_of_two(-(-quads // (NOMINAL_BLOCKS * self.resident))))
 
     @property
     def slab_loads(self) -> int:
         """Rows of column sums that a thread reads for a slab, all at once: for the nominal number of blocks."""
         return min(16, -(-(NOMINAL_BLOCKS * self.resident // self.cluster) // (self.threads // self.slab)))
+
+
+def power_of_two(n):
+    """The least power of two that is n or more."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 def padded_sums(sums: int) -> int:
