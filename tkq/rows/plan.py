@@ -156,7 +156,7 @@ def _chosen(shape, cluster=None, per_thread=None, warps=8, stages=None, held=Fal
             raise ValueError(f"held: got stages = {stages} as well, allowed is 0")
         found = _without_ring(shape, cluster or 1, per_thread or 32, warps)
         if found.per_thread > (per_thread or 32):
-            raise ValueError(f"held: {warps} warps of {found.cluster} blocks need {found.per_thread} elements a thread, "
+            raise ValueError(f"held: {warps} warps of {found.cluster} blocks need {found.per_thread} elements each, "
                              f"got per_thread = {per_thread or 32}")
         return replace(found, held=True)
     if stages == 0 or not shape.bulk:
