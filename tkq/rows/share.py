@@ -30,8 +30,10 @@ class Share:
 def share(p: RowPlan, rows) -> Share:
     """Of this block, in an (M, N) problem of ``rows`` rows. Tile i of the whole goes to unit i % units."""
     block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-    if p.held or p.cluster == 1:
-        unit, units, rank = block, blocks, cute.arch.block_idx()[1] if p.cluster > 1 else Int32(0)
+    if p.cluster == 1:
+        unit, units, rank = block, blocks, Int32(0)
+    elif p.held:
+        unit, units, rank = block, blocks, cute.arch.block_idx()[1]
     else:
         unit, units, rank = block // p.cluster, blocks // p.cluster, block % p.cluster
     first, step = unit * p.groups, units * p.groups
