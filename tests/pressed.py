@@ -16,7 +16,7 @@ import torch
 
 from tests import pressed_attention as attention
 from tests.repeated import BF16, REPEATS, processors, same_bits
-from tkq.testing import pressure
+from tkq.testing import assert_2x, pressure
 
 PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
           "store": 300}
@@ -163,6 +163,24 @@ def norm_backward_cluster():
     same_bits(lambda: [x for x in check("layernorm", *given) if x is not None], repeats=2)
 
 
+def rows_held():
+    """Blocks that come and go: several rows, one row, and a cluster to a row."""
+    from tests.gpu import test_rows_held as cases
+
+    for size in ((4096, 1, 16, 64), (4096, 1, 4, 32), (4096, 2, 8, 32), (40000, 4, 8, 64)):
+        x = cases.randn(1100, size[0])
+        truth, peer = ((torch.softmax(x, -1) * x).sum(-1) for x in (x.double(), x.float()))
+
+        def judged():
+            mean = cases.empty(len(x))  # noqa: B023
+            cases.run(cases.SoftmaxMean, size, x=x, mean=mean)  # noqa: B023
+            assert_2x(mean, truth, peer, ulps=16, bias_ulps=8)  # noqa: B023
+            return [mean]
+
+        same_bits(judged)
+        cases.test_three_exchanges_and_a_vector(size)
+
+
 def norm_quantised():
     from tests.gpu import test_norm_quant_kept as cases
     from tkq.norms import quant_kept_plan
@@ -245,8 +263,8 @@ def quantize_claimed_few():
 CASES = {f.__name__: f for f in (
     *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_not_spread,
     fp8_promoted, fp8_blocks, fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, norm_backward,
-    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, softmax, cross_entropy, quantize,
-    quantize_few, quantize_claimed, quantize_claimed_few, rope, gated)}
+    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
+    quantize, quantize_few, quantize_claimed, quantize_claimed_few, rope, gated)}
 
 
 def main(kind, case):

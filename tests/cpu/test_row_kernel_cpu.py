@@ -33,12 +33,13 @@ def test_every_kind_compiles(N, i):
         pytest.skip("nvdisasm is not installed")
     for kernel in sass.report(cls.recipe(**arguments)):
         assert not kernel.spill_loads and not kernel.stack, cls
-        assert kernel.count("UBLKCP") == (0 if N == 7 else 2 * len([n for n in cls.loads if n in arguments]))
+        ring = N != 7 and cls is not kernels.LogSumExp
+        assert kernel.count("UBLKCP") == 2 * ring * len([n for n in cls.loads if n in arguments])
 
 
 @pytest.mark.parametrize("i", range(7))
 def test_every_kind_compiles_for_a_cluster(i):
-    cls, arguments = list(calls(32768))[i]
+    cls, arguments = list(calls(65536 if i == 1 else 32768))[i]  # a shorter row is held by one block
     if sass.nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
     for kernel in sass.report(cls.recipe(**arguments)):

@@ -4,6 +4,8 @@ from .mutant import family, pressed
 NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED, CLUSTER = (pressed(x) for x in (
     "naps-norm_backward", "naps-norm_backward_warps", "loads-norm_backward", "reads-norm_backward_warps",
     "naps-norm_backward_cluster", "naps-norm_quantised", "naps-norm_cluster"))
+HELD = pressed("naps-rows_held")
+HELD_AROUND, HELD_CLUSTER = (("tests/gpu/test_rows_held.py -k " + k,) for k in ("around", "'two_exchanges and 40000'"))
 SOFTMAX, LOSS, QUANTIZE, CLAIMED, ROPE, GATED = (pressed(x) for x in (
     "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_claimed", "naps-rope", "naps-gated"))
 
@@ -21,14 +23,37 @@ MUTANTS = (
         ("no_wait_for_the_cluster", """
                 tk.cluster_arrive_relaxed()
                 tk.cluster_wait()
-            else:
+            elif const_expr(needed):
                 tk.sync_block()
          """, """
                 tk.cluster_arrive_relaxed()
                 tk.sync_block()
-            else:
+            elif const_expr(needed):
                 tk.sync_block()
-         """, LONG)),
+         """, LONG),
+        ("no_wait_for_the_block_s_start", """
+            elif const_expr(needed):
+                tk.sync_block()
+         """, "", HELD),
+        ("held_rows_past_the_last_written", """
+            if const_expr(self.first_finishes):
+                self._finish_by_first(c, state, row, r)
+            else:
+                self._write(c, views, row, c.part.exists(row), r)
+         """, """
+            if const_expr(self.first_finishes):
+                self._finish_by_first(c, state, row, r)
+            else:
+                self._write(c, views, row, True, r)
+         """, HELD_AROUND)),
+    *family(
+        "rows", "tkq/rows/share.py",
+        ("held_blocks_of_the_first_part", "unit, units, rank = block, blocks, cute.arch.block_idx()[1]",
+         "unit, units, rank = block, blocks, Int32(0)", HELD_CLUSTER)),
+    *family(
+        "rows", "tkq/rows/held.py",
+        ("held_of_one_row", "row = Int64(cutlass.min(part.row(0), part.share.rows - 1))",
+         "row = Int64(cutlass.min(part.share.first, part.share.rows - 1))", HELD_AROUND)),
     *family(
         "rows", "tkq/rows/exchange.py",
         ("no_wait_for_the_other_warps", "tk.wait(self.met[r.stage * p.groups + part.group], r.phase)", "", WARPS),

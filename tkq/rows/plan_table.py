@@ -22,8 +22,10 @@ TABLE = {
         (1024, 1, 32, 8, {}), (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4))),
 }
 
-# Of kernels that write numbers alone: blocks of a cluster, warps, blocks on a multiprocessor; 32 elements of a row to a
-# thread. They wait for exchanges and not for stores, and need others that work meanwhile more than a deep ring: GB/s on
-# an H100 of a softmax-weighted mean, by two exchanges, at 1024, 4096, 16384, 65536 columns 2682, 2691, 2698, 2343,
-# where a block of 8 warps with 8 stages had 2304, 1923, 1863, 1618 (bench/tune_row_forward.py).
+# Of kernels that write numbers alone, whose rows a block holds in registers: bytes of a row, and of vectors beside it,
+# to a thread; warps of a block. The first that holds a row is taken.
+HELD = ((64, 4), (64, 8), (64, 16), (128, 16))
+
+# Of the same, with longer rows: blocks of a cluster, warps, blocks on a multiprocessor; 32 elements of a row to a
+# thread. They wait for exchanges and not for stores, and need others that work meanwhile more than a deep ring.
 REDUCING = ((1, 4, 3), (1, 8, 3), (1, 16, 2), (2, 8, 3), (4, 8, 3), (8, 8, 3), (16, 8, 3))
