@@ -31,8 +31,8 @@ class RowKernel(RowEngine):
     slot and no lag. Rows that bulk copies cannot take (N odd, say) are read from global memory by the threads
     themselves (``RowPlan.direct``): right, but slower.
 
-    A kernel without stores and column sums, of rows that fit into the registers of one block, has neither ring nor
-    producer (``RowPlan.held``): a block for each tile, which comes and goes, and reads each element once.
+    A kernel without stores and column sums, of rows that fit into the registers of a block or a cluster, has neither
+    ring nor producer (``RowPlan.held``): a block for each tile, which comes and goes, and reads each element once.
 
       every warp        all loads go out -> the block's barrier -> partial -> publish -> collect -> row, .. -> write
 
