@@ -1,8 +1,8 @@
 """How a RowKernel cuts its rows: lanes, warps, blocks, stages. Pure Python: no torch, no DSL.
 
 Two or three loads of 16 bits with column sums take a table measured on an H100, and kernels that write numbers alone
-others (`plan_table`): threads hold their rows as far as registers reach, longer ones come through a ring. All else takes
-a ladder: 32 elements of a row a thread in 8 warps, and a cluster where a row is wider than that.
+others (`plan_table`): threads hold their rows as far as registers reach, longer ones come through a ring. All else
+takes a ladder: 32 elements of a row a thread in 8 warps, and a cluster where a row is wider than that.
 """
 from dataclasses import replace
 from typing import Optional
