@@ -27,8 +27,7 @@ MOST_STAGES = {"mean": (3,), "scaled": (8,)}  # each of them is tried
 FINALISTS = 7
 # (warps, blocks on a multiprocessor)
 BLOCKS = ((4, 3), (8, 2), (8, 3), (16, 2))
-HELD = tuple(itertools.product((4, 8, 16), (16, 32, 64, 128)))  # warps, elements of a thread
-WORKING = 32  # registers of a thread beside those that hold a row, at the least
+HELD = tuple(itertools.product((4, 8, 16), (32, 64, 128)))  # warps, elements of a thread
 
 
 def spec_of(kind: str, n: int) -> RowSpec:
@@ -83,9 +82,8 @@ def candidates(kind: str, n: int) -> dict:
         cluster = max(1, 1 << (-(-n // (warps * 32 * per_thread)) - 1).bit_length())
         if cluster > 8 or n < 32 * per_thread:
             continue
-        capped = 65536 // (warps * 32) // (per_thread // 2 + WORKING)
-        for choices in ({}, dict(resident=capped)):
-            add(held=True, past_l1=True, cluster=cluster, warps=warps, per_thread=per_thread, **choices)
+        resident = 65536 // (warps * 32) // (per_thread * 3 // 4 + 24)  # as `rows.plan` counts registers
+        add(held=True, past_l1=True, cluster=cluster, warps=warps, per_thread=per_thread, resident=resident)
     for choices in dict(past_l1=not planned.past_l1), dict(pdl=False), dict(evict_first=True):
         if planned.held == ("evict_first" not in choices):
             found.setdefault(f"planned, but {choices}", dataclasses.replace(planned, **choices))

@@ -12,6 +12,7 @@ from .plan_table import HELD, REDUCING, TABLE
 from .shape import (
     MOST_STAGES,
     QUAD,
+    REGISTER_FILE,
     SEVERAL_SUMS_REGISTERS,
     THREADS,
     VECTORS,
@@ -26,6 +27,7 @@ from .shape import (
 
 FINISHES = ("grid", "tail")
 GEOMETRY = ("cluster", "per_thread", "warps", "stages", "held")
+LEAST_REGISTERS = 48  # of a thread that holds its part of a row
 
 
 def plan(shape: RowShape, **choices) -> RowPlan:
@@ -93,16 +95,27 @@ def _measured(shape: RowShape) -> Optional[RowPlan]:
 
 
 def _held(shape: RowShape) -> Optional[RowPlan]:
-    """Of a kernel without column sums that stores no rows; None where a row is too long for one block."""
+    """Of a kernel without column sums that stores no rows; None where a row is too long."""
     if shape.columns or shape.stores:
         return None
     column = (sum(shape.loads) + sum(shape.vectors)) // 8
-    for bytes_, warps in HELD:
+    for cluster, warps, bytes_ in HELD:
         per_thread = max(shape.vector, 1 << (bytes_ // column).bit_length() - 1)
-        found = _without_ring(shape, 1, per_thread, warps)
+        found = _without_ring(shape, cluster, per_thread, warps)
         if found.per_thread <= per_thread:
-            return replace(found, held=True, past_l1=True, vectors="packed" if shape.vectors else "float")
+            blocks = REGISTER_FILE // (found.threads * _registers(shape, found))
+            return replace(found, held=True, past_l1=True, resident=max(1, min(blocks, THREADS // found.threads)),
+                           vectors="packed" if shape.vectors else "float")
     return None
+
+
+def _registers(shape, p) -> int:
+    """That a thread needs to hold its part of a row and to work on it: the more blocks share a multiprocessor, the more
+    bytes are under way. By what compiled kernels take without spilling: half as many again as hold the row, an
+    exchange's vectors, and a vector of each load."""
+    held = p.chunks * sum(max(1, p.vector * bits // 32) for bits in shape.loads + shape.vectors)
+    needed = held * 3 // 2 + 8 * (max((*shape.sums, 1)) + len(shape.loads) + len(shape.vectors))
+    return max(LEAST_REGISTERS, -(-needed // 8) * 8)
 
 
 def _reducing(shape: RowShape) -> Optional[RowPlan]:

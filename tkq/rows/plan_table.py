@@ -22,9 +22,9 @@ TABLE = {
         (1024, 1, 32, 8, {}), (2048, 1, 16, 4, dict(stages=4, resident=2)), (4096, 1, 16, 8, dict(stages=4))),
 }
 
-# Of kernels that write numbers alone, whose rows a block holds in registers: bytes of a row, and of vectors beside it,
-# to a thread; warps of a block. The first that holds a row is taken.
-HELD = ((64, 4), (64, 8), (64, 16), (128, 16))
+# Of kernels that write numbers alone, whose rows threads hold in registers: blocks of a cluster, warps of a block,
+# bytes of a row, and of vectors beside it, to a thread. The first that holds a row is taken.
+HELD = ((1, 4, 64), (1, 8, 64), (2, 8, 64), (4, 8, 64), (8, 8, 64))
 
 # Of the same, with longer rows: blocks of a cluster, warps, blocks on a multiprocessor; 32 elements of a row to a
 # thread. They wait for exchanges and not for stores, and need others that work meanwhile more than a deep ring.
