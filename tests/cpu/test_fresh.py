@@ -50,4 +50,5 @@ def test_what_is_done_before_the_imports():
     before = "assert 'colorsys' not in sys.modules\nsys.modules['wave'] = None"
     done = fresh.run("import sys, wave", before=before, imports="colorsys")
     assert done.returncode == 1 and "import of wave halted" in done.stderr
-    assert fresh.run("import sys; print('colorsys' in sys.modules)", before=before, imports="colorsys").stdout == "True\n"
+    done = fresh.run("import sys; print('colorsys' in sys.modules)", before=before, imports="colorsys")
+    assert done.stdout == "True\n"
