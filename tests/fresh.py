@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -118,18 +119,17 @@ class _Server:
         self.process.stdin.write(asked + "\n")
         self.process.stdin.flush()
         if not select.select([self.process.stdout], [], [], timeout)[0]:
-            self.end(killed=True)
+            self.end()
             raise subprocess.TimeoutExpired("a program of tests.fresh", timeout)
         line = self.process.stdout.readline()
         if not line:
-            self.end(killed=True)
+            self.end()
             raise RuntimeError("tests.fresh: the process that forks has ended")
         return int(line)
 
-    def end(self, killed=False):
-        if killed and self.process.poll() is None:
-            os.killpg(self.process.pid, 9)
-            _Server.of.cache_clear()
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
+    def end(self):
+        """With what it has forked. The next program gets another."""
+        _Server.of.cache_clear()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
