@@ -2,8 +2,8 @@
 
 `run(program, ...)` runs the program in a fork of a process that has imported torch and nothing of tkq or of the DSL.
 `before` is what that process does ahead of that import, as to hide packages; `imports` is all that it has imported,
-where that is not torch alone. For what hangs on the interpreter itself (the seed of hashes, what torch's own import brings, how long a start takes) there
-is subprocess.
+where that is not torch alone. For what hangs on the interpreter itself (the seed of hashes, what torch's own import
+brings, how long a start takes) there is subprocess.
 """
 from __future__ import annotations
 
