@@ -1,21 +1,21 @@
-"""Times tkq's operations beside their peers: `python -m tkq bench [op ...]` in a source checkout.
+"""Times tkq's operations and their baselines: `python -m tkq bench [op ...]` in a source checkout.
 
-    python -m tkq bench                                    every operation beside every peer
+    python -m tkq bench                                    every operation with every baseline
     python -m tkq bench rmsnorm swiglu --against quack,torch.compile,liger --quick
-    python -m tkq bench gemm --shapes FILE --out results   FILE has lines such as: gemm 4096x4096x4096 64x512x512
-    python -m tkq bench --part 0/4 --out results           a quarter of it; the others may follow in the same folder
-    python -m tkq bench rmsnorm --compare old/norms.json   what got slower since, beyond the spread of both
-    python -m tkq bench --resume --out results             what that folder lacks: a run that was ended, continued
-    python -m tkq bench --again short --out results        short kernels that it has not between others yet
-    python -m tkq bench --calls-only --out results         what eager calls cost, and nothing else
-    python -m tkq bench --results results                  tables and pictures of a folder anew; needs no GPU
+    python -m tkq bench gemm --shapes FILE --out results   lines of FILE: gemm 4096x4096x4096 64x512x512
+    python -m tkq bench --part 0/4 --out results           a quarter of it; the others can follow in that folder
+    python -m tkq bench rmsnorm --compare old/norms.json   regressions beyond the spread of both runs
+    python -m tkq bench --resume --out results             continue an interrupted run: only missing cases
+    python -m tkq bench --again short --out results        short kernels not yet timed between other kernels
+    python -m tkq bench --calls-only --out results         CPU time of eager calls only
+    python -m tkq bench --results results                  redo a folder's tables and plots; needs no GPU
 
-The cases are those of the files beside this one (`python -m bench.norms` runs one). All candidates of a case take turns
-in this process on the same inputs, with a cold L2. The folder gets a file of results for each file of cases, which
-join what is there already, `results.md` with all that was measured, and pictures as PNG and SVG, where matplotlib is.
+The cases are defined in bench/*.py (`python -m bench.norms` runs one file). All candidates of a case take turns in one
+process on the same inputs, with a cold L2. The output folder receives one JSON file per file of cases, merged with
+existing results, `results.md` with everything measured, and plots as PNG and SVG if matplotlib is installed.
 
-Exit status 0 if everything ran, every result is accurate and, with --compare, nothing got slower; 1 if not; 2 without a
-GPU, or where an argument is wrong.
+Exit status: 0 if everything ran, every result is accurate and, with --compare, nothing got slower; 1 if not; 2 without
+a GPU or with a wrong argument.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def measure(options) -> int:
         print(f"missing: {name}: {why}", flush=True)
     for name in options.against if options.against != ops.USUAL else ():
         if not any(set(job.peer_names) & set(ops.meant(name, job)) for _, job in jobs):
-            print(f"missing: {name}: no case is timed beside it", flush=True)
+            print(f"missing: {name}: no case has this baseline", flush=True)
     if not jobs and not extras:
-        print("no cases: --sections, --match, --shapes, --part, --resume and --again leave none")
+        print("no cases left after --sections, --match, --shapes, --part, --resume and --again")
         return 0 if options.resume or options.again else 1
     progress, left = Progress(len(jobs) + len(extras)), len(jobs)
     options.deadline = time.monotonic() + options.seconds
@@ -81,7 +81,7 @@ def price(options) -> int:
     options.once = _begun_here([bench.name for bench, _ in pairs], *options.part)
     files = [(bench, some) for bench, some in _by_file(pairs).values() if _to_be_priced(bench, options)]
     if not files:
-        print("no calls: --sections, --match, --shapes, --part and --resume leave none")
+        print("no calls left after --sections, --match, --shapes, --part and --resume")
         return 0 if options.resume else 1
     progress = Progress(len(files))
     bad = calls.price([(bench, _run_of(bench, some, options, options.seconds, progress)) for bench, some in files],
@@ -241,11 +241,11 @@ def tell(reports: Mapping[str, Report], out: Path, draw: bool = True) -> None:
     try:
         pictures = plots.write(reports, out / "plots") if draw else []
     except ImportError as problem:
-        print(f"no pictures: {problem}; pip install matplotlib, then: python -m tkq bench --results {out}")
+        print(f"no plots: {problem}; pip install matplotlib, then: python -m tkq bench --results {out}")
         pictures = []
-    print(f"{out}: {len(reports)} files of results, results.md, {len(pictures)} pictures in plots/\n")
+    print(f"{out}: {len(reports)} result files, results.md, {len(pictures)} plots in plots/\n")
     missed, undecided = bounds.missed(reports), bounds.undecided(reports)
-    print("\n".join([f"Bounds missed: {len(missed)}; not decided, as a peer was not timed: {undecided}", *missed]))
+    print("\n".join([f"Bounds missed: {len(missed)}; undecided, for a baseline was not timed: {undecided}", *missed]))
 
 
 def results(options) -> Mapping[str, Report]:
@@ -265,8 +265,8 @@ def main(argv: list[str] | None = None) -> int:
     old = reports_in(options.compare) if options.compare else {}  # before the run writes over them
     if options.results is None:
         if not torch.cuda.is_available():
-            print("tkq bench times kernels: it needs a GPU, and PyTorch finds none here. (--results DIR shows results "
-                  "that are there.)")
+            print("tkq bench times kernels: it needs a GPU, and PyTorch finds none here. (--results DIR shows existing "
+                  "results.)")
             return 2
         if options.warm_part:
             return warm_part(options)

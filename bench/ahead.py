@@ -1,4 +1,4 @@
-"""What is compiled before a benchmark, in processes side by side: the run then finds it on the disk, and only times.
+"""Compiles everything before a benchmark, in parallel processes: the run then finds it on disk and only times.
 
 Everyone is called once for every case, at what compiles: tkq, torch.compile, QuACK, FA4, Liger. Nobody tunes here: what
 chooses by its own timings would choose badly beside others, so "QuACK tuned" is left out, and torch.compile's choices

@@ -1,4 +1,4 @@
-"""What `python -m tkq bench` is asked for: its options, the shapes of a file, an operation's cases."""
+"""The command line of `python -m tkq bench`: its options, the shapes of a file, an operation's cases."""
 
 from __future__ import annotations
 
@@ -21,39 +21,38 @@ def parse(argv: list[str] | None, doc: str = "") -> argparse.Namespace:
                                      epilog=doc.partition("\n\n")[2])
     names = lambda text: tuple(filter(None, text.split(",")))
     every = (*ops.OPS, *ops.EXTRAS)
-    parser.add_argument("ops", nargs="*", metavar="op", help=f"of {', '.join(ops.OPS)}, which are timed "
-                        f"without any; or, by a main of their own, {', '.join(ops.EXTRAS)}")
-    parser.add_argument("--against", type=names, default=ops.USUAL, help=f"peers, of {', '.join(ops.AGAINST)}; "
-                        "otherwise all but quack-tuned, which compiles 44 kernels")
-    parser.add_argument("--shapes", type=Path, metavar="FILE", help="lines of an operation and shapes of its cases")
-    parser.add_argument("--out", type=Path, help=f"folder of the results; {OUT} otherwise")
-    parser.add_argument("--compare", type=Path, metavar="OLD", help="results, a file or a folder: what got slower")
-    parser.add_argument("--results", type=Path, metavar="DIR", action="append", help="take a folder's results "
-                        "instead of measuring; given several times, those folders' results joined, into --out")
-    parser.add_argument("--resume", action="store_true", help="only cases that the files in --out lack")
-    parser.add_argument("--again", type=names, default=(), metavar="short,peers", help="only cases that the files in "
-                        "--out have otherwise than they would be timed now: short kernels, but not between others; "
-                        "without one of the peers, as nobody asked for it")
-    parser.add_argument("--sections", type=names, default=(), help="only cases of these sections, of any file")
+    parser.add_argument("ops", nargs="*", metavar="op", help=f"any of {', '.join(ops.OPS)} (default: all), "
+                        f"or of {', '.join(ops.EXTRAS)}, which have their own main")
+    parser.add_argument("--against", type=names, default=ops.USUAL, help=f"baselines, any of {', '.join(ops.AGAINST)}; "
+                        "default: all but quack-tuned, which compiles 44 kernels")
+    parser.add_argument("--shapes", type=Path, metavar="FILE", help="a file with lines of an operation and its shapes")
+    parser.add_argument("--out", type=Path, help=f"output folder; default {OUT}")
+    parser.add_argument("--compare", type=Path, metavar="OLD", help="report regressions against a file or folder")
+    parser.add_argument("--results", type=Path, metavar="DIR", action="append", help="use a folder's results "
+                        "instead of measuring; several such folders are merged into --out")
+    parser.add_argument("--resume", action="store_true", help="only cases missing in --out")
+    parser.add_argument("--again", type=names, default=(), metavar="short,peers", help="repeat cases in --out that "
+                        "were timed differently: short kernels not timed between others; cases without a baseline that "
+                        "would be timed now")
+    parser.add_argument("--sections", type=names, default=(), help="only cases of these sections")
     parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
     parser.add_argument("--part", type=_share, default=(0, 1), metavar="I/N", help="every Nth case from the Ith")
     parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
     parser.add_argument("--rounds", type=int, help="of each case; at least 7")
-    parser.add_argument("--round-seconds", type=float, help="one candidate's turn; 2 with --idle 0: sustained speed")
+    parser.add_argument("--round-seconds", type=float, help="a candidate's turn; 2 with --idle 0: sustained speed")
     parser.add_argument("--idle", type=float, help=command.IDLE_HELP)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after so long")
-    parser.add_argument("--at-most", type=float, default=0, metavar="SECONDS", help="end the run after so long, "
-                        "wherever it hangs; --resume goes on")
-    parser.add_argument("--turn", type=Path, metavar="FILE", help="of runs that name this file, one has the GPU at a "
-                        "time; the others get ready")
-    parser.add_argument("--no-pictures", action="store_true", help="draw none; --results does it later")
-    parser.add_argument("--no-calls", action="store_true", help="do not price eager calls on tiny tensors")
-    parser.add_argument("--calls-only", action="store_true", help="price those calls, and time no case: all calls of "
-                        "all files are made once, then each file's are priced")
-    parser.add_argument("--warm", type=int, default=0, metavar="N", help="compile everything first, in N processes "
-                        "side by side: peers take seconds at each shape")
-    parser.add_argument("--warm-only", type=int, default=0, metavar="N", help="compile like that, and time nothing: a "
-                        "run after it finds everything compiled")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after this time")
+    parser.add_argument("--at-most", type=float, default=0, metavar="SECONDS", help="end the run after this time, "
+                        "even if it hangs; --resume continues")
+    parser.add_argument("--turn", type=Path, metavar="FILE", help="a lock file: runs that name the same file use the "
+                        "GPU one at a time")
+    parser.add_argument("--no-pictures", action="store_true", help="draw no plots; --results can do it later")
+    parser.add_argument("--no-calls", action="store_true", help="do not measure the CPU time of eager calls")
+    parser.add_argument("--calls-only", action="store_true", help="measure only the CPU time of eager calls, after one "
+                        "warm-up of all of them")
+    parser.add_argument("--warm", type=int, default=0, metavar="N", help="compile everything first, in N parallel "
+                        "processes: baselines take seconds at each shape")
+    parser.add_argument("--warm-only", type=int, default=0, metavar="N", help="only compile, for a later run")
     parser.add_argument("--warm-part", type=_share, help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args(argv)  # operations may stand behind options, too
     for what, given, valid in (("op", options.ops, every), ("--against", options.against, ops.AGAINST),

@@ -1,4 +1,4 @@
-"""Attention's gradients beside FA4's and cuDNN's, everything that a call launches included.
+"""The backward of flash_attn against FA4 and cuDNN, including everything that a call launches.
 
     python -m bench.attention_backward [--sections backward,gqa,deterministic] [--quick | --shapes 1024x64,4096x128]
 

@@ -1,4 +1,4 @@
-"""Attention's backward pass with 32 query heads on 8 heads of K and V, beside 32 of both: as many FLOPs.
+"""The backward of flash_attn with GQA, 32 query heads on 8 K/V heads, against MHA with 32 heads: equal FLOPs.
 
     python -m bench.attention_backward_gqa [--quick | --shapes 1024x128,4096x128]
 

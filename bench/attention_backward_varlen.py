@@ -1,4 +1,4 @@
-"""The gradients of flash_attn_varlen beside FA4's, everything that a call launches included.
+"""The backward of flash_attn_varlen against FA4, including everything that a call launches.
 
     python -m bench.attention_backward_varlen [--shapes 16384x64] [--match causal]
 

@@ -1,4 +1,4 @@
-"""Attention's forward pass beside FA4's and cuDNN's.
+"""The forward of flash_attn and flash_attn_varlen against FA4 and cuDNN.
 
     python -m bench.attention_forward [--sections calls,dense,varlen,window,gqa,mha] [--quick | --shapes 4096x128]
 

@@ -1,4 +1,4 @@
-"""Attention forward passes that tkq is timed beside, with the options of ``tkq.flash_attn`` that they know.
+"""The baselines of attention's forward, with the options of ``tkq.flash_attn`` that they support.
 
 A peer is made for a ``Call`` by a function that imports what it needs, and takes what ``tkq`` takes: (q, k, v), varlen
 (q, k, v, cu_seqlens). What a peer cannot do raises NotImplementedError: it is then missing, with that reason.

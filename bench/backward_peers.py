@@ -1,4 +1,4 @@
-"""The peers of the norms' backward passes. Called as (dy, x, weight, rstd, mean): dx, dweight and, of layernorm, dbias.
+"""The baselines of the norms' backward. Called as (dy, x, weight, rstd, mean): dx, dweight and, of layernorm, dbias.
 
 rstd and mean are given to everyone; bench/peers.py lists what is here. Each is made by a function that imports it."""
 

@@ -1,4 +1,4 @@
-"""The bounds that results miss, in words: of single shapes, of means, of what calls cost."""
+"""The bounds that results miss, in words: of single shapes, of geomeans, of call costs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _of_cases(cases: Iterable[Case]) -> Iterable[str]:
         for bound in filter(None, (case.bound, case.roof)):
             if case.holds_beside(bound) is False:
                 best = case.beside(bound)
-                reached = f"{best[1]:.3f} of {best[0]}" if best else "failed"
-                yield f"{case.op} {case.shape}: {reached}, at least {bound.at_least:.3g}"
+                reached = f"{best[1]:.3f}x {best[0]}" if best else "failed"
+                yield f"{case.op} {case.shape}: {reached}, bound {bound.at_least:.3g}"
         if case.comparison[case.ours].ok and case.accurate() is False:
-            yield f"{case.op} {case.shape}: the error is beyond twice the best peer's"
+            yield f"{case.op} {case.shape}: the error exceeds twice the best baseline's"
 
 
 def _of_costs(costs: list[Cost]) -> Iterable[str]:
@@ -38,7 +38,7 @@ def _of_costs(costs: list[Cost]) -> Iterable[str]:
     beside = f" (`x + x` took {x.median_us:.1f})" if x else ""
     for cost in costs:
         if cost.holds() is False:
-            yield f"{cost.name}: {cost.median_us:.2f} us, at most {cost.at_most:g}{beside}"
+            yield f"{cost.name}: {cost.median_us:.2f} us, bound {cost.at_most:g}{beside}"
 
 
 def _of_all(name: str, cases: list[Case]) -> list[str]:

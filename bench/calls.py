@@ -1,4 +1,4 @@
-"""What eager calls cost, of several files of cases, with nothing timed beside them: `python -m tkq bench --calls-only`.
+"""The CPU time of eager calls, of several files of cases, without timing anything else: `tkq bench --calls-only`.
 
 All calls of all files are made before the first is priced: whatever that compiles and imports is then behind them, and
 the host is as quiet for one file's calls as for another's.

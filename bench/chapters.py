@@ -1,4 +1,4 @@
-"""The kernels that the docs write, beside those that tkq ships: docs/write_your_own and examples/write_a_row_kernel.py.
+"""The docs' own kernels against the shipped ones: docs/write_your_own and examples/write_a_row_kernel.py.
 
     python -m bench.chapters [--sections reduction,rows,gemm,attention] [--quick] [--shapes 4096]
 
@@ -145,26 +145,26 @@ def judge(cases: Iterable[Case]) -> list[str]:
             wrong.append(f"{case.op} {case.shape}: the example's error is {errors[EXAMPLE]:.1e}")
         reached = share(case)
         if case.section == "attention" and reached is not None and reached < ATTENTION:
-            wrong.append(f"{case.op} {case.shape}: the example has {reached:.3f} of tkq's speed, {ATTENTION} wanted")
+            wrong.append(f"{case.op} {case.shape}: the example has {reached:.3f}x tkq's speed, bound {ATTENTION}")
     return wrong
 
 
 def table(report: Report) -> str:
-    """What the examples reach: a row for each case."""
+    """The speed of the examples: a row for each case."""
     rows = []
     for case in report.cases:
         name = EXAMPLE if EXAMPLE in (t.name for t in case.comparison.timings) else case.ours
         timed = {t.name: t for t in case.comparison.timings if t.ok}
         if name not in timed:
             continue
-        beside = [f"{timing.ratio(timed[name], t):.3f} of {_whose(case, t.name)}" for t in timed.values()
+        beside = [f"{timing.ratio(timed[name], t):.3f}x {_whose(case, t.name)}" for t in timed.values()
                   if t.name != name]
         rows.append((f"`{FILES[case.section]}`", case.shape, f"{case.rate(name):.0f} {case.unit}", ", ".join(beside)))
-    return tables.table(("example", "shape", "its rate", "its speed"), rows)
+    return tables.table(("example", "shape", "rate", "relative speed"), rows)
 
 
 def _whose(case: Case, name: str) -> str:
-    return {"tkq": f"`tkq.{case.op}`", "copy": "a copy", "add": "`torch.add`"}.get(name, name)
+    return {"tkq": f"`tkq.{case.op}`", "copy": "copy", "add": "`torch.add`"}.get(name, name)
 
 
 BENCH = Bench(

@@ -1,4 +1,4 @@
-"""A process that has done its imports, and copies itself for each case: what bench.cold_start asks.
+"""A process that has done its imports and forks itself for each case of bench.cold_start.
 
     python -m bench.cold_process cache|bundle [DEVICE]
 

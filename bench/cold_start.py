@@ -1,4 +1,4 @@
-"""What a new process waits for: imports, and the first call of each op, from a warm cache and from a bundle.
+"""The start of a new process: imports, and the first call of each op, from a warm cache and from a bundle.
 
     python -m bench.cold_start [--ops "rmsnorm;gemm"] [--rounds 3] [--bundle DIR] [--seconds 70]
 

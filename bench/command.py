@@ -1,4 +1,4 @@
-"""What every file of cases shares: its command line, a run within a time budget, a table at the end."""
+"""Shared by all files of cases: the command line, a run within a time budget, a table at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tkq.runtime import ignore_tuned
 from tkq.testing.timing import Effort
 
 CALLS = "calls"  # the section of calls' costs
-IDLE_HELP = "seconds of rest before each turn; otherwise none, but 0.1 of large products: bursts after idle"
+IDLE_HELP = "idle seconds before each turn; default 0, but 0.1 for large GEMMs, which are timed in bursts"
 USUAL, QUICK = Effort(9, 0.04), Effort(7, 0.02)
 PRODUCTS = Effort(9, 0.02)  # a burst of a large one after a rest is this long: in 40 ms the power limit slows it down
 REST, LARGE_FLOPS = 0.1, 1e11  # seconds before each turn of products of so many operations, 4096^3 among them
@@ -107,7 +107,7 @@ class Run:
     def case(self, job: Job, cases_left: int) -> None:
         q = job.question
         if time.monotonic() > self._deadline:
-            self.problem(f"{q.op} {q.shape}: not run, the time is up")
+            self.problem(f"{q.op} {q.shape}: not run, out of time")
             return
         names = tuple(name for name in job.peer_names if name not in self._without)
         found, missing = peers.find(job.peer_op, names, **job.peer_options)
@@ -192,22 +192,22 @@ class Run:
 
 
 def mean_misses(what: str, cases: Iterable[Case], at_least: float, of: int = 0) -> list[str]:
-    """For a ``judge``: what is wrong with the geometric mean of these cases, each beside its best peer. Prints it. of:
-    how many cases the bound means; the mean of fewer is told, and decides nothing."""
+    """For a ``judge``: prints the geomean speedup of these cases over their best baselines; says so if it misses its
+    bound. of: the number of cases that the bound is for; with fewer nothing is decided."""
     found = [best[1] for case in cases if (best := case.against_best())]
     if not found:
         return []
     mean, part = geometric_mean(found), len(found) < of
-    over = f"over {len(found)} of {of} shapes: not decided" if part else f"over {len(found)}"
-    print(f"{what}: {mean:.3f} of the best peer in the mean, at least {at_least}, {over}")
+    said = f"{what}: geomean {mean:.3f}x the best baseline, bound {at_least}"
+    print(f"{said}, {len(found)} of {of} shapes: undecided" if part else f"{said}, {len(found)} shapes")
     if part or mean >= at_least:
         return []
-    return [f"{what}: {mean:.3f} of the best peer in the mean, at least {at_least}"]
+    return [said]
 
 
 def rate_misses(what: str, cases: Iterable[Case], at_least: float) -> list[str]:
-    """For a ``judge``: those of our cases that are slower than so many of their unit."""
-    return [f"{what}: {case.op} {case.shape}: {case.rate(case.ours):.0f} {case.unit}, at least {at_least}"
+    """For a ``judge``: the cases whose rate is below the bound, in their unit."""
+    return [f"{what}: {case.op} {case.shape}: {case.rate(case.ours):.0f} {case.unit}, bound {at_least}"
             for case in cases if case.comparison[case.ours].ok and case.rate(case.ours) < at_least]
 
 
@@ -262,19 +262,19 @@ def _shapes(bench, section, options) -> Shapes:
 def _options(bench, argv):
     parser = argparse.ArgumentParser(prog=f"python -m bench.{bench.name}", description=bench.doc.split("\n")[0])
     default = ",".join(bench.default or bench.names)
-    parser.add_argument("--sections", default=default, help=f"of {', '.join(bench.names)}, in this order")
+    parser.add_argument("--sections", default=default, help=f"any of {', '.join(bench.names)}, in this order")
     parser.add_argument("--quick", action="store_true", help="a few shapes, short rounds")
-    parser.add_argument("--shapes", default="", help="of cases that have a choice, such as 32768x4096,16384x8192")
+    parser.add_argument("--shapes", default="", help="for cases with selectable shapes, such as 32768x4096,16384x8192")
     parser.add_argument("--match", default="", help="only cases whose operation and shape contain this text")
-    parser.add_argument("--without", default="", help="peers to leave out: torch.compile compiles for minutes")
-    parser.add_argument("--seconds", type=float, default=280, help="start no case after so long; costs always run")
+    parser.add_argument("--without", default="", help="baselines to exclude: torch.compile compiles for minutes")
+    parser.add_argument("--seconds", type=float, default=280, help="start no case after this time; calls always run")
     parser.add_argument("--rounds", type=int, default=bench.effort.rounds)
     parser.add_argument("--round-seconds", type=float, default=bench.effort.round_seconds,
-                        help="one candidate's turn; 2 with --idle 0: sustained speed")
+                        help="a candidate's turn; 2 with --idle 0: sustained speed")
     parser.add_argument("--idle", type=float, help=IDLE_HELP)
     parser.add_argument("--no-graphs", action="store_true", help="time eager calls behind a backlog, no CUDA graphs")
-    parser.add_argument("--warm", default="", help="such as 0/4: time nothing, but let the peers of every fourth case "
-                        "from the first compile, for the run after it; several of these can run side by side")
+    parser.add_argument("--warm", default="", help="such as 0/4: time nothing; compile the baselines of every fourth "
+                        "case, for a later run; several such processes can run in parallel")
     parser.add_argument("--out", type=Path, default=Path("bench/results/h100"))
     options = parser.parse_args(argv)
     options.sections = options.sections.split(",")

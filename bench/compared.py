@@ -1,4 +1,4 @@
-"""Two runs beside each other: what got slower, beyond the spread of both.
+"""The comparison of two runs: what got slower, beyond the spread of both.
 
 A card's clock differs from run to run and from card to card. What both runs timed beside tkq, peers and roofs, shows by
 how much: the geometric mean of their change is the run's, and ours is judged by what is beyond it. Where nothing else
@@ -100,13 +100,13 @@ def text(found: Iterable[Change]) -> str:
     """The changes as a Markdown table, what got slower first, and what they come to."""
     found = sorted(found, key=lambda change: -change.beyond)
     if not found:
-        return "Nothing that both runs have."
+        return "The runs have no case in common."
     slower = [change for change in found if change.verdict == "slower"]
     faster = [change for change in found if change.verdict == "faster"]
     counts = f"{len(slower)} slower, {len(faster)} faster, {len(found) - len(slower) - len(faster)} within the spread"
     lines = [f"{len(found)} compared: {counts}.", ""]
     if slower or faster:
-        lines += ["| operation | shape | old | new | time | others' | beyond | spread | |",
+        lines += ["| operation | shape | old | new | time | baselines' time | net | spread | |",
                   "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
         lines += [f"| `{c.op}` | {c.shape} | {c.old} | {c.new} | {c.ratio - 1:+.1%} | "
                   f"{'' if c.others is None else f'{c.others - 1:+.1%}'} | {c.beyond - 1:+.1%} | {c.spread:.1%} | "

@@ -1,4 +1,4 @@
-"""cross_entropy beside its peers: forward, mean, backward, both in one pass; the cost of a call.
+"""cross_entropy against its baselines: forward, mean, backward, both in one pass; CPU time per call.
 
     python -m bench.cross_entropy [--sections calls,forward,mean,backward,both] [--quick] [--shapes 32768x4096]
 

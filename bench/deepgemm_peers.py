@@ -1,4 +1,4 @@
-"""DeepGEMM's products, compiled as they are called by the machine's nvcc (or NVRTC). Only this file imports it.
+"""DeepGEMM's kernels, compiled on first use by the machine's nvcc (or NVRTC). Only this file imports it.
 
 It is taken where it is installed by itself or inside vllm. Its products of float8 take the scales that it calls 1D2D,
 (1, 128) for a and (128, 128) for b, and write bf16; those of (1, 128) for both write float32 alone, added to what is

@@ -1,4 +1,4 @@
-"""What tkq and its peers can do on an H100: the README's table, with what shows each claim in the libraries' sources.
+"""The features of tkq and of other libraries on an H100: the README's table, with evidence from their sources.
 
 A cell is a text and its evidence, names that a test looks up in the source of what is installed, without importing it:
 ``module:function(a, b)`` has these parameters, ``module:name`` is defined there; with ``!`` before it, it is not.
@@ -43,32 +43,32 @@ COMPILED = Cell("compiled")
 
 # by feature; a column without a cell: the library has no such operation
 FEATURES: dict[str, dict[str, Cell]] = {
-    "attention with windows, softcap, sinks": {
+    "attention: sliding window, softcap, sinks": {
         "tkq": yes(f"{ATTENTION}:flash_attn(window_size, softcap, sinks)"),
         "FA4": yes(f"{FA4}:flash_attn_func(window_size, softcap, learnable_sink)"),
         "torch": Cell("compiled", ("torch.nn.attention.flex_attention:flex_attention(score_mod, block_mask)",)),
     },
-    "attention of packed sequences": {
+    "attention: variable-length sequences": {
         "tkq": yes("tkq.attention.varlen_ops:flash_attn_varlen(cu_seqlens_q)"),
         "FA4": yes(f"{FA4}:flash_attn_varlen_func(cu_seqlens_q)"),
         "torch": yes("torch.nn.attention.varlen:varlen_attn"),
     },
-    "attention with masks and scores of your own": {
+    "attention: user-defined masks and score functions": {
         "tkq": no(f"{ATTENTION}:flash_attn(score_mod)", f"{ATTENTION}:flash_attn(mask_mod)"),
         "FA4": yes(f"{FA4}:flash_attn_func(score_mod, mask_mod)"),
         "torch": Cell("compiled", ("torch.nn.attention.flex_attention:flex_attention(score_mod, block_mask)",)),
     },
-    "attention on paged keys": {
+    "attention: paged KV cache": {
         "tkq": no("tkq.attention.varlen_ops:flash_attn_varlen(page_table)"),
         "FA4": yes(f"{FA4}:flash_attn_varlen_func(page_table)"),
         "torch": yes("torch.nn.attention.varlen:varlen_attn(block_table)"),
     },
-    "gradients of attention, the same bits each time": {
+    "attention: deterministic backward": {
         "tkq": yes(f"{ATTENTION}:flash_attn(deterministic)"),
         "FA4": yes(f"{FA4}:flash_attn_func(deterministic)"),
         "torch": yes("torch:use_deterministic_algorithms"),
     },
-    "rmsnorm with its residual, both results": {
+    "rmsnorm with fused residual add, both outputs": {
         "tkq": yes("tkq.norms.ops:rmsnorm(residual, prenorm)"),
         "QuACK": yes("quack.rmsnorm:rmsnorm(residual, prenorm)"),
         "Liger": yes(f"{LIGER}:liger_fused_add_rms_norm(X, R)"),
@@ -76,12 +76,12 @@ FEATURES: dict[str, dict[str, Cell]] = {
     },
     "layernorm with gradients": {
         "tkq": yes("tkq.norms.ops:layernorm(weight, bias)"),
-        "QuACK": Cell("apart, weights fp32", ("quack.rmsnorm:layernorm_fwd", "quack.rmsnorm:layernorm_bwd",
+        "QuACK": Cell("two functions, fp32 weights", ("quack.rmsnorm:layernorm_fwd", "quack.rmsnorm:layernorm_bwd",
                                               "!quack.rmsnorm:layernorm")),
         "Liger": yes(f"{LIGER}:liger_layer_norm"),
         "torch": yes(f"{F}:layer_norm"),
     },
-    "norm and float8 in one pass": {
+    "norm with float8 output": {
         "tkq": yes("tkq.norms.quant_ops:rmsnorm_quant(granularity)"),
         "QuACK": no("quack.rmsnorm:rmsnorm(scale)", "quack.rmsnorm:rmsnorm_quant"),
         "Liger": no(f"{LIGER}:liger_rms_norm(scale)"),
@@ -93,57 +93,57 @@ FEATURES: dict[str, dict[str, Cell]] = {
         "Liger": no(f"{LIGER}:liger_log_softmax"),
         "torch": yes(f"{F}:log_softmax"),
     },
-    "cross entropy: smoothing, z-loss, softcap": {
+    "cross entropy: label smoothing, z-loss, softcap": {
         "tkq": yes(f"{LOSSES}:cross_entropy(label_smoothing, z_loss, softcap)"),
         "QuACK": no("quack.cross_entropy:cross_entropy(label_smoothing)", "quack.cross_entropy:cross_entropy(softcap)"),
         "Liger": yes(f"{LIGER}:liger_cross_entropy(label_smoothing, lse_square_scale, softcap)"),
-        "torch": Cell("smoothing", (f"{F}:cross_entropy(label_smoothing)", f"!{F}:cross_entropy(softcap)")),
+        "torch": Cell("label smoothing", (f"{F}:cross_entropy(label_smoothing)", f"!{F}:cross_entropy(softcap)")),
     },
-    "linear and cross entropy, logits never whole": {
+    "fused linear cross entropy": {
         "tkq": yes("tkq.losses.linear_ops:linear_cross_entropy"),
         "QuACK": yes("quack.linear_cross_entropy:chunked_linear_cross_entropy(chunk_size)"),
         "Liger": yes(f"{LIGER}:liger_fused_linear_cross_entropy"),
         "torch": yes(f"{F}:linear_cross_entropy"),
     },
-    "losses of preference and distillation": {
+    "preference and distillation losses": {
         "tkq": no(f"{LOSSES}:jsd", f"{LOSSES}:kl_div"),
         "QuACK": no("quack.cross_entropy:kl_div"),
         "Liger": yes(f"{LIGER}:liger_jsd", f"{LIGER}:liger_fused_linear_kl_div", "liger_kernel.ops.grpo_loss"),
         "torch": Cell("not fused", (f"{F}:kl_div",)),
     },
-    "rope: interleaved, part of a head, packed": {
+    "rope: interleaved, partial, packed sequences": {
         "tkq": yes("tkq.pointwise.rope_ops:rope(interleaved, cu_seqlens)"),
         "QuACK": yes("quack.rotary:apply_rotary_emb(interleaved, cu_seqlens)"),
-        "Liger": Cell("part of a head", (f"{LIGER}:liger_rope(rotary_dim)", f"!{LIGER}:liger_rope(interleaved)",
+        "Liger": Cell("partial", (f"{LIGER}:liger_rope(rotary_dim)", f"!{LIGER}:liger_rope(interleaved)",
                                          f"!{LIGER}:liger_rope(cu_seqlens)")),
     },
-    "gemm with a function of your own in it": {
+    "gemm with a user-defined epilogue": {
         "tkq": yes("tkq.gemm.ops:gemm(activation)"),
         "QuACK": yes("quack.epilogue.frontend:gemm_epilogue"),
         "torch": COMPILED,
     },
-    "float8 gemm, scales of rows and blocks": {
+    "float8 gemm: row-wise and block-wise scales": {
         "tkq": yes("tkq.gemm.fp8_ops:fp8_gemm(scale_a, scale_b)"),
-        "QuACK": Cell("one scale", (f"{GEMM}:gemm(alpha)", f"!{GEMM}:gemm(scale_a)")),
+        "QuACK": Cell("tensor-wise", (f"{GEMM}:gemm(alpha)", f"!{GEMM}:gemm(scale_a)")),
         "torch": yes(f"{F}:scaled_mm(scale_a, scale_recipe_a)"),
     },
-    "grouped gemm, sizes on the GPU": {
-        "tkq": Cell("16 bits, float8", ("tkq.gemm.grouped_ops:grouped_gemm(offsets, scale_a)",)),
-        "QuACK": Cell("16 bits", (f"{GEMM}:gemm(cu_seqlens_m, cu_seqlens_k)",)),
-        "Liger": Cell("16 bits, of experts", ("liger_kernel.ops.fused_moe",)),
-        "torch": Cell("16 bits, float8", (f"{F}:grouped_mm", f"{F}:scaled_grouped_mm")),
+    "grouped gemm, group sizes on the GPU": {
+        "tkq": Cell("16-bit, float8", ("tkq.gemm.grouped_ops:grouped_gemm(offsets, scale_a)",)),
+        "QuACK": Cell("16-bit", (f"{GEMM}:gemm(cu_seqlens_m, cu_seqlens_k)",)),
+        "Liger": Cell("16-bit, MoE", ("liger_kernel.ops.fused_moe",)),
+        "torch": Cell("16-bit, float8", (f"{F}:grouped_mm", f"{F}:scaled_grouped_mm")),
     },
     "CPU tensors": {
         "tkq": yes("tkq.reference:flash_attn"), "FA4": Cell("no"), "QuACK": Cell("no"), "Liger": Cell("no"),
         "torch": Cell("yes"),
     },
-    "GPUs beside Hopper": {
+    "GPUs other than Hopper": {
         "tkq": Cell("none"), "FA4": Cell("Ampere, Blackwell", ("flash_attn.cute.flash_fwd_sm100",
                                                                "flash_attn.cute.flash_fwd_sm120")),
         "QuACK": Cell("Ampere, Blackwell", ("quack.gemm_sm80", "quack.gemm_sm100", "quack.gemm_sm120")),
-        "Liger": Cell("all of Triton's"), "torch": Cell("all"),
+        "Liger": Cell("all that Triton supports"), "torch": Cell("all"),
     },
-    "kernels shipped without their compiler": {
+    "precompiled kernels, no compiler at run time": {
         "tkq": yes("tkq.runtime.bundling:write"), "FA4": Cell("no"), "QuACK": Cell("no"), "Liger": Cell("no"),
         "torch": Cell("yes"),
     },
@@ -159,9 +159,9 @@ def table() -> str:
 
 def section() -> str:
     versions = ", ".join(" ".join(read) for read in READ.values())
-    return (f"{table()}\n\nRead from the sources of {versions}, most of it by names that `bench/features.py` has and a "
-            "test looks up in what is installed. Empty: the library has no such operation. Compiled: `torch.compile` "
-            "makes a kernel of plain PyTorch.")
+    return (f"{table()}\n\nFrom the sources of {versions}. `bench/features.py` names the evidence, and a test looks it "
+            "up in the installed packages. Empty: no such operation. Compiled: `torch.compile` generates a kernel from "
+            "plain PyTorch.")
 
 
 # ---- whether it is so ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A forward reduction of one's own, on both bases: the mean of each row, weighted by its softmax.
+"""A user-defined forward reduction, on both base classes: the mean of each row, weighted by its softmax.
 
 mean[row] = sum(softmax(x) * x): the maximum, then two sums about it; one number a row is written. The kernels of
 bench.row_forward and of the tests of default plans; none of them is tuned by hand.

@@ -1,4 +1,4 @@
-"""The foundation's speed against its bounds: attention, norms and gemm beside their peers, and the cost of a call.
+"""A short run against the bounds: attention, norms and gemm with their baselines, and CPU time per call.
 
     python -m bench.foundation [--sections attention,norms,gemm,calls] [--seconds 280] [--out bench/results/h100]
 

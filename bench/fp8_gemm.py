@@ -1,4 +1,4 @@
-"""fp8_gemm beside torch's own (cuBLASLt, CUTLASS) and QuACK: every granularity, a few rows, fused epilogues.
+"""fp8_gemm against torch (cuBLASLt, CUTLASS) and QuACK: every scale granularity, small M, fused epilogues.
 
     python -m bench.fp8_gemm [--sections tensor,row,block,line,few,epilogue,calls] [--shapes 8192x8192x8192] [--quick]
 

@@ -1,4 +1,4 @@
-"""The float8 products of others, for bench/fp8_gemm.py and bench/tune_fp8.py. A product is called with
+"""The baselines of float8 GEMM, for bench/fp8_gemm.py and bench/tune_fp8.py. A GEMM is called with
 (a, b, scale_a, scale_b) as tkq takes them, and the two scales again in the order of memory that torch wants."""
 from __future__ import annotations
 

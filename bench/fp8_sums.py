@@ -1,4 +1,4 @@
-"""What float8 sums lose along K: the mean signed error of both ways to accumulate, and torch's.
+"""The bias of float8 accumulation along K: the mean signed error of both modes, and of torch's.
 
     python -m bench.fp8_sums [--out bench/results/h100]
 

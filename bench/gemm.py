@@ -1,4 +1,4 @@
-"""gemm in bf16 beside cuBLAS and QuACK: large products, fused epilogues, few rows, batches, the cost of a call.
+"""gemm in bf16 against cuBLAS and QuACK: large GEMMs, fused epilogues, small M, batches, CPU time per call.
 
     python -m bench.gemm [--sections calls,large,rows,epilogue,few,batched] [--quick] [--shapes 4096x4096x4096]
 

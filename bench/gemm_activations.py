@@ -1,4 +1,4 @@
-"""Other ways to an activation, for bench/tune_gemm.py to time beside tkq's: each takes and returns one fp32 number.
+"""Alternative activations, for bench/tune_gemm.py to time against tkq's: each takes and returns one fp32 number.
 
 What they cost beside tkq's, in instructions an element and of these the special function unit's, is in each docstring.
 """

@@ -1,4 +1,4 @@
-"""tkq.gemm's peers: cuBLAS through torch, QuACK as it comes and tuned. Only this file and peers.py import them."""
+"""The baselines of gemm: cuBLAS through torch, QuACK untuned and tuned. Only this file and peers.py import them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemm of operands and results that begin anywhere and have rows of any pitch, beside cuBLAS.
+"""gemm with operands and outputs at any address and row pitch, against cuBLAS.
 
     python -m bench.gemm_pitches [--quick] [--out DIR]
 

@@ -1,4 +1,4 @@
-"""grouped_gemm beside torch's own: bf16, float8 by rows and by blocks, groups alike and skewed; weight gradients.
+"""grouped_gemm against torch: bf16, float8 with row and block scales, equal and skewed groups; weight gradients.
 
     python -m bench.grouped_gemm [--sections bf16,row,block,gradient,gradient_row,gradient_line,calls]
         [--shapes 8192x4096x4096] [--quick]

@@ -1,4 +1,4 @@
-"""The benchmark harness: `compare` times an operation beside its peers, `cpu_times` prices the host side of calls.
+"""The benchmark harness: `compare` times an operation and its baselines, `cpu_times` measures the host side of calls.
 
 The timing itself is `tkq.testing.timing`, shared with the demo; here are the clocks, power, costs and tables around.
 """
@@ -289,11 +289,11 @@ def case_lines(case: Case) -> list[str]:
     for name, why in case.missing.items():
         lines.append(f"{case.op:10s} {case.shape:32s} {name:14s} MISSING {why}")
     if _wrong(case):
-        lines.append(f"{case.op:10s} {case.shape:32s}{_wrong(case)}: the error of tkq is beyond twice the best peer's")
+        lines.append(f"{case.op:10s} {case.shape:32s}{_wrong(case)}: the error exceeds twice the best baseline's")
     for bound in filter(None, (case.bound, case.roof)):
-        verdict = {True: "holds", False: "MISSED", None: "not decided: a peer is missing"}[case.holds_beside(bound)]
+        verdict = {True: "holds", False: "MISSED", None: "undecided: a baseline is missing"}[case.holds_beside(bound)]
         best = case.beside(bound)
-        reached = f"{best[1]:.3f}x {best[0]}" if best else "nothing compared"
+        reached = f"{best[1]:.3f}x {best[0]}" if best else "no baseline timed"
         lines.append(f"{'':10s} bound {bound.at_least:.2f}x {' / '.join(bound.against)}: {reached}: {verdict}")
     return lines
 
@@ -307,9 +307,9 @@ def _state(readings) -> str:
 
 
 def summary(cases: list[Case]) -> str:
-    """The table at the end of a run: a line for each case, beside its best peer and beside its roof."""
-    head = f"{'op':24s} {'shape':32s} {'tkq':>12s} {'best peer':>24s} {'ratio':>6s} {'bound':>6s}"
-    rows = [f"{head} {'':6s} {'roof':>14s} bound"]
+    """The table at the end of a run: a line for each case with its best baseline and its roofline."""
+    head = f"{'op':24s} {'shape':32s} {'tkq':>12s} {'best baseline':>24s} {'ratio':>6s} {'bound':>6s}"
+    rows = [f"{head} {'':6s} {'roofline':>14s} bound"]
     for case in cases:
         ours, best = case.comparison[case.ours], case.against_best()
         own = f"{case.rate(case.ours):.0f} {case.unit}" if ours.ok else "FAILED"
@@ -334,7 +334,7 @@ def cost_lines(costs: list[Cost]) -> list[str]:
     """Each cost with its spread and its bound."""
     return [
         f"{c.name:66s} {c.median_us:9.2f} us ({c.least_us:.1f} to {c.most_us:.1f})"
-        f"{'' if c.at_most is None else f'  at most {c.at_most:g} {_mark(c.holds())}'} {c.note}".rstrip()
+        f"{'' if c.at_most is None else f'  bound {c.at_most:g} {_mark(c.holds())}'} {c.note}".rstrip()
         for c in costs
     ]
 

@@ -1,4 +1,4 @@
-"""One file of results from several runs of a bench on the same machine and code.
+"""Merges results of several runs of a bench on the same machine and code into one file.
 
     python -m bench.join_results PART.json PART.json .. --out bench/results/h100/gemm.json
     python -m bench.join_results FOLDER FOLDER .. --out bench/results/h100

@@ -1,4 +1,4 @@
-"""Norms by blocks that stay, whatever a row's length, for bench/tune_short_norms.py. layernorm's is tkq.norms.kept."""
+"""Persistent norms for any row length, for bench/tune_short_norms.py. layernorm's is tkq.norms.kept."""
 from tkq.row_kernel import RowKernel
 from tkq.utils import rsqrt
 

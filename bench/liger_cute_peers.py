@@ -1,4 +1,4 @@
-"""Liger's kernels in the CuTe DSL, its second implementation beside Triton's: called as bench/peers.py and
+"""Liger's kernels in the CuTe DSL, its second implementation next to Triton's: called as bench/peers.py and
 bench/losses_peers.py call the peers of the same operation. Only this file imports them.
 
 Each is the launcher behind Liger's own dispatch, which beyond the sizes that a kernel takes would quietly run Triton's:

@@ -1,4 +1,4 @@
-"""linear_cross_entropy, forward and backward, beside its peers: time and memory.
+"""linear_cross_entropy, forward and backward, against its baselines: time and memory.
 
     python -m bench.linear_cross_entropy [--shapes 8192x4096x128256] [--without torch] [--seconds 280]
 
@@ -80,7 +80,7 @@ def weigh(options) -> list[str]:
         print(shape, *(f"{name} {taken[name] / 2**20:.0f} MB" for name in taken), sep="  ")
         if "torch" in taken and shape == "M8192 K4096 V128256":
             share = taken["tkq"] / taken["torch"]
-            print(f"  {share:.3f} of torch, at most {OF_UNFUSED}")
+            print(f"  {share:.3f}x torch, bound {OF_UNFUSED}")
             problems += [f"{shape}: {share:.3f} of torch's memory"] if share > OF_UNFUSED else []
     return problems
 

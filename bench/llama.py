@@ -1,4 +1,4 @@
-"""A training step of a Llama of 1.2 billion parameters, patched with tkq and as transformers has it; and decoding.
+"""A training step of a 1.2-billion-parameter Llama, patched with tkq and unpatched; and decoding.
 
     python -m bench.llama [--sections eager,compiled,learning,generate] [--linear none,fp8_tensor]
 

@@ -11,7 +11,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from bench.llama_profile import KINDS, REST
+from bench.llama_profile import KINDS, REST, titled
 from bench.results import Case, Report
 from bench.tables import dates, days, table
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "h100"
 PAGE = ROOT / "docs" / "integrations.md"
 BEGIN, END = "<!-- figures: begin (python -m bench.llama_page --write) -->", "<!-- figures: end -->"
-WORDS = {"torch": "torch, its fastest attention", "tkq": 'patched, `linear="tkq"`', "tkq, none": "patched"}
+WORDS = {"torch": "torch, fastest attention", "tkq": 'patched, `linear="tkq"`', "tkq, none": "patched"}
 PROFILED = ("torch", "torch, compiled", "tkq", "tkq, fp8", "tkq, fp8_tensor", "tkq, fp8_block")  # if they are there
 
 
@@ -37,8 +37,9 @@ def section(folder: Path = RESULTS) -> str:
     """The text between the markers."""
     report = Report.from_json((folder / "llama.json").read_text())
     e, when = report.environment, days(dates(report) or [report.environment.date])
-    parts = [f"Measured {when} on one {e.device} with torch {e.versions['torch']}, by the host's clock: medians of "
-             f"turns\nin {_runs(report)}.\nA ratio is the median of the ratios of turns.", steps(report)]
+    parts = [f"Measured {when} on one {e.device} with torch {e.versions['torch']}, wall-clock medians over\n"
+             f"interleaved turns, {_runs(report)}.\nSpeedup: over torch, as a median of ratios within a turn.",
+             steps(report)]
     if report.costs:
         parts.append(decoding(report))
     for file, made in (("llama_profile.json", profile), ("llama_learning.json", learning)):
@@ -51,8 +52,8 @@ def _runs(report: Report) -> str:
     """One run, or which sections are of which."""
     of = {case.section: (case.date or report.environment.date)[:16].replace("T", " ") for case in report.cases}
     if len(set(of.values())) < 2:
-        return "one run"
-    return "runs of their own, " + ", ".join(f"{section} of {when}" for section, when in of.items())
+        return "in one run"
+    return "in separate runs: " + ", ".join(f"{section} at {when}" for section, when in of.items())
 
 
 def steps(report: Report) -> str:
@@ -60,12 +61,12 @@ def steps(report: Report) -> str:
     names = dict.fromkeys(t.name for case in cases.values() for t in case.comparison.timings if t.times_ms)
     rows = [(words(name), *(cell for case in cases.values() for cell in _step(case, name)))
             for name in names if not name.endswith(", eager")]
-    head = [x for kind in cases for x in (f"{kind}, ms", "tokens/s", "of torch", "GiB")]
+    head = [x for kind in cases for x in (f"{kind}, ms", "tokens/s", "speedup", "GiB")]
     beside = [f"{words(name.removesuffix(', eager'))} {_ratio(case, name):.3f}"
               + f" ({case.section})" * (case.section != "compiled") for case in cases.values()
               for name in names if name.endswith(", eager") and _timed(case, name)]
-    text = table(("a step", *head), rows)
-    return text + ("" if not beside else "\n\nEager, of torch compiled in the same turns: " + ", ".join(beside) + ".")
+    text = table(("training step", *head), rows)
+    return text + ("" if not beside else "\n\nEager over torch compiled, in the same turns: " + ", ".join(beside) + ".")
 
 
 def _timed(case: Case, name: str):
@@ -73,7 +74,7 @@ def _timed(case: Case, name: str):
 
 
 def _ratio(case: Case, name: str) -> float:
-    """How many times as fast as torch."""
+    """The speedup over torch."""
     return statistics.median(a / b for a, b in zip(_timed(case, "torch").times_ms, _timed(case, name).times_ms))
 
 
@@ -93,22 +94,22 @@ def decoding(report: Report) -> str:
         ms = f"{cost.median_us / 1e3:.2f} ({cost.least_us / 1e3:.2f} to {cost.most_us / 1e3:.2f})"
         rows.setdefault(what, {})[who] = ms, cost.note.removesuffix(" tokens/s")
     known = [cost.date for cost in report.costs if cost.date]
-    when = f" (of {days(known)})" if known else ""
-    return f"Decoding{when}, with a CUDA graph for each token:\n\n" + table(
-        ("milliseconds (least to most), tokens/s", "torch", "patched"),
+    when = f" ({days(known)})" if known else ""
+    return f"Decoding{when}, one CUDA graph per token:\n\n" + table(
+        ("milliseconds (min to max), tokens/s", "torch", "patched"),
         ((what, *(f"{ms}, {rate}" for ms, rate in (found["torch"], found["tkq"]))) for what, found in rows.items()))
 
 
 def profile(found: dict) -> str:
     """Kernels of one step."""
     names = [name for name in PROFILED if name in found]
-    rows = [(kind, *(f"{found[name]['ms'][kind]:.1f}" for name in names)) for kind in (*KINDS, REST)]
-    rows.append(("all (launches)", *(f"{found[name]['all']:.1f} ({found[name]['launches']})" for name in names)))
-    rows.append(("from the first one's beginning to the last one's end",
+    rows = [(titled(kind), *(f"{found[name]['ms'][kind]:.1f}" for name in names)) for kind in (*KINDS, REST)]
+    rows.append(("sum (launches)", *(f"{found[name]['all']:.1f} ({found[name]['launches']})" for name in names)))
+    rows.append(("wall time from first to last kernel",
                  *(f"{found[name]['span']:.1f}" for name in names)))
-    return ("Milliseconds of kernels in a profile of one step, eager where nothing else is said. tkq's kernels begin\n"
-            "before the one ahead has ended, and time in which two run counts for both: the last line says how long\n"
-            "all took.\n\n"
+    return ("Kernel time in a profile of one step, in milliseconds, eager unless the column says otherwise. tkq's\n"
+            "kernels overlap their predecessor (programmatic dependent launch), and overlapped time counts for both:\n"
+            "the last line is the wall time.\n\n"
             + table(("kernels", *map(run_words, names)), rows))
 
 
@@ -118,18 +119,18 @@ def learning(found: dict) -> str:
     for name, curve in found["losses"].items():
         means = (f"{statistics.fmean(curve[i - 10:i]):.3f}" if i <= len(curve) else "" for i in marks)
         rows.append((run_words(name), f"{curve[0]:.3f}", *means, f"{100 * found['apart'][name]:.3f} %"))
-    return ("Losses from the same weights, in a run of their own: means of ten steps, and how far from torch's at\n"
-            "most such a mean is:\n\n"
-            + table(("run", "first", *(f"step {i}" for i in marks), "apart"), rows) + earlier(found))
+    return ("Losses from the same initial weights, in a separate run: means of ten steps, and their largest\n"
+            "difference from torch's:\n\n"
+            + table(("run", "first", *(f"step {i}" for i in marks), "max difference"), rows) + earlier(found))
 
 
 def earlier(found: dict) -> str:
     """A paragraph that says which curves a run took over from one before, which may have been of older code."""
     made = found.get("made", {})
     newest = max(made.values(), default="")
-    old = [f"{name} ({made[name][:10] or 'no day on file'})" for name in found["losses"]
+    old = [f"{name} ({made[name][:10] or 'no date on file'})" for name in found["losses"]
            if name in made and made[name] != newest]
-    return f"\n\nOf an earlier run than the rest: {', '.join(old)}." if old else ""
+    return f"\n\nFrom an earlier run than the rest: {', '.join(old)}." if old else ""
 
 
 def written(page: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which kernels a training step's time goes to, by what they are for: a profile of one step."""
+"""The kernel time of a training step by kind: a profile of one step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ KINDS = {  # the first whose words are in a kernel's name
     "optimizer": r"multi_tensor_apply",
 }
 REST = "norms, rotation, gate, additions, casts, copies"
+TITLES = {"quantising": "quantisation", "products": "GEMM",
+          REST: "elementwise: norms, rope, gate, additions, casts, copies"}
+
+
+def titled(kind: str) -> str:
+    """A kind's name in tables; files of results keep the words above."""
+    return TITLES.get(kind, kind)
 
 
 def kind_of(name: str) -> str:
@@ -46,8 +53,8 @@ def profiled(step) -> dict:
 
 def lines(found: dict) -> list[str]:
     """{name of a run: what `profiled` gave} as a table."""
-    rows = [("kernels, ms", *found), *((kind, *(f"{each['ms'][kind]:.1f}" for each in found.values()))
+    rows = [("kernels, ms", *found), *((titled(kind), *(f"{each['ms'][kind]:.1f}" for each in found.values()))
                                        for kind in (*KINDS, REST))]
-    rows.append(("all (launches)", *(f"{each['all']:.1f} ({each['launches']})" for each in found.values())))
-    rows.append(("span", *(f"{each['span']:.1f}" for each in found.values())))
+    rows.append(("sum (launches)", *(f"{each['all']:.1f} ({each['launches']})" for each in found.values())))
+    rows.append(("wall time", *(f"{each['span']:.1f}" for each in found.values())))
     return ["| " + " | ".join(row) + " |" for row in rows]

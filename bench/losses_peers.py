@@ -1,4 +1,4 @@
-"""What softmax and the losses are timed beside.
+"""The baselines of softmax and the losses.
 
 Called as the question says: softmax (x); softmax_backward (y, dy); cross_entropy and cross_entropy_mean (logits,
 target); cross_entropy_backward (logits, target, dloss, saved, lse), where saved is what tkq's forward keeps; both, the

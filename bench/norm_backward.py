@@ -1,4 +1,4 @@
-"""The norms' backward passes beside their peers and beside torch.add, which moves as many bytes and computes nothing.
+"""The norms' backward against its baselines and against torch.add, which moves as many bytes and computes nothing.
 
     python -m bench.norm_backward [--quick] [--shapes 1024x4096] [--match rmsnorm] [--without torch.compile]
 

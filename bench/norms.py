@@ -1,4 +1,4 @@
-"""The norms' forwards beside their peers and beside copies: plain, with a residual, quantising, of heads; calls' cost.
+"""The norms' forward against its baselines and copies: plain, with a residual, quantised, per head; CPU time per call.
 
     python -m bench.norms [--sections calls,forward,residual,quant,heads] [--quick] [--shapes 32768x4096]
 

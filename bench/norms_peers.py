@@ -1,4 +1,4 @@
-"""What the norms with options are timed beside; the plain ones' peers are in bench/peers.py, but for Liger's.
+"""The baselines of norms with options; those of the plain norms are in bench/peers.py, except Liger's.
 
 Called as the question says: norms (x, weight, bias); with a residual (x, residual, weight), both results; heads
 (x, weight) with x a (B, S, H, D) slice; quantising (x, weight[, bias]), or (x, residual, weight). `plain` is tkq's own

@@ -1,4 +1,4 @@
-"""What `python -m tkq bench` can time, by the names that users know, and the files of cases that time it."""
+"""The operations that `python -m tkq bench` can time, by their public names, and the files of cases that time them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_rival(name: str) -> bool:
 class Part:
     """Cases of one file: those of some sections, whose operation is one of these (of all, without any).
 
-    what: how the part is called in tables, after the operation's name.
+    what: the variant in tables, after the operation's name.
     """
 
     bench: str
@@ -49,12 +49,12 @@ class Part:
 OPS: dict[str, tuple[Part, ...]] = {
     "flash_attn": (
         Part("attention_forward", ("dense",)),
-        Part("attention_forward", ("window",), what="window"),
-        Part("attention_forward", ("gqa",), what="shared heads"),
-        Part("attention_forward", ("mha",), what="shared heads, beside 32/32"),
+        Part("attention_forward", ("window",), what="sliding window"),
+        Part("attention_forward", ("gqa",), what="GQA"),
+        Part("attention_forward", ("mha",), what="GQA vs. MHA"),
         Part("attention_backward", ("backward",), what="backward"),
         Part("attention_backward", ("deterministic",), what="deterministic backward"),
-        Part("attention_backward_gqa", ("gqa",), what="shared heads, backward"),
+        Part("attention_backward_gqa", ("gqa",), what="GQA, backward"),
     ),
     "flash_attn_varlen": (
         Part("attention_forward", ("varlen",)),
@@ -62,30 +62,30 @@ OPS: dict[str, tuple[Part, ...]] = {
     ),
     "gemm": (
         Part("gemm", ("large",)),
-        Part("gemm", ("rows",), what="b not transposed"),
+        Part("gemm", ("rows",), what="b row-major"),
         Part("gemm", ("epilogue",), what="bias and activation"),
-        Part("gemm", ("few",), what="few rows"),
-        Part("gemm", ("batched",), what="batches"),
+        Part("gemm", ("few",), what="small M"),
+        Part("gemm", ("batched",), what="batched"),
     ),
     "fp8_gemm": (
         Part("fp8_gemm", ("tensor", "row", "block")),
-        Part("fp8_gemm", ("line",), what="scales by lines"),
+        Part("fp8_gemm", ("line",), what="scales 1x128 on both"),
         Part("fp8_gemm", ("epilogue",), what="bias and activation"),
-        Part("fp8_gemm", ("few",), what="few rows"),
+        Part("fp8_gemm", ("few",), what="small M"),
     ),
     "grouped_gemm": (
         Part("grouped_gemm", ("bf16", "row", "block")),
-        Part("grouped_gemm", ("gradient", "gradient_row", "gradient_line"), what="gradients"),
+        Part("grouped_gemm", ("gradient", "gradient_row", "gradient_line"), what="K-grouped"),
     ),
     "quantize_fp8": (
         Part("quantize", ("row", "block", "tile", "tensor")),
-        Part("quantize", ("transpose",), what="transpose too"),
+        Part("quantize", ("transpose",), what="with transpose"),
     ),
     "rmsnorm": (
         Part("norms", ("forward",), ("rmsnorm",)),
         Part("norms", ("residual",), what="residual"),
-        Part("norms", ("heads",), ("rmsnorm heads",), "of heads"),
-        Part("norms", ("heads",), ("rmsnorm heads backward",), "of heads, backward"),
+        Part("norms", ("heads",), ("rmsnorm heads",), "per head"),
+        Part("norms", ("heads",), ("rmsnorm heads backward",), "per head, backward"),
         Part("norm_backward", ("backward",), ("rmsnorm_backward",), "backward"),
     ),
     "layernorm": (
@@ -193,18 +193,33 @@ def beside(job: Job, against: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in job.peer_names if name in wanted or not is_rival(name))
 
 
-# by (op, section) or op: what a case is called where its own name is not the function's
+# by (op, section) or op: the title of a case whose own name is not the public function's
 NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forward": "flash_attn",
          ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
          "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
-         "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, the mean"}
+         "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
 NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
+# by the first word of an op: the other words as pages and pictures have them
+_FP8 = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales 1x128 and 128x128",
+        "line": "scales 1x128 on both"}
+_ONE = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales 1x128", "tile": "scales 128x128",
+        "transpose": "with transpose"}
+_GROUPED = {"row": _FP8["row"], "block": _FP8["block"], "gradient": "K-grouped, bf16",
+            "gradient_row": f"K-grouped, {_FP8['row']}", "gradient_line": f"K-grouped, {_FP8['line']}"}
+FUNCTIONS = {"quantize": "quantize_fp8"}
+WORDS = {"fp8_gemm": _FP8, "gemm": _FP8, "quantize": _ONE, "rmsnorm_quant": _ONE,
+         "layernorm_quant": _ONE, "grouped_gemm": _GROUPED, "rmsnorm": {"heads": "per head"}}
 
 
 def shown(op: str, section: str) -> str:
-    """What a case is called on pages and in pictures: the public function, and what of it."""
+    """The title of a case on pages and in pictures: the public function, then its variants behind commas."""
     name = NAMES.get((op, section), NAMES.get(op, op))
-    return f"quantize_fp8{name.removeprefix('quantize')}" if name.startswith("quantize ") else name
+    if "," in name or " " not in name:
+        return name
+    function, *words = name.replace(" + ", "+").split()
+    variants = [WORDS.get(function.partition("+")[0], {}).get(word, word) for word in words]
+    function = FUNCTIONS.get(function, "fp8_gemm" if function == "gemm" and set(words) & set(_FP8) else function)
+    return ", ".join((function.replace("+", " + "), *variants))
 
 
 def is_float8(op: str, unit: str) -> bool:
@@ -214,8 +229,8 @@ def is_float8(op: str, unit: str) -> bool:
 
 
 def title(file: str, section: str, op: str) -> str | None:
-    """How a case is called in a table of all operations: the public function, and what of it. None for what is not of
-    `OPS`. file: of results, named as the file of cases, or with more words behind."""
+    """A case's row in the summary table: the public function and its variant. None for a case outside `OPS`. file: the
+    results file, whose name begins with that of the file of cases."""
     bench = max((part.bench for parts in OPS.values() for part in parts if file.startswith(part.bench)), key=len,
                 default="")
     for name, parts in OPS.items():

@@ -1,4 +1,4 @@
-"""The implementations that tkq is timed beside, each in its best configuration. Only this file and backward_peers.py
+"""The baselines, each in its best configuration. Only this file and backward_peers.py
 import them.
 
 A peer is made by a function that imports what it needs and returns a callable with tkq's layout: attention (q, k, v) of

@@ -1,4 +1,4 @@
-"""Products whose operands or results begin anywhere and have rows of any pitch: the cases, and how they are made.
+"""GEMMs with operands or outputs at any address and row pitch: the cases and their inputs.
 
 What lies beside a row is NaN in an operand. A case is named by M x N x K, then by matrix: "p" and by how many elements
 its pitch is more than a row, "o" and the offset of its base, "t" where columns are contiguous.

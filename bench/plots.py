@@ -1,4 +1,4 @@
-"""Results as pictures: a rate over sizes, a line for each peer and the roof; all operations beside the fastest peer.
+"""Results as plots: rates over sizes with a line for each baseline and the roofline; the speedup of all operations.
 
 The same results make the same bytes: no dates, and no names drawn at random. What a picture shows is in its description
 as a digest, so that a test can tell whether it is of the results that lie beside it. Needs matplotlib (`pip install
@@ -18,8 +18,8 @@ from pathlib import Path
 from bench import ops, summary
 from bench.results import Case, Report, geometric_mean
 
-STYLE = 3  # to be raised where the drawing changes: pictures of another style are stale
-OVERVIEW = 1  # likewise, of the overview alone
+STYLE = 4  # to be raised where the drawing changes: pictures of another style are stale
+OVERVIEW = 2  # likewise, of the overview alone
 FORMATS = ("svg", "png")
 FLOPS_PER_CLOCK = 4096  # of one multiprocessor's tensor cores, in 16 bits; twice as many in float8
 # words of a shape that say what kind of problem it is, not how large
@@ -85,11 +85,11 @@ def _words(shape: str, of_kind: bool) -> str:
 def _panel(report: Report, title: str, cases: list[Case], kinds: bool) -> Panel:
     names = list(dict.fromkeys(t.name for case in cases for t in case.comparison.timings if t.ok))
     lines = tuple(_line(name, cases) for name in names if name not in ops.ROOFS)
-    roofs = {f"{name}, the same bytes": _line(name, cases).rates for name in names if name in ops.ROOFS}
+    roofs = {f"{name} of the same bytes": _line(name, cases).rates for name in names if name in ops.ROOFS}
     if cases[0].unit == "GB/s" and report.copy_gbs:
         roofs["device copy"] = (report.copy_gbs,) * len(cases)
     elif cases[0].unit == "TFLOP/s" and any(peaks := tuple(tensor_peak(report, case) for case in cases)):
-        roofs["tensor cores at the clock seen"] = peaks
+        roofs["tensor-core peak at the measured clock"] = peaks
     sizes = tuple((_words(case.shape, False) if kinds else case.shape) or case.shape for case in cases)
     return Panel(title, cases[0].unit, sizes, lines, roofs)
 
@@ -180,13 +180,13 @@ def _is_scale(sizes: Iterable[str]) -> bool:
 
 
 def overview(reports: Mapping[str, Report]) -> dict[str, list[float]]:
-    """For each operation how many times as fast as the fastest peer tkq is, at each shape."""
+    """For each operation the speedup over the fastest baseline at each shape."""
     found = {name: summary.strongest(case for _, case in pairs) for name, pairs in summary.grouped(reports).items()}
     return {name: ratios for name, ratios in found.items() if ratios}
 
 
 def overview_figure(found: Mapping[str, list[float]]):
-    """A row for each operation: a dot at each shape's ratio, and a line at the mean."""
+    """A row for each operation: a dot at each shape's speedup, and a line at the geomean."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(8.2, 0.27 * len(found) + 1.0), layout="constrained")
@@ -194,9 +194,9 @@ def overview_figure(found: Mapping[str, list[float]]):
     names = list(found)
     for row, name in enumerate(names):
         ax.plot(found[name], [row] * len(found[name]), "o", color=COLOURS["tkq"], alpha=0.45, markersize=5,
-                markeredgewidth=0, label="a shape" if row == 0 else None)
+                markeredgewidth=0, label="one shape" if row == 0 else None)
         ax.plot([geometric_mean(found[name])], [row], "|", color="black", markersize=13, markeredgewidth=1.8,
-                label="their mean" if row == 0 else None)
+                label="geomean" if row == 0 else None)
     ax.axvline(1.0, color="#777777", linewidth=1.0)
     ax.set_xscale("log")
     ticks = [t for t in (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
@@ -205,7 +205,7 @@ def overview_figure(found: Mapping[str, list[float]]):
     ax.minorticks_off()
     ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.set_ylim(len(names) - 0.3, -0.7)
-    ax.set_xlabel("times as fast as the fastest peer (to the right: tkq is faster)", fontsize=8)
+    ax.set_xlabel("speedup over the fastest baseline (above 1, tkq is faster)", fontsize=8)
     ax.grid(axis="x", color="#e5e5e5", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize=7, frameon=False, loc="lower right")

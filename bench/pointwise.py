@@ -1,4 +1,4 @@
-"""rope, swiglu and geglu, forward and backward, beside QuACK, Liger, torch.compile and the copies that are their roof.
+"""rope, swiglu and geglu, forward and backward, against QuACK, Liger, torch.compile and copies as rooflines.
 
     python -m bench.pointwise [--sections rope,gated,calls] [--seconds 200] [--quick] [--out bench/results/h100]
     python -m bench.pointwise --sections variants      # the configurations that a plan may choose, beside the chosen

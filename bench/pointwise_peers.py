@@ -1,4 +1,4 @@
-"""What rope, swiglu and geglu are timed beside. Only this file imports Liger and QuACK's rotary embedding.
+"""The baselines of rope, swiglu and geglu. Only this file imports Liger and QuACK's rotary embedding.
 
 Layouts are tkq's: rope (x or q and k of (B, S, H, D), cos, sin (S, D / 2)); gated (gate, up) of (M, N), their backward
 (dy, gate, up). Roofs move the same bytes: `copy` one read and one write, `add` two reads and one write, `copy + add`

@@ -1,4 +1,4 @@
-"""quantize_fp8 beside torch.compile and a copy of as many bytes.
+"""quantize_fp8 against torch.compile and a copy of as many bytes.
 
     python -m bench.quantize [--sections row,block,tile,tensor,transpose,calls] [--shapes 8192x8192] [--quick]
 

@@ -1,4 +1,4 @@
-"""What a benchmark run leaves behind: dataclasses that go to JSON and come back equal, and the bounds' arithmetic."""
+"""The files of a benchmark run: dataclasses that go to JSON and come back equal, and the arithmetic of bounds."""
 
 from __future__ import annotations
 
@@ -281,8 +281,8 @@ def busy(costs: Iterable[Cost]) -> str | None:
     x = host(costs)
     if x is None or x.median_us <= BUSY * x.least_us:
         return None
-    return (f"The host was busy: `x + x` took {x.least_us:.1f} to {x.most_us:.1f} us, {x.median_us:.1f} in the median. "
-            "What calls cost beside it says more than their times.")
+    return (f"The host was busy: `x + x` took {x.least_us:.1f} to {x.most_us:.1f} us, median {x.median_us:.1f} us. "
+            "Compare calls by their ratio to it.")
 
 
 @dataclass

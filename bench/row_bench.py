@@ -1,4 +1,4 @@
-"""What bench.softmax, bench.cross_entropy and bench.linear_cross_entropy share: shapes, inputs, bounds."""
+"""Shared by bench.softmax, bench.cross_entropy and bench.linear_cross_entropy: shapes, inputs, bounds."""
 
 from __future__ import annotations
 

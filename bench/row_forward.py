@@ -1,4 +1,4 @@
-"""A forward reduction of one's own on RowKernel, as planned, beside the same on ReductionBase.
+"""A user-defined forward reduction on RowKernel, as planned, against the same on ReductionBase.
 
     python -m bench.row_forward [--shapes 32768x1024] [--out DIR]
 

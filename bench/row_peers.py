@@ -1,4 +1,4 @@
-"""What became of each peer of a row of a table: at how many shapes it was timed, and why not at the others."""
+"""For each baseline in a row of a table: at how many shapes it was timed, and why not at the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bench.command import Job
 
 TIMED, FAILED, HAS_NONE, NOT_INSTALLED, LEFT_OUT, NOT_ASKED = (
-    "timed", "failed", "has none", "not installed", "left out", "not asked")
+    "timed", "failed", "unsupported", "not installed", "excluded", "not run")
 WHY = (FAILED, HAS_NONE, NOT_INSTALLED, LEFT_OUT, NOT_ASKED)
 
 
@@ -33,11 +33,25 @@ class Peer:
         return self.at.get(TIMED, 0)
 
     def __str__(self) -> str:
-        if self.timed == self.shapes:
-            return self.name
-        reasons = [word if self.at[word] == self.shapes else f"{word} at {self.at[word]}"
-                   for word in WHY if self.at.get(word)]
-        return f"{self.name} {self.timed} of {self.shapes} ({', '.join(reasons)})"
+        return self.name if self.timed == self.shapes else (
+            f"{self.name} at {self.timed} of {self.shapes} ({self.reasons})")
+
+    @property
+    def reasons(self) -> str:
+        """Why it was not timed, with the number of shapes where there are several reasons."""
+        return ", ".join(word if self.at[word] == self.shapes else f"{word} at {self.at[word]}"
+                         for word in WHY if self.at.get(word))
+
+
+def listed(peers: Iterable[Peer]) -> str:
+    """Baselines as a cell of a table: those that were timed, then the others by reason; "none" without any."""
+    peers = list(peers)
+    absent: dict[str, list[str]] = {}
+    for peer in peers:
+        if not peer.timed:
+            absent.setdefault(peer.reasons, []).append(peer.name)
+    timed = [", ".join(str(peer) for peer in peers if peer.timed)]
+    return "; ".join(filter(None, (*timed, *(f"{why}: {', '.join(names)}" for why, names in absent.items())))) or "none"
 
 
 def asked_for(name: str) -> tuple[str, ...]:

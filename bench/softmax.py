@@ -1,4 +1,4 @@
-"""softmax beside its peers, and beside copies that move as many bytes: forward, backward, the cost of a call.
+"""softmax against its baselines and copies that move as many bytes: forward, backward, CPU time per call.
 
     python -m bench.softmax [--sections calls,forward,backward] [--quick] [--shapes 32768x4096] [--match backward]
 

@@ -1,4 +1,4 @@
-"""Results of all runs as one table in Markdown, and the sentences beside it. bench/tables.py has those of one run."""
+"""The results of all runs as one table in Markdown, with its notes. bench/tables.py has the tables of one run."""
 
 from __future__ import annotations
 
@@ -27,26 +27,23 @@ def strongest(cases: Iterable[Case]) -> list[float]:
 
 
 def summary(reports: Mapping[str, Report]) -> str:
-    """A row for each operation: how fast it is beside the fastest peer at each shape, and beside a copy, with what
-    became of every other peer. Operations that are beside neither are left out: `beside_nothing` names them."""
+    """A row for each operation: its speedup over the fastest baseline at each shape, and over a copy kernel; for every
+    other baseline why it was not timed. Operations with neither are left out: `without_baseline` names them."""
     rows = []
     for name, found in grouped(reports).items():
         cases = [case for _, case in found]
         ratios, copies = strongest(cases), _beside_roofs(cases)
         if not ratios and not copies:
             continue
-        names = map(str, row_peers.of_row(cases, row_peers.asked_for(name)))
+        names = row_peers.listed(row_peers.of_row(cases, row_peers.asked_for(name)))
         said = [f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios), max(ratios))] if ratios else [""] * 3
         op, comma, what = name.partition(",")
-        rows.append((f"`{op}`{comma}{what}", ", ".join(names) or "no peer", str(len(ratios) or len(cases)), *said,
+        rows.append((f"`{op}`{comma}{what}", names, str(len(ratios) or len(cases)), *said,
                      copies, days(date(*each) for each in found)))
-    return table(("operation", "beside", "shapes", "mean", "least", "most", "of a copy", "day"), rows)
+    return table(("operation", "baselines", "shapes", "geomean", "min", "max", "vs. copy", "date"), rows)
 
 
 FEW = 6  # rows that a sentence names
-SUSTAINED_OPS = {  # what the operations of seconds of work are called elsewhere
-    "gemm bf16": "`gemm`", "gemm tensor": "`fp8_gemm`, one scale", "gemm row": "`fp8_gemm`, scales by rows",
-    "gemm block": "`fp8_gemm`, scales by blocks"}
 RUN = 3600  # seconds: what was begun within so long of the newest is of one run
 
 
@@ -69,8 +66,8 @@ def _which_run(of: Mapping[str, list[str]], what: str, listed: Callable[[list[st
     if len(found) > min(FEW, len(of) // 2):
         every = sorted(each[:10] for times in of.values() for each in times)
         between = f"on {every[0]}" if every[0] == every[-1] else f"from {every[0]} to {every[-1]}"
-        return f"The {what} are of several runs, {between}."
-    return f"Of an earlier run than the other {what}: {listed(found)}." if found else ""
+        return f"The {what} come from several runs, {between}."
+    return f"From an earlier run than the other {what}: {listed(found)}." if found else ""
 
 
 def are_of_one_run(reports: Mapping[str, Report]) -> bool:
@@ -80,13 +77,13 @@ def are_of_one_run(reports: Mapping[str, Report]) -> bool:
 
 def of_which_run(reports: Mapping[str, Report]) -> str:
     """Of the rows of the summary."""
-    return _which_run(_of_rows(grouped(reports)), "rows", listed) or "All rows of this table are of one run."
+    return _which_run(_of_rows(grouped(reports)), "rows", listed) or "All rows come from one run."
 
 
 def timings_of_which_run(reports: Mapping[str, Report]) -> str:
     """Of the files with cases or costs."""
     of = {name.replace("_", " "): dates(report) or [report.environment.date] for name, report in reports.items()}
-    return _which_run(of, "timings", "; ".join) or "All timings are of one run."
+    return _which_run(of, "timings", "; ".join) or "All timings come from one run."
 
 
 def at_full_clock(reports: Mapping[str, Report]) -> str:
@@ -96,23 +93,23 @@ def at_full_clock(reports: Mapping[str, Report]) -> str:
     bursts = [name + ", in part" * (not all(each)) for name, each in rows.items() if any(each)]
     if not bursts:
         return ""
-    how = dict.fromkeys(turns(case).partition(" ")[2] for found in grouped(reports).values() for _, case in found
+    how = dict.fromkeys(turns(case) for found in grouped(reports).values() for _, case in found
                         if case.idle_seconds)
-    return f"Large products are {'; '.join(how)}, at full clock: {listed(bursts)}."
+    return f"Timed {'; '.join(how)}, at full clock: {listed(bursts)}."
 
 
 def sustained(reports: Mapping[str, Report]) -> str:
-    """A sentence and a table of what products give that work for seconds, at the power limit; "" without such."""
+    """A sentence and a table of GEMMs that run for seconds, at the power limit; "" without such."""
     kinds = _of_seconds(reports)
     if not kinds:
         return ""
     known = [2 * case.round_seconds for found in kinds.values() for _, case in found if case.round_seconds]
     long = f"{max(known):g} s" if known else "seconds"
-    head = (f"Large products that work for {long} each, one after the other, meet the power limit; a ratio is that of "
-            "medians:")
-    rows = [(SUSTAINED_OPS.get(op, f"`{op}`"), *_sustained_row([case for _, case in found]),
+    head = (f"Sustained: each large GEMM runs for {long} by itself and reaches the power limit. The speedup is a ratio "
+            "of medians:")
+    rows = [(listed([ops.shown(op, SUSTAINED)]), *_sustained_row([case for _, case in found]),
              days(date(*each) for each in found)) for op, found in kinds.items()]
-    names = ("operation", "fastest peer", "shapes", "mean", "least", "most", "its rate", "day")
+    names = ("operation", "fastest baseline", "shapes", "geomean", "min", "max", "rate of tkq", "date")
     return "\n\n".join(filter(None, (head, table(names, rows), _left_out(kinds))))
 
 
@@ -122,8 +119,8 @@ def _left_out(kinds: Mapping[str, list[tuple[Report, Case]]]) -> str:
     for op, found in kinds.items():
         timed = {peer for _, case in found for peer in rivals(case)}
         if absent := dict.fromkeys(peer for _, case in found for peer in case.missing if peer not in timed):
-            said.append(f"{SUSTAINED_OPS.get(op, f'`{op}`')} beside {', '.join(absent)}")
-    return f"Not timed for so long: {'; '.join(said)}." if said else ""
+            said.append(f"{', '.join(absent)} for {listed([ops.shown(op, SUSTAINED)])}")
+    return f"No sustained run: {'; '.join(said)}." if said else ""
 
 
 def _of_seconds(reports: Mapping[str, Report]) -> dict[str, list[tuple[Report, Case]]]:
@@ -149,23 +146,22 @@ def _span(values: list[float], form: str) -> str:
     return " to ".join(dict.fromkeys(format(each, form) for each in (min(values), max(values))))
 
 
-def beside_nothing(reports: Mapping[str, Report]) -> str:
-    """A sentence about what the summary leaves out, as it is beside neither peers nor a copy; "" without such."""
+def without_baseline(reports: Mapping[str, Report]) -> str:
+    """A sentence about what the summary leaves out: operations with neither a baseline nor a copy; "" without such."""
     names = [name for name, found in grouped(reports).items()
              if not strongest(case for _, case in found) and not _beside_roofs(case for _, case in found)]
-    return f"Beside neither a peer nor a copy, but tkq's own: {listed(names)}." if names else ""
+    return f"Compared only with other forms of tkq itself, and so not in the table: {listed(names)}." if names else ""
 
 
 def of_short(reports: Mapping[str, Report]) -> str:
-    """Which timing the rows with short kernels are of, in a sentence; "" without such."""
+    """How the rows with short kernels were timed, in a sentence; "" without such."""
     rows = {name: [case.between for _, case in found if case.short] for name, found in grouped(reports).items()}
     alone = [name + ", in part" * any(each) for name, each in rows.items() if each and not all(each)]
     both = [name for name, each in rows.items() if any(each)]
-    said = [f"Kernels of less than {SHORT_US:g} us are timed between other kernels ([why]"
-            f"(docs/measuring.md#short-kernels)): {listed(both)}."] if both else []
-    said += [f"Back to back alone were such kernels timed of {listed(alone)}: between others they are not known yet."
-             ] if alone else []
-    return " ".join(said)
+    said = [f"Kernels below {SHORT_US:g} us ([two timings](docs/measuring.md#short-kernels))"] if both or alone else []
+    said += [f" timed between other kernels: {listed(both)}."] if both else []
+    said += [f"{';' if both else ''} timed back to back only: {listed(alone)}."] if alone else []
+    return "".join(said).replace(".;", ";")
 
 
 def document(reports: Mapping[str, Report]) -> str:
@@ -175,7 +171,7 @@ def document(reports: Mapping[str, Report]) -> str:
 
 
 def _beside_roofs(cases: Iterable[Case]) -> str:
-    """The mean beside what only moves the bytes, and of how many shapes it is."""
+    """The geomean speedup over a kernel that only moves the bytes, and the number of shapes."""
     cases = list(cases)
     found = [best[1] for case in cases if (beside := roof(case)) and set(beside.against) <= set(ops.ROOFS)
              and (best := case.beside(beside))]

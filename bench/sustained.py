@@ -1,4 +1,4 @@
-"""Large products, 8192^3, as a burst after idle and sustained, beside torch, QuACK and DeepGEMM, with clock and power.
+"""Large GEMMs, 8192^3, as bursts after idle and sustained, against torch, QuACK and DeepGEMM, with clock and power.
 
     python -m bench.sustained [--kinds bf16,tensor,row,block] [--shapes 8192x8192x8192] [--seconds 2] [--rounds 7]
 

@@ -16,10 +16,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-RATIO = ("A ratio is the median over interleaved rounds of the peer's time over ours in the same round (`sustained`: "
-         "the ratio of medians): above 1, tkq is faster.")
-BETWEEN = (f"Kernels of less than {SHORT_US:g} us are timed twice: back to back, and between other kernels, as in a "
-           "program. Where both are known, ratios and rates are of the second.")
+SPEEDUP = ("Speedup: the baseline's time over tkq's in the same round, as a median over interleaved rounds "
+           "(`sustained`: a ratio of medians). Above 1, tkq is faster.")
+BETWEEN = (f"Kernels below {SHORT_US:g} us are timed twice: back to back, and between other kernels as in a program. "
+           "Where both exist, speedups and rates are of the second.")
 
 
 def setting(report: Report) -> str:
@@ -56,7 +56,7 @@ def days(found: Iterable[str]) -> str:
 
 
 def rivals(case: Case) -> dict[str, float]:
-    """How many times faster ours is, of the peers that were timed: neither roofs nor tkq's own."""
+    """The speedup over each baseline that was timed: neither rooflines nor other forms of tkq."""
     return {name: ratio for name, ratio in case.ratios().items() if ops.is_rival(name)}
 
 
@@ -64,31 +64,32 @@ def rivals(case: Case) -> dict[str, float]:
 
 
 def short(report: Report, head: str = "") -> str:
-    """A run: each case beside the fastest peer and its roof, and the costs. head: above it, `heading` without."""
+    """A run: each case with its fastest baseline and its roofline, and the costs. head: above it, `heading` without."""
     head = head or heading(report)
     parts = [f"{head} {_timed_beside(report.cases)} {_bursts(report.cases)}".strip() if report.cases else head]
     if report.cases:
-        more = {"back to back": _back_to_back, "errors, tkq / peer": _errors, "of its roof, or of tkq's own": _of_roof}
+        more = {"back to back": _back_to_back, "errors, tkq / baseline": _errors, "vs. roofline or own form": _of_roof}
         more = {head: of for head, of in more.items() if any(map(of, report.cases))}
-        columns = ("operation (bf16)", "shape", "tkq", "fastest peer", "ratio", *more)
+        columns = ("operation (bf16)", "shape", "tkq", "fastest baseline", "speedup", *more)
         parts.append(table(columns, ((name, *_case_row(case), *(of(case) for of in more.values()))
                                      for name, case in zip(_named(report.cases), report.cases))))
         parts += [said] if (said := between(report.cases)) else []
     if report.costs:
-        parts.append(costs(report.costs))
+        parts.append(costs(report.costs, days(dates(report) or [report.environment.date])))
     if report.problems:
         parts.append(did_not_run(report))
     return "\n\n".join(parts)
 
 
-def costs(found: Iterable[Cost]) -> str:
-    """Costs, those of calls beside `x + x` too, their days in a file of several runs, and whether the host was busy."""
+def costs(found: Iterable[Cost], known: str = "") -> str:
+    """Costs, those of calls relative to `x + x` too, and whether the host was busy. Of a file of several runs their
+    dates as well, unless these are ``known``."""
     found = list(found)
     x = host(found)
     rows = [(*_cost_row(cost), *((_beside(cost, x),) if x else ())) for cost in found]
-    said = [table(("cost", "median", *(("of `x + x`",) if x else ())), rows)]
-    if dated := {cost.date for cost in found if cost.date}:
-        said.append(f"Costs are of {days(dated)}.")
+    said = [table(("cost", "median", *(("vs. `x + x`",) if x else ())), rows)]
+    if (dated := {cost.date for cost in found if cost.date}) and days(dated) != known:
+        said.append(f"Costs measured {days(dated)}.")
     return "\n\n".join(filter(None, (*said, busy(found))))
 
 
@@ -97,20 +98,27 @@ def _beside(cost: Cost, x: Cost) -> str:
 
 
 def did_not_run(report: Report) -> str:
-    return f"Did not run: {'; '.join(p.partition(': ')[0] for p in report.problems)}."
+    return f"Not run: {'; '.join(p.partition(': ')[0] for p in report.problems)}."
 
 
 def _timed_beside(cases: list[Case]) -> str:
-    """Which peers each operation was timed beside at one shape at least: "the fastest" says little without it."""
+    """The baselines that each operation was timed with at one shape or more, operations with the same ones together.
+    Those without are left out: their rows say so."""
     timed: dict[str, dict] = {}
     for case in cases:
         timed.setdefault(listed([ops.shown(case.op, case.section)]), {}).update(rivals(case))
-    lists = [f"{name} beside {', '.join(peers) or 'nothing'}" for name, peers in timed.items()]
-    return f"Timed: {'; '.join(lists)}."
+    alike: dict[str, list[str]] = {}
+    for name, peers in timed.items():
+        alike.setdefault(", ".join(peers) or "none", []).append(name)
+    if len(alike) == 1:
+        return f"Baselines: {', '.join(alike)}."
+    alike.pop("none", None)
+    lists = (f"{peers} ({'; '.join(names)})" for peers, names in alike.items())
+    return f"Baselines: {'; '.join(lists)}."
 
 
 def _bursts(cases: list[Case]) -> str:
-    """Which sections were timed in bursts after a rest and which were not, of a file with such; "" without."""
+    """Which sections were timed in bursts after idle time and which were not, of a file with such; "" without."""
     if not any(case.idle_seconds for case in cases):
         return ""
     of: dict[str, set] = {}
@@ -120,20 +128,21 @@ def _bursts(cases: list[Case]) -> str:
     for section, found in of.items():
         for how in sorted(found):
             said.setdefault(how, []).append(f"{section}, in part" if len(found) > 1 else section)
-    lists = " ".join(f"{how}: {'; '.join(sections)}." for how, sections in sorted(said.items()))
-    return f"{lists} A ratio is of one case, all of whose candidates had the same turns; rates are those of its turns."
+    lists = (f"{how}: {', '.join(sections)}" for how, sections in sorted(said.items()))
+    return f"Turns {'; '.join(lists)}."
 
 
 def turns(case: Case) -> str:
+    """How long a candidate's turn was, and the idle time before it."""
     if case.idle_seconds is None:
-        return "Turns of which the file does not say the rest"
+        return "with unrecorded idle time"
     if not case.idle_seconds:
-        return "Turns without rest"
-    return f"In bursts of {1e3 * case.round_seconds:.0f} ms after {1e3 * case.idle_seconds:.0f} ms of rest"
+        return "without idle time"
+    return f"in bursts of {1e3 * case.round_seconds:.0f} ms after {1e3 * case.idle_seconds:.0f} ms idle"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Titles as code and words: "`gemm`, few rows" keeps its comma, so titles are apart by semicolons."""
+    """Titles as code and words: "`gemm`, small M" keeps its comma, so semicolons separate titles."""
     parts = (name.partition(",") for name in names)
     return "; ".join(f"`{op}`{comma}{what}" for op, comma, what in parts)
 
@@ -152,14 +161,14 @@ def _case_row(case: Case) -> tuple[str, ...]:
     ours = f"{case.rate(case.ours):.0f} {case.unit}" if case.comparison[case.ours].ok else "failed"
     found, others = rivals(case), _not_timed(case)
     if not found:
-        return case.shape, ours, others or "none timed", ""
+        return case.shape, ours, others or "none", ""
     name = min(found, key=found.get)
     note = f" ({others})" if others else ""
     return case.shape, ours, f"{name} {case.rate(name):.0f} {case.unit}{note}", f"{found[name]:.3f}"
 
 
 def _not_timed(case: Case) -> str:
-    """The peers of a case that were not timed, by why; "" without such. What its bound alone names was not timed."""
+    """The baselines of a case that were not timed, by reason; "" without such."""
     by: dict[str, list[str]] = {}
     for peer in row_peers.of_row([case]):
         for why in set(peer.at) - {row_peers.TIMED}:
@@ -168,38 +177,39 @@ def _not_timed(case: Case) -> str:
 
 
 def _back_to_back(case: Case) -> str:
-    """The ratio beside the same peer of calls back to back, of a case whose ratio is of another timing."""
+    """The back-to-back speedup over the same baseline, for a case whose speedup is of the other timing."""
     found = rivals(case)
     return f"{case.back_to_back()[min(found, key=found.get)]:.3f}" if case.between and found else ""
 
 
 def _errors(case: Case) -> str:
-    """Ours and the fastest peer's relative error beside float32, where both were measured: fast at which accuracy."""
+    """The relative errors of tkq and of the fastest baseline against float32, where both were measured."""
     found = rivals(case)
     known = [case.comparison[name].error for name in (case.ours, *([min(found, key=found.get)] if found else ()))]
     return " / ".join(f"{error:.1e}" for error in known) if found and None not in known else ""
 
 
 def between(cases: Iterable[Case]) -> str:
-    """Which of the short ones were timed between other kernels, in a sentence; "" without short ones."""
+    """How the short kernels were timed, in a sentence; "" without short ones."""
     short = [case for case in cases if case.short]
     without = sum(not case.between for case in short)
     if not short:
         return ""
     if not without:
         return BETWEEN
-    said = f"Cases of less than {SHORT_US:g} us that were not timed between other kernels, but back to back alone"
-    return f"{said}: {without} of {len(short)}.{'' if without == len(short) else f' {BETWEEN}'}"
+    which = "all" if without == len(short) else f"{without} of {len(short)}"
+    said = f"Timed back to back only: {which} cases below {SHORT_US:g} us."
+    return said if without == len(short) else f"{said} {BETWEEN}"
 
 
 def roof(case: Case) -> Bound | None:
-    """What a case is set beside that is no rival."""
+    """The bound of a case whose candidates are no baselines: a roofline, or another form of tkq."""
     return case.roof or (case.bound if case.bound and not any(map(ops.is_rival, case.bound.against)) else None)
 
 
 def _of_roof(case: Case) -> str:
     best = case.beside(found) if (found := roof(case)) else None
-    return f"{best[1]:.3f} of {best[0]}" if best else ""
+    return f"{best[1]:.3f} vs. {best[0]}" if best else ""
 
 
 def _cost_row(cost: Cost) -> tuple[str, ...]:
@@ -210,22 +220,22 @@ def _cost_row(cost: Cost) -> tuple[str, ...]:
 # ---- a run with everything ---------------------------------------------------------------------------------------
 
 REASON = 100  # characters of it
-WHOLE = ("operation", "shape", "who", "median", "between", "spread", "rate", "tkq is", "launches", "host", "error",
-         "SM clock", "power")
+WHOLE = ("operation", "shape", "candidate", "median", "between", "spread", "rate", "speedup", "launches", "host",
+         "error", "SM clock", "power")
 LEGEND = (
-    "Median over the rounds of one call, with a cold L2, calls back to back; between: the same between other kernels, "
-    "where that was timed; rate and \"tkq is\" are then of that. Spread: half of what lies between the quartiles. "
-    "\"tkq is\": how many times as fast. Host: the processor's time for an eager call of that shape. Error: relative, "
-    "of the result against float32. Clock and power are medians of readings in the candidate's own turns; power is the "
-    "driver's average over about a second. A field is empty where nothing was measured."
+    "Median: over the rounds, of one call, with a cold L2, calls back to back. Between: the same between other "
+    "kernels, where that was timed; rate and speedup are then of it. Spread: half the interquartile range. Speedup: of "
+    "tkq over the candidate. Host: CPU time of an eager call of that shape. Error: relative, against float32. SM clock "
+    "and power: medians of readings in the candidate's own turns; power is the driver's average over about a second. "
+    "An empty field was not measured."
 )
 
 
 def whole(report: Report) -> str:
-    """A run: a row for every candidate of every case, with all that was measured, the costs, and who is missing."""
-    parts = [f"{heading(report)} {RATIO}", f"By `{report.environment.command}`."]
+    """A run: a row for every candidate of every case, with all that was measured, the costs, and missing baselines."""
+    parts = [f"{heading(report)} {SPEEDUP}", f"By `{report.environment.command}`."]
     if report.copy_gbs:
-        parts.append(f"A device copy reads and writes {report.copy_gbs:.0f} GB/s in this run.")
+        parts.append(f"Device copy in this run: {report.copy_gbs:.0f} GB/s read and written.")
     if said := _bursts(report.cases):
         parts.append(said)
     if report.cases:
@@ -241,7 +251,7 @@ def whole(report: Report) -> str:
 
 
 def missing(cases: Iterable[Case]) -> dict[str, str]:
-    """Peers that were timed nowhere, with the reason."""
+    """Baselines that were timed nowhere, with the reason."""
     timed, absent = set(), {}
     for case in cases:
         timed |= {t.name for t in case.comparison.timings if t.ok}

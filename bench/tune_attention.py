@@ -1,4 +1,4 @@
-"""Time configurations of the forward kernel beside FA4 and cuDNN: what plan.py's choices come from.
+"""Time configurations of the attention forward against FA4 and cuDNN: the basis of plan.py's choices.
 
     python -m bench.tune_attention --cases "256:1024,16384:full,causal; 192/128:4096:causal; 128:mixed:full;
                                             128:16384:w1023; 128:4096:full:32/8"

@@ -1,4 +1,4 @@
-"""Time configurations of attention's backward beside FA4 and cuDNN.
+"""Time configurations of the attention backward against FA4 and cuDNN.
 
     python -m bench.tune_attention_backward --precompile                       fill the cache first: no GPU is needed
     python -m bench.tune_attention_backward [--variants all] [--cases 128:1024,4096:full,causal] [--out FILE]
@@ -35,7 +35,7 @@ _STAYS = {"direct": True, "persistent": True}
 _LATE = {"late": True}
 _BEHIND = {**_STAYS, "background": True, "registers": (32, 64, 208), "section_mb": 8}
 _BY_HEADS = {**_BEHIND, **_LATE, "turns": True, "rounds": 1}  # a GroupedConfig
-_SEAMLESS = {**_BEHIND, "turns": True, "two_keys": False}  # a SeamlessConfig
+_SEAMLESS = {**_BEHIND, "turns": True}  # a SeamlessConfig
 _CHAIN = {**_STAYS, **_LATE, "turns": True, "chain": True, "section_mb": 4}
 _BULK = {"dq_add": "bulk", "dq_cols": 64, "ds_stages": 1, "p_stages": 1, "registers": (24, 72, 208, 208)}
 _WIDE_BEHIND = {**_BEHIND, "dq_cols": 64, "registers": (32, 64, 208, 208)}
@@ -59,7 +59,6 @@ VARIANTS = {
     "seamless sections of 24 MB": {**_SEAMLESS, "section_mb": 24},
     "seamless red": {**_SEAMLESS, "dq_add": "red", "ds_stages": 3},
     "seamless red 4 stages of dS": {**_SEAMLESS, "dq_add": "red", "ds_stages": 4},
-    "seamless two keys": {**_SEAMLESS, "two_keys": True, "ds_stages": 1},
     "chain": _CHAIN,
     "chain, sections of 1 MB": {**_CHAIN, "section_mb": 1},
     "chain, not late": {**_CHAIN, "late": False},
@@ -112,7 +111,7 @@ def variants(dim: int, causal: bool, length: int | str = 4096) -> dict[str, Back
     for name, change in VARIANTS.items():
         if name.startswith(("sections", "head by")) and not causal:
             continue
-        make = (GroupedConfig.of if "rounds" in change else SeamlessConfig.of if "two_keys" in change else
+        make = (GroupedConfig.of if "rounds" in change else SeamlessConfig.of if name.startswith("seamless") else
                 dataclasses.replace)
         config = make(SINGLE[dim], **change)
         try:

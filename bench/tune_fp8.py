@@ -1,4 +1,4 @@
-"""Time configurations of the float8 GEMM beside torch: `python -m bench.tune_fp8 [--kinds block] [--out FILE]`.
+"""Time configurations of the float8 GEMM against torch: `python -m bench.tune_fp8 [--kinds block] [--out FILE]`.
 
 As bench/tune_gemm.py: every round lets each variant work once, in an order that changes; what counts is the median over
 the rounds of torch's time / the variant's time in the same round. "NAME + ACTIVATION" has a bias and that activation,

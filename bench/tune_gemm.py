@@ -1,4 +1,4 @@
-"""Time GEMM configurations beside torch.matmul: `python -m bench.tune_gemm [--precompile] [--out FILE]`.
+"""Time GEMM configurations against torch.matmul: `python -m bench.tune_gemm [--precompile] [--out FILE]`.
 
 What `tkq.gemm.plan` and `tkq.gemm.narrow_plan` choose among. "NAME + ACTIVATION" has a bias and that activation too,
 and "NAME + bias" a bias: beside the plain NAME it shows what the epilogue costs; torch's time is the plain product's.

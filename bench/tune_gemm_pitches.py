@@ -1,4 +1,4 @@
-"""Time what can be done with operands and results that TMA does not take, beside torch, in the same run.
+"""Time alternatives for operands and outputs that TMA does not support, against torch, in the same run.
 
     python -m bench.tune_gemm_pitches --precompile                  compile only; needs no GPU
     python -m bench.tune_gemm_pitches [--cases 0:12] [--sections copies,cases,small] --out FILE

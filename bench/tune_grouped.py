@@ -1,4 +1,4 @@
-"""Time configurations of the grouped GEMM beside torch: `python -m bench.tune_grouped [--kinds bf16] [--out FILE]`.
+"""Time configurations of the grouped GEMM against torch: `python -m bench.tune_grouped [--kinds bf16] [--out FILE]`.
 
 As bench/tune_fp8.py. 16 groups, equal or skewed as in bench/grouped_gemm.py.
 """

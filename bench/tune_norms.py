@@ -1,4 +1,4 @@
-"""Time every config that plan.variants offers for the norms, beside QuACK, torch.compile and copy, in the same run.
+"""Time every config of plan.variants for the norms, against QuACK, torch.compile and copy, in the same run.
 
     python -m bench.tune_norms --precompile            compile only; needs no GPU
     python -m bench.tune_norms --out DIRECTORY         compile, time, print a table, write norms.json

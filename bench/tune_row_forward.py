@@ -1,10 +1,12 @@
-"""Time plans of RowKernel for forward reductions, beside the planned one and beside ReductionBase, in the same run.
+"""Time plans of RowKernel for forward reductions, against the planned one and ReductionBase, in the same run.
 
     python -m bench.tune_row_forward --precompile                  compile only; needs no GPU
     python -m bench.tune_row_forward --out FILE
 
 bench.forward_rows has the kernels: "mean" writes one number a row, "scaled" a row as well. A plan's name says blocks of
-a cluster, warps, elements of a thread, stages (0: no ring, threads read global memory), blocks on a multiprocessor.
+a cluster, warps, elements of a thread, stages (0: no ring, threads read global memory), blocks on a multiprocessor;
+"held": a block for each tile, which its threads hold in registers. The quickest are timed with another kernel before
+each call as well.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from tkq.rows.spec import RowSpec, Stream
 
 SHAPES = ((32768, 1024), (16384, 4096), (4096, 16384), (1024, 65536))
 MOST_STAGES = {"mean": (3,), "scaled": (8,)}  # each of them is tried
-FINALISTS = 5
+FINALISTS = 7
 # (warps, blocks on a multiprocessor)
-BLOCKS = ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3), (8, 4), (16, 1), (16, 2))
+BLOCKS = ((4, 3), (8, 2), (8, 3), (16, 2))
+HELD = tuple(itertools.product((4, 8, 16), (32, 64, 128)))  # warps, elements of a thread
 
 
 def spec_of(kind: str, n: int) -> RowSpec:
@@ -34,7 +37,8 @@ def spec_of(kind: str, n: int) -> RowSpec:
 
 
 def name_of(p: rows.RowPlan) -> str:
-    flags = " evict" * p.evict_first + " streaming" * p.streaming + " no pdl" * (not p.pdl)
+    flags = (" evict" * p.evict_first + " streaming" * p.streaming + " no pdl" * (not p.pdl)
+             + " held" * p.held + " past L1" * p.past_l1)
     return f"c{p.cluster} w{p.warps} e{p.per_thread} s{p.stages} r{p.resident}{flags}"
 
 
@@ -74,7 +78,15 @@ def candidates(kind: str, n: int) -> dict:
             stages = _stages(shape, base, most)
             if stages > len(shape.sums):
                 add(cluster=cluster, per_thread=per_thread, warps=warps, stages=stages, resident=resident)
-    add(evict_first=True)
+    for warps, per_thread in HELD:
+        cluster = max(1, 1 << (-(-n // (warps * 32 * per_thread)) - 1).bit_length())
+        if cluster > 8 or n < 32 * per_thread:
+            continue
+        resident = 65536 // (warps * 32) // (per_thread * 3 // 4 + 24)  # as `rows.plan` counts registers
+        add(held=True, past_l1=True, cluster=cluster, warps=warps, per_thread=per_thread, resident=resident)
+    for choices in dict(past_l1=not planned.past_l1), dict(pdl=False), dict(evict_first=True):
+        if planned.held == ("evict_first" not in choices):
+            found.setdefault(f"planned, but {choices}", dataclasses.replace(planned, **choices))
     return found
 
 
@@ -120,7 +132,8 @@ def tune(kind: str, m: int, n: int, final_seconds: float) -> dict:
 
     make = lambda i: (randn(i, m, n),)
     calls = {name: _call(kind, n, p) for name, p in found.items()}
-    done = tuning.final(calls, "planned", beside, make, (Effort(7, 0.003, 0.0), Effort(9, final_seconds, 0.05)),
+    efforts = Effort(7, 0.003, 0.0), Effort(9, final_seconds, 0.0, idle_seconds=0.01, short_us=1e6)
+    done = tuning.final(calls, "planned", beside, make, efforts,
                         FINALISTS, error)
     print(f"\n{kind} M {m} N {n}   planned: {name_of(found['planned'])}")
     tuning.show(done, (4e-9 if kind == "scaled" else 2e-9) * m * n, {})

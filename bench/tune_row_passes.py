@@ -1,4 +1,4 @@
-"""Time the configs that the plans of softmax and cross entropy offer, beside QuACK and a roof, in the same run.
+"""Time the candidate configs of softmax and cross entropy, against QuACK and a roofline, in the same run.
 
     python -m bench.tune_row_passes --precompile                        compile only; needs no GPU
     python -m bench.tune_row_passes --kind forward --shapes 32768x1024  compile, time, print a table

@@ -1,4 +1,4 @@
-"""Time the plans that `tkq.rows.variants` offers for the norms' backward, beside torch.add, in the same run.
+"""Time the plans of `tkq.rows.variants` for the norms' backward, against torch.add, in the same run.
 
     python -m bench.tune_rows --precompile                  compile only; needs no GPU
     python -m bench.tune_rows --shapes 1024x4096,32768x1024 --only planned,early=False,pdl=True

@@ -1,4 +1,4 @@
-"""Time other ways for the forward norms of short rows than the planned one, beside it, a peer and a copy, all in turns.
+"""Time alternatives for the forward norms of short rows against the plan, a baseline and a copy, interleaved.
 
     python -m bench.tune_short_norms --precompile        compile only; needs no GPU
     python -m bench.tune_short_norms --out DIRECTORY     compile, time, print tables, write tune_short_norms.json
@@ -163,7 +163,7 @@ def tune(case: str, N: int, seconds: float) -> dict:
 def _show(title: str, done, chosen: dict, peer: str) -> None:
     from tkq.testing import timing
 
-    print(f"\n{title}: us, times as fast as {peer} and copy, error")
+    print(f"\n{title}: us, speedup over {peer} and copy, error")
     for t in sorted((t for t in done.timings if t.ok), key=lambda t: t.median_ms):
         ratios = " ".join(f"{timing.ratio(t, done[name]):.4f}" if done[name].ok else "-" for name in (peer, "copy"))
         words = chosen[t.name].words if t.name in chosen else ""

@@ -1,4 +1,4 @@
-"""What the scripts that time configurations share: compiling ahead, turns beside torch, a final beside peers."""
+"""Shared by the tuning scripts: compiling ahead, interleaved turns with torch, a final against the baselines."""
 
 from __future__ import annotations
 
@@ -150,8 +150,10 @@ class Final(NamedTuple):
     beside: tuple
 
     def as_dict(self) -> dict:
-        return dict(first={t.name: t.times_ms for t in self.first.timings},
-                    second={t.name: t.times_ms for t in self.second.timings})
+        found = dict(first={t.name: t.times_ms for t in self.first.timings},
+                     second={t.name: t.times_ms for t in self.second.timings})
+        between = {t.name: t.between_ms for t in self.second.timings if t.between_ms}
+        return {**found, "between": between} if between else found
 
 
 def final(ours: Mapping[str, Callable], planned: str, beside: Mapping[str, Callable], make_inputs, efforts,
@@ -171,6 +173,16 @@ def ranked(found) -> list:
     return sorted((t for t in found.timings if t.ok), key=lambda t: t.median_ms)
 
 
+def _between(t, found) -> str:
+    """The same with another kernel before each call, where that was timed."""
+    if not t.between_ms:
+        return ""
+    others = {name: found.second[name].between_ms for name in found.beside if found.second[name].between_ms}
+    against = [f", {statistics.median(b / a for a, b in zip(t.between_ms, other, strict=True)):.3f} of {name}"
+               for name, other in others.items()]
+    return f"  between {statistics.median(t.between_ms):.4f} ms{''.join(against)}"
+
+
 def show(found: Final, gigabytes: float, missing: Mapping[str, str]) -> None:
     from tkq.testing import timing
 
@@ -178,7 +190,7 @@ def show(found: Final, gigabytes: float, missing: Mapping[str, str]) -> None:
         against = [f"{timing.ratio(t, found.second[name]):.3f} of {name}" for name in found.beside
                    if found.second[name].ok]
         print(f"  {t.name:36s} {t.median_ms:.4f} ms {gigabytes / t.median_ms * 1e3:6.0f} GB/s  {', '.join(against)}  "
-              f"{t.launches} launches [{t.mode}]")
+              f"{t.launches} launches [{t.mode}]{_between(t, found)}")
     for t in ranked(found.first):
         error = "" if t.error is None else f"  error {t.error:.1e}"
         print(f"    first round: {t.name:36s} {t.median_ms:.4f} ms{error}")

@@ -1,4 +1,4 @@
-"""Several runs of the benchmarks at one time, of which one alone is timing: the others get ready, and wait.
+"""Concurrent runs of the benchmarks, of which one at a time uses the GPU: the others prepare and wait.
 
 A new process takes ten seconds and more until torch, tkq and the peers are imported. Runs that are started together and
 name the same file do that side by side; then each has the GPU for itself, one after the other.

@@ -1,6 +1,5 @@
 """Flash attention, forward, on tkq.tile: a class and a call of under 100 lines, without comments.
-Run it: with a Hopper GPU it is checked against PyTorch and timed beside tkq.flash_attn; without, compiled for it,
-nothing timed.
+Run it: with a Hopper GPU it is checked against PyTorch and timed with tkq.flash_attn; without one it is only compiled.
 """
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from tkq.testing import sass, timing
 
 @dataclass(frozen=True)
 class Stream:
-    """Tiles that the producer loads and the consumers take, in the same order; ``at`` is how far this thread is."""
+    """Tiles that the producer loads and the consumers take in the same order; ``at`` is this thread's ring position."""
 
     source: tk.gl
     tiles: tk.SharedTile
@@ -49,8 +48,8 @@ class Globals:
     scale: Float32  # of the scores, times log2(e)
 
     def task(self, number, causal):
-        """(batch, head, tile of rows, how many key tiles it sees). As many heads at a time as have 16 MB of K and V,
-        less than L2 holds: their last rows, which see the most keys of a causal problem, come first."""
+        """(batch, head, tile of rows, number of key tiles). Heads are grouped so that 16 MB of K and V, less than L2,
+        are live at once. In a group the last rows come first: in a causal problem they see the most keys."""
         rows, _, heads, batches = self.o.shape
         tiles = cute.ceil_div(rows, 128)
         together = cutlass.max(256 // tiles, 1)
@@ -65,14 +64,14 @@ class Registers:
     s: tk.RegTile  # scores of 64 rows and 128 keys, then their exponentials
     p: tk.RegTile  # the exponentials in bf16
     o: tk.RegTile
-    max: tk.RowVec  # what is subtracted from a row's scores, times scale
+    max: tk.RowVec  # subtracted from a row's scores times scale
     sum: tk.RowVec
-    correct: tk.RowVec  # what o and sum so far are to be multiplied by, where max has moved
+    correct: tk.RowVec  # factor that rescales o and sum when max changes
 
 
 def beyond(room, s, max, scale):
-    """Is a score of the warp's, times scale, more than room beyond its row's max? 0 is asked about with the scores:
-    floats that are not negative compare as integers do, of which one instruction finds the largest of three."""
+    """Does some score of the warp, times scale, exceed its row's max by more than room? The maximum includes 0, because
+    non-negative floats compare like integers, and one instruction finds the largest of three integers."""
     found = cutlass.Boolean(False)
     for r in range(2):  # this thread's rows
         scores = [s.rows_view[r, j].bitcast(Int32) for j in range(s.cols // 4)]
@@ -84,7 +83,7 @@ def beyond(room, s, max, scale):
 
 
 class FlashAttention:
-    """A task is 128 rows of Q of one head, 64 for each of two consumer warpgroups. K and V pass by in tiles of 128
+    """One task is 128 rows of Q of one head, 64 for each of two consumer warpgroups. K and V pass by in tiles of 128
     keys, the last one first: that one alone needs a mask.
 
       producer (warp 0)    the task, K(n) Q | K(n-1) V(n) | K(n-2) V(n-1) | .. | V(0), the next task's number
@@ -92,7 +91,7 @@ class FlashAttention:
                            | O += P V(0), O / sum to global memory
 
     Pipes of q, k, v: full[stage] 1 arrival, the producer's, with the bytes; empty[stage] 8, one of each consumer warp.
-    The consumers take turns to issue their products, so that one's softmax runs under the other's."""
+    Ping-pong: the consumers take turns at issuing wgmma, so that one's softmax overlaps the other's GEMMs."""
 
     tile, stages, turns = tk.st(128, 128), (2, 2, 3), True
 
@@ -135,7 +134,7 @@ class FlashAttention:
             fetched = g.schedule.fetch()
             v.load(batch, head_k, 0, 0)
             number = g.schedule.following(number, fetched)
-        mail.post(post, 0, 0, 0, 0)  # no more of them
+        mail.post(post, 0, 0, 0, 0)  # end of the tasks
 
     @cute.jit
     def consumer(self, g, mail, wg, q, k, v):
@@ -161,7 +160,7 @@ class FlashAttention:
                 tk.mm_ABt(c.s, q_tile, k_tile, a_part=wg)
                 tk.mma_AB(c.o, c.p, v.wait())
                 turns.give()
-                tk.mma_wait(1)  # for S; O, of the keys before, goes on under the softmax
+                tk.mma_wait(1)  # for S; O of the previous keys overlaps the softmax
                 k.release()
                 moved = self.softmax(g, c)
                 tk.mma_wait(0)
@@ -180,8 +179,8 @@ class FlashAttention:
 
     @cute.jit
     def softmax(self, g, c):
-        """s becomes exp2(scale * s - max), and sum moves on. Whatever max is, it cancels out in the end: it stays
-        unless an exponential of the warp's would be more than 2^8. Has it moved, so that o is owed a correction?"""
+        """s becomes exp2(scale * s - max), and sum accumulates. max cancels out in the end, so it changes only if an
+        exponential of the warp would exceed 2^8. Returns whether it changed, and so o has to be rescaled."""
         moved = beyond(8, c.s, c.max, g.scale)
         if moved:
             tk.copy(c.correct, c.max)
@@ -191,7 +190,7 @@ class FlashAttention:
             tk.sub(c.correct, c.correct, c.max)
             tk.exp2(c.correct, c.correct)
             tk.mul(c.sum, c.sum, c.correct)
-        tk.mul(c.s, c.s, g.scale)  # one instruction with the next line
+        tk.mul(c.s, c.s, g.scale)  # one FMA together with the next line
         tk.sub_row(c.s, c.s, c.max)
         tk.exp2(c.s, c.s)
         tk.row_sum_partial(c.sum, c.s, c.sum)

@@ -1,6 +1,5 @@
 """C = A @ B.T in bf16, written on tkq.tile's load-compute-finish template and called from PyTorch.
-Run it: with a Hopper GPU it is checked against PyTorch and timed beside it and tkq.gemm; without, compiled for it,
-nothing timed.
+Run it: with a Hopper GPU it is checked against PyTorch and timed with it and tkq.gemm; without one it is only compiled.
 """
 from dataclasses import dataclass
 
@@ -28,12 +27,12 @@ class Globals:
 
 
 class Gemm(tk.LCF):
-    """A block's task is a tile of 128 x 256 of C: 64 rows of it for each of two consumer warpgroups, 128 accumulators a
-    thread. K passes by in steps of 64, four of them in flight."""
+    """One task is a 128 x 256 tile of C: 64 rows for each of two consumer warpgroups, 128 accumulators per thread. K
+    advances in steps of 64, with four stages in flight."""
 
     consumers, stages = 2, 4
     a, b, c = tk.st(128, 64), tk.st(256, 64), tk.st(64, 64)
-    inputs, scratch = dict(a=a, b=b), dict(c=(c, 4))  # a stage; two panels of C for each consumer
+    inputs, scratch = dict(a=a, b=b), dict(c=(c, 4))  # one stage; two epilogue tiles per consumer
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, blocks: Int32, stream: cuda.CUstream):
@@ -47,7 +46,7 @@ class Gemm(tk.LCF):
         self.run(g)
 
     def task(self, g, number):
-        """Down a band of 8 tiles' width, row by row: tiles that are worked on at one time share A and B in L2."""
+        """Raster: bands 8 tiles wide, row by row, so that concurrent tiles share A and B in L2."""
         band = number // (g.rows * 8)
         width, rest = cutlass.min(g.cols - band * 8, 8), number - band * g.rows * 8
         return tk.Task(rest // width, band * 8 + rest % width, cute.ceil_div(g.a.tensor.shape[1], 64))
@@ -66,9 +65,9 @@ class Gemm(tk.LCF):
 
     @cute.jit
     def finish(self, g, t, acc, s, wg):
-        for p in cutlass.range_constexpr(4):  # 64 columns at a time, by way of one of two panels
+        for p in cutlass.range_constexpr(4):  # 64 columns at a time, through one of two tiles
             panel = s["c"][2 * wg + p % 2]
-            tk.store_wait(1)  # the panel before the last has left shared memory
+            tk.store_wait(1)  # the store before the last has read its tile
             tk.sync(8 + wg, tk.WARPGROUP)
             tk.store(panel, tk.columns(acc, p * 64, 64))
             tk.publish()
@@ -90,7 +89,7 @@ def gemm(a, b):
     c = torch.empty(a.shape[0], b.shape[0], dtype=a.dtype, device=a.device)
     tasks = -(-a.shape[0] // 128) * -(-b.shape[0] // 256)
     rounds = -(-tasks // arch.processors(a.device))
-    runtime.function(RECIPE)(a, b, c, -(-tasks // rounds))  # the fewest blocks that need no more rounds than all
+    runtime.function(RECIPE)(a, b, c, -(-tasks // rounds))  # the fewest CTAs with the same number of waves
     return c
 
 

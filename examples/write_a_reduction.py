@@ -2,7 +2,7 @@
 
     python examples/write_a_reduction.py
 
-With a Hopper GPU: checked against PyTorch and timed beside torch.compile. Without: compiled for it, nothing timed.
+With a Hopper GPU it is checked against PyTorch and timed with torch.compile; without one it is only compiled.
 """
 import math
 
@@ -66,7 +66,7 @@ class Softmax(ReductionBase):
             cute.copy(atom, result, go, pred=inside)
 
     def reduce(self, e, op, group, buffer, barriers, stage: cutlass.Constexpr, init):
-        clustered = self.cluster_n > 1  # its blocks meet once, before the first exchange
+        clustered = self.cluster_n > 1  # CTAs of a cluster wait once, before the first exchange
         return utils.row_reduce(e, op, group, buffer[None, None, stage], barriers + stage if clustered else None,
                                 init_val=init, hook_fn=tk.cluster_wait if clustered and stage == 0 else None)
 

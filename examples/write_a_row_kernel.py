@@ -1,9 +1,9 @@
-"""A new fused backward: that of y = silu(rmsnorm(x) * weight), dx and dweight in one launch, on RowKernel.
+"""A fused backward of y = silu(rmsnorm(x) * weight), dx and dweight in one launch, on RowKernel.
 
     python examples/write_a_row_kernel.py
 
-With a Hopper GPU: checked against PyTorch's autograd and timed beside torch.add, which moves as many bytes and computes
-nothing. Without: compiled for it, nothing timed.
+With a Hopper GPU it is checked against PyTorch's autograd and timed with torch.add, which moves as many bytes and
+computes nothing; without one it is only compiled.
 """
 import cutlass.cute as cute
 import torch
@@ -17,7 +17,7 @@ EPS = 1e-6
 
 class SiluNormBackward(RowKernel):
     """With x_hat = x * rstd and h = x_hat * weight, silu'(h) = (1 + t + h / 2 * (1 - t * t)) / 2 for t = tanh(h / 2).
-    dy and x are read twice, everything else is worked out anew each time, in halves and doubles that need no factor."""
+    dy and x are read twice, the rest is recomputed, scaled by 2 or 1/2 where that saves a factor."""
 
     loads, stores, vectors, scalars, columns = ("dy", "x"), ("dx",), ("weight",), ("rstd",), ("dweight",)
 
@@ -28,15 +28,15 @@ class SiluNormBackward(RowKernel):
         t = cute.math.tanh(half_h, fastmath=True)
         return half_x_hat, half_h, e.dy + e.dy * (t + half_h * (1.0 - t * t))
 
-    def partial(self, e, r):  # what is summed over the row
+    def partial(self, e, r):  # elements of the row reduction
         _, half_h, dh_twice = self.through_silu(e, r)
         return (dh_twice * half_h,)
 
-    def down(self, e, r):  # what is summed down the columns
+    def down(self, e, r):  # elements of the column sums
         half_x_hat, _, dh_twice = self.through_silu(e, r)
         return dict(dweight=dh_twice * half_x_hat)
 
-    def row(self, sums, r):  # once a row
+    def row(self, sums, r):  # once per row
         return dict(half=r.rstd * 0.5, slope=sums[0] * (1.0 / self.N) * r.rstd * r.rstd)
 
     def write(self, e, r):

@@ -1,5 +1,5 @@
 """C = activation(A @ B.T + bias) in one kernel, written on tkq.tile and called from PyTorch.
-Run it: with a Hopper GPU it is checked against PyTorch and timed beside it; without, compiled for it, nothing timed.
+Run it: with a Hopper GPU it is checked against PyTorch and timed with it; without one it is only compiled.
 """
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class Globals:
 
 
 class Linear(tk.LCF):
-    """Tiles of 128 x 256, half of one to each of two consumer warpgroups; K in steps of 64, four of them in flight."""
+    """Tiles of 128 x 256, half for each of two consumer warpgroups; K in steps of 64, with four stages in flight."""
 
     consumers, stages = 2, 4
     a, b, c = tk.st(64, 64), tk.st(256, 64), tk.st(64, 64)
@@ -78,7 +78,7 @@ class Linear(tk.LCF):
             tk.add_col(panel, tk.columns(acc, p * 64, 64), bias)
             tk.apply(panel, self.activate, panel)
             if tk.first_warp_of_group():
-                tk.store_wait()  # the panel before has left shared memory
+                tk.store_wait()  # the previous store has read its tile
             tk.sync(8 + wg, tk.WARPGROUP)
             tk.store(s["c"][wg], panel)
             tk.publish()

@@ -1,5 +1,5 @@
-"""Epilogues of one's own for tkq.gemm: what happens to a product before it is stored, in a function of one number.
-Run it: with a Hopper GPU they are checked against PyTorch and timed beside it; without, compiled, nothing timed.
+"""User-defined epilogues for tkq.gemm: a function of one number, applied to each accumulator before it is stored.
+Run it: with a Hopper GPU they are checked against PyTorch and timed with it; without one they are only compiled.
 """
 import cutlass
 import torch
@@ -13,14 +13,14 @@ from tkq.testing import sass, timing
 
 
 def squared_relu(x):
-    """max(x, 0)^2, of the sum in float32: a number in, a number out. Called once for each element, while compiling it
-    is traced; a choice is ``cutlass.select_``, functions are those of ``cutlass.cute.math``."""
+    """max(x, 0)^2 of the float32 accumulator: a number in, a number out, for each element. It is traced when compiled:
+    select with ``cutlass.select_``, compute with ``cutlass.cute.math``."""
     positive = Float32(cutlass.select_(x > Float32(0.0), x, Float32(0.0)))
     return positive * positive
 
 
 def causal(x, row, column):
-    """With two arguments more it is told where it is: here, scores of later keys become 0."""
+    """Two more arguments give the element's position: here, scores of later keys become 0."""
     return Float32(cutlass.select_(column <= row, x, Float32(0.0)))
 
 

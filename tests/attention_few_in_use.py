@@ -1,6 +1,6 @@
 """The backward of a sequence of which few queries are in use, by three blocks: a program of its own, as it may hang.
 
-    python -m tests.attention_few_in_use [seamless | "two keys"]
+    python -m tests.attention_few_in_use [seamless]
 
 dQ's accumulator has room for all of a head's 2000 rows, 32 tiles, of which one is used. The 12 heads are worked on
 together, as 64 rows of each fit in L2: the three blocks' first tasks are heads 0, 1 and 2, and then 3, 4 and 5. No tile
@@ -24,8 +24,7 @@ from tkq.testing import assert_2x
 ROWS, USED, HEADS, DIM = 2000, 64, 12, 128
 BEHIND = dataclasses.replace(SINGLE[DIM], direct=True, persistent=True, turns=True, late=True, background=True,
                              section_mb=8, registers=(32, 64, 208))
-FORMS = {"": BEHIND, "seamless": SeamlessConfig.of(BEHIND),
-         "two keys": SeamlessConfig.of(BEHIND, two_keys=True, ds_stages=1)}
+FORMS = {"": BEHIND, "seamless": SeamlessConfig.of(BEHIND)}
 
 
 def main(form=""):

@@ -11,10 +11,17 @@ has changed since ahead of the next run, without a GPU. `tests/kernel_cache.py` 
 """
 import os
 import pathlib
+import re
 
 import pytest
 
 from tests import kernel_cache
+
+# Of several workers each has its share of the cores, before torch is imported: threads of PyTorch's operations wait for
+# each other without giving up the core that the other worker's need.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    _SHARE = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
 
 _GPU_TESTS = pathlib.Path(__file__).parent / "gpu"
 _skipped = pytest.StashKey[int]()
@@ -67,9 +74,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    # With pytest-xdist each worker counts for itself; the reports say it here.
-    skipped = config.stash.get(_skipped, 0) or sum(
-        "GPU suite: " in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    # With pytest-xdist each worker counts for itself; the reports say it here, and why, so that this process, whose end
+    # all wait for, needs no torch.
+    said = [found[1] for report in terminalreporter.stats.get("skipped", ())
+            if (found := re.search(r"GPU suite: ([^'\"]*)", str(report.longrepr)))]
+    skipped = config.stash.get(_skipped, 0) or len(said)
     if skipped:
-        why = _why_no_gpu() or "not run here"
+        why = said[0] if said else "not run here"
         terminalreporter.write_line(f"GPU suite skipped: {skipped} tests need an sm_90 GPU (H100, H200); {why}")

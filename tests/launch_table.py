@@ -16,12 +16,11 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "launches.md"
 _HEAD = """# Launches per call
 
 <!-- python -m tests.launch_table --write -->
-Kernels, copies and fills that a call puts on the GPU: a call without gradients, one that autograd records, and that
-one's backward. Counted by PyTorch's profiler on an H100, from the second call on, eager, on small tensors
-([tests/every_op.py](../tests/every_op.py) has the calls), and again in every run of the GPU suite. Longer rows or more
-of them may take other plans.
+Kernels, copies and fills per call: without gradients, with autograd, and in the backward. Counted by PyTorch's profiler
+on an H100 from the second call on, in eager mode, on small tensors ([tests/every_op.py](../tests/every_op.py) has the
+calls). Every run of the GPU suite checks them. Larger inputs may have other plans.
 
-| call | forward | recorded | backward |
+| call | forward | forward with autograd | backward |
 | --- | --- | --- | --- |
 """
 
@@ -32,10 +31,20 @@ def numbers() -> dict:
     return json.loads(NUMBERS.read_text())
 
 
+_WORDS = {", of heads": ", per head", ", of each row": ', reduction="none"',
+          ", of packed sequences": ", variable-length"}
+
+
 def text() -> str:
-    rows = ((name, found[0], *(("", "") if len(found) == 1 else (found[1], found[2] - found[1])))
+    rows = ((_title(name), found[0], *(("", "") if len(found) == 1 else (found[1], found[2] - found[1])))
             for name, found in numbers().items())
     return _HEAD + "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+
+
+def _title(name: str) -> str:
+    for words, title in _WORDS.items():
+        name = name.replace(words, title)
+    return name
 
 
 def count() -> dict:

@@ -16,19 +16,21 @@ import torch
 
 from tests import pressed_attention as attention
 from tests.repeated import BF16, REPEATS, processors, same_bits
-from tkq.testing import pressure
+from tkq.testing import assert_2x, pressure
 
 PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
           "store": 300}
 # Who is late: everybody now and then; what is loaded, so that nobody may read before it is there; who reads, so that
 # nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left;
-# the first part of a sum, so that no other may be added before it is there; one role of a block alone.
+# the first part of a sum, so that no other may be added before it is there; one role of a block alone;
+# one warpgroup behind the block's barriers, so that nobody may count for it.
 KINDS = {"naps": dict(naps=PLACES), "loads": dict(naps={"load": 6000, "start": 3000}),
          "reads": dict(naps={"consumer": 4000, "arrive": 4000}, poison=True),
          "stores": dict(naps={"store": 6000}, late_stores=True, late_additions=True),
          "firsts": dict(naps={"leave": 8000}, late_stores=True),
          "roles": dict(naps=dict.fromkeys(("producer", "consumer", "wait", "arrive", "load"), 4000), poison=True,
-                       one_group=True)}
+                       one_group=True),
+         "barriers": dict(naps={"barrier": 6000}, one_group=True)}
 
 
 # ---- products ------------------------------------------------------------------------------------------
@@ -91,6 +93,14 @@ def fp8(kind="row", which="FAST", **options):
         cases.check_exact(kind, (300, 528, 1168), config, blocks=3, **options)
 
 
+def fp8_not_spread():
+    """A product in flight when the stage before is given back; more steps of K than stages."""
+    from tests.gpu import test_fp8_gemm as cases
+
+    for _ in range(4):
+        cases.check_exact("row", (300, 272, 1168), cases.FAST[2], blocks=3)
+
+
 def fp8_promoted():
     fp8("row", "PROMOTED", promote=True)
 
@@ -107,12 +117,27 @@ def fp8_few_rows():
         take("row", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
 
 
-def grouped():
+def fp8_few_rows_blocks():
+    """Whose scales come step by step."""
+    from tests.gpu.test_fp8_narrow import take
+    from tkq.gemm.fp8_narrow_config import NarrowFp8Config
+
+    for _ in range(REPEATS):
+        take("block", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+
+
+def grouped(sizes=None, n=776, k=272, blocks=6):
     from tests.gpu import test_grouped as cases
 
     config = dataclasses.replace(cases.FAST[0], cluster=1)
     for _ in range(4):
-        cases.check("bf16", cases.SIZES["skewed"], 776, 272, config, behind=0, blocks=6)
+        cases.check("bf16", sizes or cases.SIZES["skewed"], n, k, config, behind=0, blocks=blocks)
+
+
+def grouped_long():
+    """Groups whose rows are the first consumer's alone, of many more steps than stages: the second, which only lets
+    stages go, would be rounds ahead."""
+    grouped([40, 1, 130, 64, 7], 264, 4096, 2)
 
 
 # ---- rows ----------------------------------------------------------------------------------------------
@@ -136,6 +161,24 @@ def norm_backward_cluster():
 
     given = make(300, 131072)
     same_bits(lambda: [x for x in check("layernorm", *given) if x is not None], repeats=2)
+
+
+def rows_held():
+    """Blocks that come and go: several rows, one row, and a cluster to a row."""
+    from tests.gpu import test_rows_held as cases
+
+    for size in ((4096, 1, 16, 64), (4096, 1, 4, 32), (4096, 2, 8, 32), (40000, 4, 8, 64)):
+        x = cases.randn(1100, size[0])
+        truth, peer = ((torch.softmax(x, -1) * x).sum(-1) for x in (x.double(), x.float()))
+
+        def judged():
+            mean = cases.empty(len(x))  # noqa: B023
+            cases.run(cases.SoftmaxMean, size, x=x, mean=mean)  # noqa: B023
+            assert_2x(mean, truth, peer, ulps=16, bias_ulps=8)  # noqa: B023
+            return [mean]
+
+        same_bits(judged)
+        cases.test_three_exchanges_and_a_vector(size)
 
 
 def norm_quantised():
@@ -196,20 +239,32 @@ def quantize_claimed():
     quantize()
 
 
-def quantize():
+def quantize(shape=(300, 4096), repeats=4):
+    """Of smaller and smaller numbers: what was largest before is larger."""
     from tests.gpu.test_quantize import run
 
-    x = torch.randn(300, 4096, device="cuda").to(BF16)
-    for _ in range(4):
+    for i in range(repeats):
+        x = (torch.randn(shape, device="cuda") * 2 ** (7 - i % 8)).to(BF16)
         for granularity, transpose in (("tensor", True), ("row", True)):
             run(x, granularity, transpose=transpose)
 
 
+def quantize_few():
+    """Each column's largest is found by two blocks: one warp of either may be the last to add what it found."""
+    quantize((256, 128), 50)
+
+
+def quantize_claimed_few():
+    """A tile, found by one block and written by another."""
+    processors(0)
+    quantize((128, 128), 50)
+
+
 CASES = {f.__name__: f for f in (
-    *attention.CASES, gemm,
-    gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_promoted, fp8_blocks, fp8_few_rows,
-    grouped, norm_backward, norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, softmax,
-    cross_entropy, quantize, quantize_claimed, rope, gated)}
+    *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_not_spread,
+    fp8_promoted, fp8_blocks, fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, norm_backward,
+    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
+    quantize, quantize_few, quantize_claimed, quantize_claimed_few, rope, gated)}
 
 
 def main(kind, case):

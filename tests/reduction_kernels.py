@@ -83,7 +83,7 @@ class WeightedSum(ReductionBase):
     def __call__(self, x: cute.Tensor, weight: cute.Tensor, totals: cute.Tensor, stream: cuda.CUstream):
         self._set_cluster_n()
         tiler, tv = self._get_tv_layout()
-        # every row of a tile is the vector: a step to the next row is 0 elements long
+        # row stride 0: every row of the tile is the vector
         rows = cute.make_layout((tiler[0],), stride=(0,))
         weight = cute.make_tensor(weight.iterator, cute.prepend(weight.layout, rows))
         self.kernel(x, weight, totals, tv, tiler).launch(
@@ -111,14 +111,14 @@ class WeightedSum(ReductionBase):
         held, held_w = cute.make_rmem_tensor_like(gx), cute.make_rmem_tensor_like(gw)
         held.fill(0.0)
         held_w.fill(0.0)
-        cute.copy(atom_w, gw, held_w, pred=inside)  # columns alone decide: each thread has a part of the vector
+        cute.copy(atom_w, gw, held_w, pred=inside)  # predicated by columns only: the vector has no rows
         if row < x.shape[0]:
             cute.copy(atom, gx, held, pred=inside)
 
         total = utils.row_reduce(held.load().to(Float32) * held_w.load().to(Float32), cute.ReductionOp.ADD,
                                  tv.shape[0][0], buffer[None, None, 0], barriers, init_val=0.0,
                                  hook_fn=tk.cluster_wait if const_expr(self.cluster_n > 1) else None)
-        if coords[0][1] == 0 and row < x.shape[0]:  # the thread with the row's first column; all of them have the total
+        if coords[0][1] == 0 and row < x.shape[0]:  # the thread with the row's first column stores
             totals[row] = total.to(totals.element_type)
 
 

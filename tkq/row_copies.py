@@ -34,7 +34,8 @@ class RowCopies(ReductionBase):
 
     # ---- copies -------------------------------------------------------------------------------------
     # Without hints that x and the result are used once: with L1 passed over by loads (which is what costs) and L2 left
-    # first by stores, rows in registers took 0.3 to 5 % longer (an H100; docs/attempts.md, "Hints to caches").
+    # first by stores, rows in registers took 0.3 to 5 % longer (an H100; docs/attempts/norms_and_rows.md,
+    # "Cache hints").
 
     def _past_l1(self):
         """Do copies of 16 bytes to shared memory go past L1? No others can."""

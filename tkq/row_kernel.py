@@ -31,6 +31,11 @@ class RowKernel(RowEngine):
     slot and no lag. Rows that bulk copies cannot take (N odd, say) are read from global memory by the threads
     themselves (``RowPlan.direct``): right, but slower.
 
+    A kernel without stores and column sums, of rows that fit into the registers of one block, has neither ring nor
+    producer (``RowPlan.held``): a block for each tile, which comes and goes, and reads each element once.
+
+      every warp        all loads go out -> the block's barrier -> partial -> publish -> collect -> row, .. -> write
+
     A subclass says what it moves. A call may leave out any tensor; ``self.has(name)`` says what it has:
 
       loads, stores     (M, N), bf16, fp16 or fp32, each with its own type and row stride

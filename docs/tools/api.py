@@ -20,7 +20,7 @@ MODULES = {
     "runtime": ("Compile and cache: tkq.runtime", ("tkq.runtime", "tkq.runtime.fake", "tkq.runtime.arch",
                                                    "tkq.runtime.counters")),
     "models": ("Models: tkq.models", ("tkq.models",)),
-    "reference": ("What operations mean: tkq.reference", (
+    "reference": ("Reference implementations: tkq.reference", (
         "tkq.reference", "tkq.reference_attention_forward", "tkq.reference_norms", "tkq.reference_losses",
         "tkq.reference_pointwise", "tkq.reference_gemm", "tkq.reference_fp8", "tkq.reference_grouped")),
     "kernels": ("Base classes of reductions", ("tkq.reduction_base", "tkq.row_kernel", "tkq.row_pass",
@@ -28,7 +28,7 @@ MODULES = {
     "tile": ("The tile layer: tkq.tile", ("tkq.tile",)),
     "utils": ("Device helpers: tkq.utils", ("tkq.utils",)),
     "testing": ("Testing kernels: tkq.testing", ("tkq.testing", "tkq.testing.timing")),
-    "viz": ("Pictures of kernels: tkq.viz", ("tkq.viz",)),
+    "viz": ("Diagrams of kernels: tkq.viz", ("tkq.viz",)),
 }
 
 FOR_SUBCLASSES = ("ReductionBase", "RowPass")  # classes whose names with an underscore belong to subclasses
@@ -62,10 +62,10 @@ def index(found) -> str:
     modules = "\n".join(f"- [{title}]({page}.md)" for page, (title, _) in MODULES.items() if f"api/{page}.md" in found)
     return f"""# API
 
-Every page here is made of signatures and docstrings when the site is built. What each function supports, in one table:
-[support](../support.md). What it means, in plain PyTorch: [`tkq.reference`](reference.md), which CPU tensors take, too.
+These pages are generated from signatures and docstrings when the site is built. [Support](../support.md) lists what
+each function supports. [`tkq.reference`](reference.md) defines the functions in plain PyTorch and runs CPU tensors.
 
-| function | gives |
+| function | result |
 | --- | --- |
 {ops}
 

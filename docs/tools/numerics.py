@@ -7,12 +7,12 @@ from pathlib import Path
 from bench.ops import is_rival, shown
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h100"
-HEAD = ("operation (bf16)", "shapes", "tkq", "peers, each its largest", "tkq beside the best peer")
+HEAD = ("operation (bf16)", "shapes", "tkq", "baselines, max of each", "tkq / best baseline")
 NOT = "not measured"
 
 
 def tables(folder: Path = RESULTS) -> str:
-    """One table a file of results, with the day of its run."""
+    """One table per file of results, with the date of its run."""
     parts = []
     for path in sorted(folder.glob("*.json")):
         report = json.loads(path.read_text())
@@ -20,13 +20,13 @@ def tables(folder: Path = RESULTS) -> str:
         if rows:
             day = report["environment"]["date"][:10]
             lines = [HEAD, ("---",) * len(HEAD), *rows]
-            parts.append(f"### {path.stem.replace('_', ' ')}\n\nRun of {day}.\n\n"
+            parts.append(f"### {path.stem.replace('_', ' ')}\n\nMeasured {day}.\n\n"
                          + "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
     return "\n\n".join(parts)
 
 
 def _rows(cases) -> list[tuple[str, ...]]:
-    """One row an operation, but for those of which the run has no error at all."""
+    """One row per operation, except those without any measured error."""
     by_name: dict[str, list[dict]] = {}
     for case in cases:
         by_name.setdefault(shown(case["op"], case["section"]), []).append(case)
@@ -57,7 +57,7 @@ def _row(name, cases):
 
 
 def _span(numbers, form) -> str:
-    """From the least to the largest."""
+    """From min to max."""
     if not numbers:
         return NOT
     low, high = format(min(numbers), form), format(max(numbers), form)

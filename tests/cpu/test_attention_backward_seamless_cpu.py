@@ -81,13 +81,11 @@ def test_long_packed_sequences_are_planned_so(width):
         dense = dataclasses.replace(spec, varlen=False)
         for other in (plan(spec, "medium"), plan(spec, "long", 4), plan(dense, "long")):
             assert not isinstance(other, SeamlessConfig)
-    two_keys = dataclasses.replace(config, two_keys=True, ds_stages=1)
-    assert recipe(spec, two_keys).module.endswith("backward_seamless_keys")
 
 
 @pytest.mark.parametrize("change, words", [
     ({"background": False}, "needs background"),
-    ({"two_keys": True}, "bytes of shared memory at"),
+    ({"ds_stages": 4}, "bytes of shared memory at"),
     ({"persistent": False}, "background needs persistent"),
 ])
 def test_what_cannot_run_is_refused(change, words):
@@ -95,5 +93,5 @@ def test_what_cannot_run_is_refused(change, words):
         SeamlessConfig.of(_BEHIND[128], **change).check(128)
     with pytest.raises(ValueError, match="two warpgroups"):
         SeamlessConfig.of(backward_plan.SINGLE[256], persistent=True, direct=True).check(256)
-    assert SeamlessConfig.of(_BEHIND[128], two_keys=True, ds_stages=1).check(128)
+    assert SeamlessConfig.of(_BEHIND[128]).check(128)
     assert BackwardPre(BackwardSpec(), _BEHIND[128]).lanes == 16

@@ -52,7 +52,7 @@ def test_the_backward_of_rows_is_judged_by_autograd():
 def test_an_example_that_is_slow_or_wrong_is_named():
     assert chapters.judge([case(example=1 / 0.86), case("gemm", "gemm", example=2.0), case(example=None)]) == []
     assert chapters.judge([case(example=1 / 0.84)]) == [
-        "flash_attn S8: the example has 0.840 of tkq's speed, 0.85 wanted"]
+        "flash_attn S8: the example has 0.840x tkq's speed, bound 0.85"]
     assert "error is 4.0e-03" in chapters.judge([case(example=1.0, errors=(1e-3, 4e-3))])[0]
     assert chapters.judge([case(example=1.0, errors=(1e-3, float("nan")))])
 
@@ -62,9 +62,9 @@ def test_the_table_has_what_the_examples_reach(tmp_path):
     report = Report(HERE, [case(), rows, case("gemm", "gemm", cuBLAS=2.5)])
     report.save(tmp_path / "chapters.json")
     text = readme_table.own_kernels(tmp_path)
-    assert "| `write_a_flash_attention.py` | S8 | 1 TFLOP/s | 0.800 of `tkq.flash_attn` |" in text
-    assert "| `write_a_row_kernel.py` | S8 | 1 GB/s | 0.500 of `torch.add` |" in text
-    assert "| `write_a_gemm.py` | S8 | 1 TFLOP/s | 0.800 of `tkq.gemm`, 2.000 of cuBLAS |" in text
+    assert "| `write_a_flash_attention.py` | S8 | 1 TFLOP/s | 0.800x `tkq.flash_attn` |" in text
+    assert "| `write_a_row_kernel.py` | S8 | 1 GB/s | 0.500x `torch.add` |" in text
+    assert "| `write_a_gemm.py` | S8 | 1 TFLOP/s | 0.800x `tkq.gemm`, 2.000x cuBLAS |" in text
     assert chapters.table(report) in readme_table.page(tmp_path)
     assert readme_table.own_kernels(tmp_path / "nothing") == "Not measured yet."
 

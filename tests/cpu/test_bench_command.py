@@ -128,8 +128,8 @@ def test_a_mean_that_misses_is_a_problem(capsys):
     case = lambda ratio: SimpleNamespace(against_best=lambda: ratio and ("peer", ratio))
     assert command.mean_misses("all", [], 1.0) == command.mean_misses("all", [case(None)], 1.0) == []
     assert command.mean_misses("all", [case(0.5), case(2.0)], 1.0) == []
-    assert "all: 1.000 of the best peer in the mean, at least 1.0, over 2\n" in capsys.readouterr().out
+    assert "all: geomean 1.000x the best baseline, bound 1.0, 2 shapes\n" in capsys.readouterr().out
     assert command.mean_misses("all", [case(0.5), case(1.0)], 1.0) == [
-        "all: 0.707 of the best peer in the mean, at least 1.0"]
+        "all: geomean 0.707x the best baseline, bound 1.0"]
     assert command.mean_misses("all", [case(0.5), case(1.0)], 1.0, of=3) == []
-    assert "over 2 of 3 shapes: not decided" in capsys.readouterr().out
+    assert "2 of 3 shapes: undecided" in capsys.readouterr().out

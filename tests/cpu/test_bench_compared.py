@@ -54,7 +54,7 @@ def test_others_that_one_run_lacks_do_not_count():
 def test_cases_that_one_run_lacks_are_left_out():
     old, new = Report(HERE, [case("a", tkq=steady(1.0)), case("b", tkq=[])]), Report(HERE, [case("b", tkq=steady(1.0))])
     assert compared.changes(old, new) == []
-    assert compared.text([]) == "Nothing that both runs have."
+    assert compared.text([]) == "The runs have no case in common."
 
 
 @pytest.mark.parametrize("then, now, both", (

@@ -76,13 +76,13 @@ def test_a_run_leaves_results_tables_and_pictures(run, tmp_path, capsys):
     assert first.missing == {"FA4": "ModuleNotFoundError: No module named 'gone'"}
     text = (tmp_path / "out" / "results.md").read_text()
     assert "| `one` | M8 N1 | tkq | 1000.00 us |  | 0.0% | 1000 GB/s |  | 2 | 7.5 us | 1.0e-03 |  |  |" in text
-    assert "Missing: FA4: ModuleNotFoundError" in text and "A device copy reads and writes 3000 GB/s" in text
-    assert "| `one` | QuACK, FA4 0 of 3 (not installed) | 3 | 2.00 | 2.00 | 2.00 |" in text
+    assert "Missing: FA4: ModuleNotFoundError" in text and "Device copy in this run: 3000 GB/s" in text
+    assert "| `one` | QuACK; not installed: FA4 | 3 | 2.00 | 2.00 | 2.00 |" in text
     assert sorted(p.name for p in (tmp_path / "out" / "plots").iterdir()) == [
         "made_up_one.png", "made_up_one.svg", "overview.png", "overview.svg"]
     said = capsys.readouterr()
     assert "[........................] 1/3 " in said.err and "s  one M8 N1\n" in said.err
-    assert "Bounds missed: 0; not decided, as a peer was not timed: 0" in said.out
+    assert "Bounds missed: 0; undecided, for a baseline was not timed: 0" in said.out
 
 
 def test_a_run_in_pieces_is_one(run, tmp_path):
@@ -105,7 +105,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(run, tmp_path, capsys):
     assert status == 0 and ratios == {("one", "M8 N1"): 2.0, ("two", "M8 N1"): 2.0, ("one", "M8 N2"): 1.333,
                                       ("two", "M8 N2"): 0.667, ("one", "M8 N4"): 0.667, ("two", "M8 N4"): 0.667}
     assert "calls of made_up" not in capsys.readouterr().out.rpartition("3000")[2]  # they have been priced
-    assert run("--resume")[0] == 0 and "leave none" in capsys.readouterr().out
+    assert run("--resume")[0] == 0 and "no cases left" in capsys.readouterr().out
 
 
 def test_what_is_timed_otherwise_now_is_timed_again(run, tmp_path, monkeypatch):

@@ -385,7 +385,7 @@ def test_text_of_a_run_names_every_candidate_and_verdict():
     assert len(table) == 1 + len(r.cases)
     assert table[1].endswith("0.96 ok")
     cost, = harness.cost_lines(r.costs)
-    assert "at most 12 ok note" in cost
+    assert "bound 12 ok note" in cost
 
 
 def test_harness_compare_answers_a_question_and_reads_the_clock_while_a_candidate_works():
@@ -557,7 +557,7 @@ def test_a_run_shortens_its_turns_for_the_time_left(tmp_path):
     late = command.Run(tmp_path / "f.json", -1.0, Effort())
     assert late.effort(2, 3).round_seconds == 0.01
     late.case(next(foundation.gemm_jobs()), 2)
-    assert late.report.problems == ["gemm 4096^3 a @ b: not run, the time is up"]
+    assert late.report.problems == ["gemm 4096^3 a @ b: not run, out of time"]
     assert Report.from_json((tmp_path / "f.json").read_text()).problems == late.report.problems
 
 

@@ -45,10 +45,10 @@ def test_a_panel_for_each_operation_and_kind_with_a_line_for_each_peer_and_the_r
     plain, with_bias, spare = [*figure.axes, None][:3]
     assert spare is None and plain.get_title() == "rmsnorm" and with_bias.get_title() == "rmsnorm with bias"
     drawn = lines(plain)
-    assert list(drawn) == ["tkq", "QuACK", "copy, the same bytes", "device copy"]
+    assert list(drawn) == ["tkq", "QuACK", "copy of the same bytes", "device copy"]
     assert drawn["tkq"] == [4000.0, 2000.0, 1000.0] and drawn["QuACK"][:2] == [2000.0, 2000.0]
     assert math.isnan(drawn["QuACK"][2])  # not timed there: a gap, no zero
-    assert drawn["copy, the same bytes"] == [5000.0, 2500.0, 1250.0] and drawn["device copy"] == [5000.0] * 3
+    assert drawn["copy of the same bytes"] == [5000.0, 2500.0, 1250.0] and drawn["device copy"] == [5000.0] * 3
     assert [t.get_text() for t in plain.get_xticklabels()] == ["M4 N1", "M4 N2", "M4 N4"]
     assert plain.get_ylabel() == "GB/s" and plain.get_ylim()[0] == 0
     legend, = figure.legends  # one for all panels, tkq first
@@ -58,7 +58,7 @@ def test_a_panel_for_each_operation_and_kind_with_a_line_for_each_peer_and_the_r
 
 def test_shapes_of_one_kind_each_are_one_panel():
     panel, = plots.panels(NORMS, "heads")
-    assert panel.title == "rmsnorm heads" and panel.sizes == ("B1 S2 H3 D4", "B1 S2 H5 D4")
+    assert panel.title == "rmsnorm, per head" and panel.sizes == ("B1 S2 H3 D4", "B1 S2 H5 D4")
 
 
 def test_problems_that_are_no_sizes_are_not_joined_by_lines():
@@ -87,10 +87,10 @@ def test_bands_are_quartiles():
 
 def test_the_tensor_cores_roof_is_at_the_clock_that_was_read():
     bf16, fp8 = plots.panels(GEMM, "large")
-    assert (bf16.title, fp8.title) == ("gemm", "fp8_gemm row")
-    peak = bf16.roofs["tensor cores at the clock seen"]
+    assert (bf16.title, fp8.title) == ("gemm", "fp8_gemm, scales per row")
+    peak = bf16.roofs["tensor-core peak at the measured clock"]
     assert peak == (pytest.approx(132 * 4096 * 1710e6 / 1e12), pytest.approx(132 * 4096 * 1720e6 / 1e12))
-    assert fp8.roofs["tensor cores at the clock seen"] == tuple(pytest.approx(2 * x) for x in peak)
+    assert fp8.roofs["tensor-core peak at the measured clock"] == tuple(pytest.approx(2 * x) for x in peak)
     unread = dataclasses.replace(GEMM, environment=dataclasses.replace(HERE, processors=0))
     assert plots.panels(unread, "large")[0].roofs == {}
 

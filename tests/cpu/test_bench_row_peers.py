@@ -1,4 +1,4 @@
-"""What a row of a table says of each peer: timed, failed, not installed, not asked; of how many shapes a roof is."""
+"""What a row of a table says of each baseline: timed, failed, not installed, not run; the shapes of a roofline."""
 import dataclasses
 
 import pytest
@@ -43,24 +43,24 @@ def test_a_peer_that_failed_at_a_shape_is_named_with_how_often():
     """Also where it was timed at no shape, as QuACK of linear_cross_entropy."""
     broken = {"QuACK": "TypeError: epilogue"}
     assert said([case(torch=2.0), case(torch=2.0, failed=broken), case(QuACK=1.0, torch=2.0)]) == [
-        "torch", "QuACK 1 of 3 (failed at 1, not asked at 1)"]
-    assert said([case(failed=broken)] * 4) == ["QuACK 0 of 4 (failed)"]
-    assert said([case(missing=broken)] * 4) == ["QuACK 0 of 4 (failed)"]  # when it was made
+        "torch", "QuACK at 1 of 3 (failed at 1, not run at 1)"]
+    assert said([case(failed=broken)] * 4) == ["QuACK at 0 of 4 (failed)"]
+    assert said([case(missing=broken)] * 4) == ["QuACK at 0 of 4 (failed)"]  # when it was made
 
 
 @pytest.mark.parametrize("reason, word", (
-    ("NotImplementedError: torch has none", "has none"),
+    ("NotImplementedError: torch has none", "unsupported"),
     ("ModuleNotFoundError: No module named 'quack'", "not installed"),
-    ("ImportError: no such symbol", "not installed"), ("left out (--without)", "left out"),
+    ("ImportError: no such symbol", "not installed"), ("left out (--without)", "excluded"),
     ("RuntimeError: CUDA error", "failed")))
 def test_why_a_peer_was_not_timed(reason, word):
     assert said([case(missing={"QuACK": reason})]) == said([case(failed={"QuACK": reason})]) == [
-        f"QuACK 0 of 1 ({word})"]
+        f"QuACK at 0 of 1 ({word})"]
 
 
-def test_a_peer_that_is_asked_for_today_and_not_in_the_file_was_not_asked():
-    assert said([case(QuACK=1.0)] * 2, ("FA3",)) == ["QuACK", "FA3 0 of 2 (not asked)"]
-    assert said([case(bound=Bound(("FA4", "copy"), 1.0))]) == ["FA4 0 of 1 (not asked)"]  # its bound names it
+def test_a_peer_that_is_asked_for_today_and_not_in_the_file_was_not_run():
+    assert said([case(QuACK=1.0)] * 2, ("FA3",)) == ["QuACK", "FA3 at 0 of 2 (not run)"]
+    assert said([case(bound=Bound(("FA4", "copy"), 1.0))]) == ["FA4 at 0 of 1 (not run)"]  # its bound names it
 
 
 def test_roofs_and_our_own_are_no_peers():
@@ -71,8 +71,8 @@ def test_the_benches_say_whom_they_ask_for_without_a_gpu():
     for op, parts in ops.OPS.items():
         for part in parts:
             name = f"{op}, {part.what}" if part.what else op
-            own = {"flash_attn, shared heads, beside 32/32", "flash_attn, shared heads, backward",
-                   "fp8_gemm, bias and activation", "quantize_fp8, transpose too"}
+            own = {"flash_attn, GQA vs. MHA", "flash_attn, GQA, backward", "fp8_gemm, bias and activation",
+                   "quantize_fp8, with transpose"}
             assert bool(row_peers.asked_for(name)) is (name not in own), name
     assert row_peers.asked_for("gemm, bias and activation") == (
         "torch", "torch.compile", "torch.compile autotuned", "QuACK", "torch._addmm_activation")
@@ -135,22 +135,23 @@ def test_a_table_of_a_run_has_the_errors_beside_the_speeds():
     timings = tuple(dataclasses.replace(t, error=errors[t.name]) for t in made.comparison.timings)
     made = dataclasses.replace(made, comparison=dataclasses.replace(made.comparison, timings=timings))
     text = tables.short(report(made))
-    assert "| ratio | errors, tkq / peer |" in text and "| 1.500 | 1.6e-03 / 1.8e-03 |" in text
+    assert "| speedup | errors, tkq / baseline |" in text and "| 1.500 | 1.6e-03 / 1.8e-03 |" in text
     assert "errors" not in tables.short(report(case(torch=2.0)))
 
 
 def test_the_summary_names_every_peer():
     found = {"softmax": report(case(torch=2.0, failed={"QuACK": "TypeError: x"}))}
     row, = (line for line in summary.summary(found).splitlines() if line.startswith("| `softmax`"))
-    assert row.startswith("| `softmax` | torch, QuACK 0 of 1 (failed), torch.compile 0 of 1 (not asked), ")
-    assert "Liger CuTe 0 of 1 (not asked) | 1 | 2.00 |" in row
+    assert row.startswith("| `softmax` | torch; failed: QuACK; not run: torch.compile, ")
+    assert "Liger CuTe | 1 | 2.00 |" in row
 
 
-def test_what_is_beside_nothing_is_named():
+def test_what_has_no_baseline_is_named():
     found = {"fp8_gemm": report(case(section="epilogue", op="fp8_gemm row", plain=1.0)), "softmax": report(case())}
-    assert summary.beside_nothing(found) == (
-        "Beside neither a peer nor a copy, but tkq's own: `fp8_gemm`, bias and activation; `softmax`.")
-    assert summary.beside_nothing({"softmax": report(case(torch=1.0))}) == ""
+    assert summary.without_baseline(found) == (
+        "Compared only with other forms of tkq itself, and so not in the table: "
+        "`fp8_gemm`, bias and activation; `softmax`.")
+    assert summary.without_baseline({"softmax": report(case(torch=1.0))}) == ""
 
 
 # ---- the peers themselves ------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests import fresh
 from tests.cpu.kernels_for_tests import Scale
 from tkq.runtime import Recipe, build, bundle, bundling, chooser, digests, function, keys, link
 from tkq.runtime.cache import Cache, packed, unpacked
@@ -16,8 +16,8 @@ from tkq.runtime.cache import Cache, packed, unpacked
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 BUILDER = "tests.cpu.kernels_for_tests:build_scale"
 RECIPES = [Recipe(BUILDER, (Scale(factor=factor),)) for factor in (2.0, 3.0)]
+WITHOUT_DSL = "import tests.without_dsl"
 PROCESS = f"""
-import tests.without_dsl
 import json, sys, time
 import torch
 from tkq.runtime import Recipe, bundle, chooser, function, keys, link
@@ -79,9 +79,8 @@ def test_no_source_is_parsed_for_it(made, monkeypatch):
 
 def test_a_process_without_the_dsl_runs_it(made, tmp_path):
     path = made / bundle.NAME
-    environment = {**os.environ, "TKQ_BUNDLE": str(made), "TKQ_CACHE_DIR": str(tmp_path / "none")}
-    done = subprocess.run([sys.executable, "-c", PROCESS], cwd=CHECKOUT, env=environment, text=True,
-                          capture_output=True)
+    environment = {**os.environ, "TKQ_BUNDLE": str(made), "TKQ_CACHE_DIR": str(tmp_path / "none"), "PATH": ""}
+    done = fresh.run(PROCESS, before=WITHOUT_DSL, env=environment)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     error = seen.pop("error")
@@ -92,7 +91,6 @@ def test_a_process_without_the_dsl_runs_it(made, tmp_path):
 
 
 HOST_PATHS = """
-import tests.without_dsl
 import json, sys
 from tests import smoke
 from tkq.runtime import keys
@@ -103,7 +101,7 @@ print(json.dumps([len(set(map(keys.bundled_name, recipes))), len(recipes), "cutl
 
 def test_no_host_function_needs_the_dsl():
     """Every op's, forward and backward, up to the launch: see tests/smoke.py."""
-    done = subprocess.run([sys.executable, "-c", HOST_PATHS], cwd=CHECKOUT, text=True, capture_output=True)
+    done = fresh.run(HOST_PATHS, before=WITHOUT_DSL, env={**os.environ, "PATH": ""})
     assert done.returncode == 0, done.stderr
     names, recipes, dsl = json.loads(done.stdout)
     assert names == recipes > 50 and not dsl

@@ -1,5 +1,6 @@
 """What may be wrong with a machine, one thing after the other: kernels are compiled and run all the same, and one
 warning says what it costs. Each in a fork of this process, with a kernel that runs on the CPU."""
+import contextlib
 import os
 import pathlib
 import resource
@@ -165,7 +166,8 @@ def test_a_cache_from_which_nothing_may_be_run(folder, mounted, monkeypatch, als
 @needs_compiler
 def test_without_proc(folder, monkeypatch):
     """Descriptors have no paths there: copies in the process's own folder have."""
-    monkeypatch.setattr(sys.modules["tkq.runtime.cache"], "_path_of", lambda number: f"/nowhere/{number}")
+    monkeypatch.setattr(sys.modules["tkq.runtime.cache"], "_path_of",
+                        lambda file: contextlib.nullcontext(f"/nowhere/{file.number}"))
     said = run()
     assert len(said) == 1 and "copied by each process" in said[0]
 

@@ -3,6 +3,7 @@
 As root, other users are forks of this process with another number; elsewhere those tests are skipped."""
 import os
 import pathlib
+import resource
 import tempfile
 
 import pytest
@@ -200,6 +201,35 @@ def test_each_load_has_a_name_of_its_own(shared):
     for _ in range(70):
         names.add(store.find(NAME).loaded(lambda path: path))
     assert len(names) == 70
+
+
+@pytest.mark.parametrize("memory", (False, True))
+def test_the_name_of_what_is_loaded_leads_to_no_other_file(shared, tmp_path, memory):
+    """Backtraces of errors open the files of all loaded objects again, by the names that these were loaded by."""
+    store, names = Cache(plant(shared / "own")), []
+
+    def load(path):
+        if memory and not names:
+            names.append(path)
+            raise OSError("from memory, please")
+        names.append(path)
+        return pathlib.Path(path).read_bytes()
+
+    assert store.find(NAME).loaded(load) == packed(DATA, NOTE)
+    files = [open(tmp_path / "another", "wb") for _ in range(200)]  # noqa: SIM115  (all open at a time)
+    assert len(names) == 1 + memory and not any(map(os.path.exists, names))
+    for file in files:
+        file.close()
+
+
+def test_few_descriptors_are_allowed(shared):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def work():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, before[1]))
+        return Cache(plant(shared / "own")).find(NAME).loaded(lambda path: len(pathlib.Path(path).read_bytes()))
+
+    assert forked.done(work) == len(packed(DATA, NOTE))
 
 
 @root

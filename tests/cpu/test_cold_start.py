@@ -10,7 +10,7 @@ import tkq
 from bench import cold_start
 from bench.cold_process import TORCH
 from bench.results import Environment, Report
-from tests import smoke
+from tests import fresh, smoke
 
 
 def test_a_process_measures_a_case_in_a_copy_of_itself():
@@ -46,8 +46,8 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith(("tkq
 
 def test_a_first_call_imports_nothing_of_tkq():
     """Forward or backward: it would wait for that."""
-    command = [sys.executable, "-c", IMPORTED_IN_CALLS]
-    done = subprocess.run(command, cwd=cold_start.ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = fresh.run(IMPORTED_IN_CALLS)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
 
@@ -92,8 +92,8 @@ for op in cold_start.OPS:
 
 def test_what_is_measured_makes_no_inputs():
     """A conversion by torch in a case, its first kernel of that kind, took longer than the op's own first call."""
-    command = [sys.executable, "-c", TORCHS_KERNELS]
-    done = subprocess.run(command, cwd=cold_start.ROOT, capture_output=True, text=True, timeout=120, check=True)
+    done = fresh.run(TORCHS_KERNELS)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == ""
 
 

@@ -66,10 +66,11 @@ def test_another_way_to_normalise_finds_nothing_remembered(folder, parsed, monke
 NEW_PROCESS = """
 import sys
 from tkq.runtime import build, digests, keys, Recipe
-from tkq import catalog
-recipe = next(k.recipe for k in catalog.select([]) if k.recipe.builder == "tkq.softmax.build:build")
+from tkq.softmax.plan import plan
+from tkq.softmax.spec import SoftmaxSpec
+spec = SoftmaxSpec(4096, "bf16", 8)
 store = build.recall()
-print(keys.entry_name(recipe), "tkq.runtime.normalised" in sys.modules)
+print(keys.entry_name(Recipe("tkq.softmax.build:build", (spec, plan(spec)))), "tkq.runtime.normalised" in sys.modules)
 digests.keep(store.folder)
 """
 

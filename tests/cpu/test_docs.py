@@ -335,7 +335,7 @@ def test_numerics_say_what_was_not_measured(tmp_path):
     (tmp_path / "one.json").write_text(json.dumps(dict(cases=cases, environment=dict(date="2026-11-21T10:00:00"))))
     (tmp_path / "other.json").write_text("{}")
     text = numerics.tables(tmp_path)
-    assert "### one\n\nRun of 2026-11-21." in text and "other" not in text
+    assert "### one\n\nMeasured 2026-11-21." in text and "other" not in text
     assert "| `f` | 2 of 2 | 1.0e-03 to 2.0e-03 | QuACK 1.0e-03 | 1.00 to 2.00 |" in text
     assert "| `g` | 0 of 1 | not measured | QuACK 1.0e-03 | not measured |" in text
     assert "| `softmax`, backward | 1 of 2 | 1.0e-03 | not measured | not measured |" in text and "`h`" not in text

@@ -3,10 +3,10 @@ import ast
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests import fresh
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -16,7 +16,7 @@ MOST_LINES = {"write_a_reduction.py": 100, "write_a_row_kernel.py": 100, "write_
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_runs_without_a_gpu(path, tmp_path):
     env = dict(os.environ, TKQ_CACHE_DIR=str(tmp_path), PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True)
+    done = fresh.run(path, imports="torch, cutlass.cute", env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "No GPU" in done.stdout and "timed" in done.stdout
     assert set(re.findall(r"(\d+) spills", done.stdout)) <= {"0"}

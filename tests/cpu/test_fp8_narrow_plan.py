@@ -79,7 +79,7 @@ def test_what_it_chooses_is_shipped(spec, M, N, k):
         assert (replace(spec, store="elements"), config) in {kernel.recipe.args for kernel in shipped()}
 
 
-# On an H100 (docs/attempts/products.md): how many blocks share K; None: a tile was as fast
+# On an H100 (docs/attempts/gemm.md): how many blocks share K; None: a tile was as fast
 FAST = {(1, 8192, 8192): 1, (16, 8192, 8192): 1, (64, 8192, 8192): None, (128, 8192, 8192): None, (16, 1024, 8192): 2,
         (128, 1024, 8192): 4, (128, 256, 16384): 8, (16, 28672, 8192): 4, (64, 4096, 4096): None, (1, 28672, 8192): 4,
         (16, 128256, 4096): 1, (16, 6144, 4096): 1, (16, 14336, 4096): 1, (32, 4096, 14336): 1, (128, 4096, 4096): 2,

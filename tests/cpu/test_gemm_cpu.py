@@ -1,11 +1,9 @@
 """gemm without a GPU: the reference path, what it refuses, its fake."""
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import tkq
+from tests import fresh
 from tkq import reference
 from tkq.gemm import ops
 
@@ -25,11 +23,16 @@ def test_public_function_on_cpu(dtype, out_dtype):
     assert torch.equal(c, (a.float() @ b.float()).to(c.dtype))
 
 
+def assert_runs(code):
+    done = fresh.run(code)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("before", ("from tkq.gemm import plan", "import tkq.gemm.ops", "import tkq; tkq.gemm"))
 def test_the_name_is_the_function(before):
     """tkq.gemm is the function, whatever of the package of that name was imported before."""
     code = f"{before}; import tkq; from tkq.gemm import spec; assert type(tkq.gemm).__name__ == 'function', tkq.gemm"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert_runs(code)
 
 
 def test_the_name_survives_pickling_and_reloading():
@@ -44,7 +47,7 @@ importlib.import_module("tkq.gemm.spec")
 from tkq import gemm as again
 assert tkq.gemm is again is gemm
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert_runs(code)
 
 
 def test_reference_sums_in_float32():

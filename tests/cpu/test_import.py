@@ -5,11 +5,22 @@ import re
 import subprocess
 import sys
 
+from tests import fresh
+
 CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run(program):
-    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    """What it prints last. Where torch is part of the question, `afresh` starts an interpreter for it."""
+    return printed(fresh.run(program))
+
+
+def afresh(program):
+    return printed(subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True,
+                                  timeout=120))
+
+
+def printed(done):
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -67,7 +78,7 @@ def test_tvm_ffi_comes_by_way_of_the_module_that_keeps_it_from_asking():
 
 
 def test_import_tkq_its_plans_and_its_runtime_need_neither_torch_nor_the_dsl():
-    seen = run("""
+    seen = afresh("""
 import json, sys
 import tkq, tkq.catalog, tkq.runtime, tkq.testing.sass
 import tkq.attention.plan, tkq.gemm.plan, tkq.norms.plan

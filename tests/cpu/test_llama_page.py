@@ -34,7 +34,7 @@ def results(tmp_path):
 def test_ratios_are_of_turns_and_gaps_are_left(results):
     text = llama_page.section(results)
     assert '| patched, `linear="tkq"` | 15.0 | 546133 | 1.500 | 17.00 | 10.0 | 819200 | 1.150 | 17.00 |' in text
-    assert "| torch, its fastest attention | 20.0 | 409600 |  | 17.00 | 11.5 | 712348 |  | 17.00 |" in text
+    assert "| torch, fastest attention | 20.0 | 409600 |  | 17.00 | 11.5 | 712348 |  | 17.00 |" in text
     assert '| patched, `linear="fp8"` |  |  |  |  | 8.0 | 1024000 | 1.438 | 17.00 |' in text
     assert 'turns: patched, `linear="tkq"` 1.150.' in text
     assert "| a token, B1 prompt 8 | 2.00 (1.80 to 3.00), 14 | 1.00 (0.90 to 1.50), 7 |" in text
@@ -50,23 +50,23 @@ def test_an_eager_run_says_beside_what_it_was(tmp_path):
 
 
 def test_sections_of_different_runs_are_said_to_be(results):
-    assert "medians of turns\nin one run." in llama_page.section(results)
+    assert "medians over\ninterleaved turns, in one run." in llama_page.section(results)
     path = results / "llama.json"
     data = json.loads(path.read_text())
     for case, date in zip(data["cases"], ("2026-11-22T21:23:37+00:00", "2026-11-22T22:29:58+00:00"), strict=True):
         case["date"] = date
     path.write_text(json.dumps(data))
     text = llama_page.section(results)
-    assert "in runs of their own, eager of 2026-11-22 21:23, compiled of 2026-11-22 22:29." in text
+    assert "in separate runs: eager at 2026-11-22 21:23, compiled at 2026-11-22 22:29." in text
     assert text.startswith("Measured 2026-11-22 on one ")  # not the day of the newest of what stands beside them
     data["cases"][0]["date"] = "2026-11-20T21:23:37+00:00"
     path.write_text(json.dumps(data))
     assert llama_page.section(results).startswith("Measured 2026-11-20 to 2026-11-22 on one ")
-    assert "\nDecoding, with" in text
+    assert "\nDecoding, one CUDA graph" in text
     for cost in data["costs"]:
         cost["date"] = "2026-11-21T20:00:00+00:00"
     path.write_text(json.dumps(data))
-    assert "\nDecoding (of 2026-11-21), with" in llama_page.section(results)
+    assert "\nDecoding (2026-11-21), one CUDA graph" in llama_page.section(results)
 
 
 def test_profiles_and_losses_come_when_they_are_there(results):
@@ -78,8 +78,8 @@ def test_profiles_and_losses_come_when_they_are_there(results):
         {"losses": {"torch": [8.0] * 100, "tkq": [8.0] * 50}, "apart": {"torch": 0.0, "tkq": 0.0012}}))
     text = llama_page.section(results)
     assert '| kernels | torch | patched, `linear="tkq"` |\n' in text
-    assert "| all (launches) | 12.0 (7) | 12.0 (7) |" in text
-    assert "| run | first | step 50 | step 100 | apart |" in text
+    assert "| sum (launches) | 12.0 (7) | 12.0 (7) |" in text
+    assert "| run | first | step 50 | step 100 | max difference |" in text
     assert '| patched, `linear="tkq"` | 8.000 | 8.000 |  | 0.120 % |' in text
 
 
@@ -108,7 +108,7 @@ def test_the_page_says_which_curves_are_of_an_earlier_run():
     found = {"losses": {"torch": [8.0] * 50, "tkq": [8.0] * 50}, "apart": {"torch": 0.0, "tkq": 0.001}}
     assert "earlier" not in llama_page.learning(found)
     found["made"] = {"torch": "", "tkq": "2026-11-22T10:00"}
-    assert llama_page.learning(found).endswith("\n\nOf an earlier run than the rest: torch (no day on file).")
+    assert llama_page.learning(found).endswith("\n\nFrom an earlier run than the rest: torch (no date on file).")
     found["made"] = {"torch": "2026-11-22T10:00", "tkq": "2026-11-23T10:00"}
     assert "rest: torch (2026-11-22)." in llama_page.learning(found)
     found["made"]["torch"] = found["made"]["tkq"]

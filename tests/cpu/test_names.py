@@ -9,6 +9,7 @@ import pytest
 import tkq
 import tkq.nn
 import tkq.testing
+from tests import fresh
 from tkq import names
 
 LAZY = ("tkq", "tkq.integrations", "tkq.nn", "tkq.reference", "tkq.runtime", "tkq.testing")
@@ -33,9 +34,8 @@ def test_all_is_what_a_module_defines():
 
 
 def test_a_star_import_brings_the_functions():
-    done = subprocess.run([sys.executable, "-c", "from tkq.nn import *\nfrom tkq.testing import *\nfrom tkq import *\n"
-                           "print(Fp8Linear.__name__, assert_2x.__name__, softmax.__name__)"],
-                          capture_output=True, text=True)
+    done = fresh.run("from tkq.nn import *\nfrom tkq.testing import *\nfrom tkq import *\n"
+                     "print(Fp8Linear.__name__, assert_2x.__name__, softmax.__name__)")
     assert done.stdout.split() == ["Fp8Linear", "assert_2x", "softmax"], done.stderr
 
 
@@ -43,7 +43,7 @@ def test_modules_come_by_their_name_alone():
     """As `import tkq` leaves a program: nothing but the attribute is asked for."""
     program = ("import tkq; print(tkq.testing.timing.__name__, tkq.runtime.fake.__name__, tkq.testing.sass.__name__, "
                "tkq.integrations.sdpa.__name__, tkq.reference.fp8_gemm.__name__)")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fresh.run(program)
     assert done.stdout.split() == ["tkq.testing.timing", "tkq.runtime.fake", "tkq.testing.sass",
                                    "tkq.integrations.sdpa", "fp8_gemm"], done.stderr
 

@@ -1,15 +1,13 @@
 """A first run with what `pip install -e '.[cu13]'` brings and no more, or with less: each command and public helper
 says in one line what it leaves out, and fails only where it must."""
 import os
-import subprocess
-import sys
 
 import pytest
 
 import tkq.testing
+from tests import fresh
 from tests.cpu.kernels_for_tests import Scale
 from tests.cpu.test_doctor import own_cache, two_kernels  # noqa: F401  fixtures
-from tests.markdown import ROOT
 from tkq import __main__ as command
 from tkq import demo
 from tkq.norms.ops import recipe as norm_recipe
@@ -20,9 +18,10 @@ from tkq.testing import Expectation, sass
 NOTE = "nvdisasm is missing, so that instructions and spills are not shown and not judged: pip install " \
        "nvidia-cuda-nvdisasm"
 SCALE = Recipe("tests.cpu.kernels_for_tests:build_gpu_scale", (Scale(),))
-# As the optional packages that are not in the extra cu13, and the tools of a CUDA toolkit, were not installed.
-BARE = """
-import importlib.abc, os, sys
+# As the optional packages that are not in the extra cu13 were not installed, for torch's import as well; and as the
+# tools of a CUDA toolkit were not.
+HIDDEN = """
+import importlib.abc, warnings
 
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -30,17 +29,23 @@ class Missing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
-os.environ["PATH"] = ""
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+"""
+BARE = """
+import sys
 from tkq.testing import sass
 sass.nvdisasm = lambda: None
 """
 
 
+def environment(tmp_path):
+    """Without a GPU, and without a compiler."""
+    return dict(os.environ, TKQ_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="", PATH="")
+
+
 def bare(program, tmp_path, *words):
     """(exit status, stdout, stderr) of a program without the optional packages."""
-    env = dict(os.environ, TKQ_CACHE_DIR=str(tmp_path), PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run([sys.executable, "-W", "ignore:Failed to initialize NumPy", "-c", BARE + program, *words],
-                          env=env, capture_output=True, text=True, timeout=300)
+    done = fresh.run(BARE + program, *words, before=HIDDEN, env=environment(tmp_path), timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -129,11 +134,9 @@ def test_helpers_of_a_bare_installation(tmp_path):
 
 @pytest.mark.parametrize("words, status", ((["compile", "swiglu-bf16"], 2), (["demo"], 1), (["doctor"], 1)), ids=str)
 def test_without_the_dsl_one_line_says_so(words, status, tmp_path):
-    program = "import tests.without_dsl\nfrom tkq import demo\ndemo.examples = lambda large: []\n" \
+    program = "import sys\nfrom tkq import demo\ndemo.examples = lambda large: []\n" \
               "from tkq.__main__ import main\nsys.exit(main(sys.argv[1:]))"
-    env = dict(os.environ, TKQ_CACHE_DIR=str(tmp_path), PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
-    done = subprocess.run([sys.executable, "-c", "import sys\n" + program, *words], env=env, capture_output=True,
-                          text=True, timeout=300)
+    done = fresh.run(program, *words, before="import tests.without_dsl", env=environment(tmp_path), timeout=300)
     assert done.returncode == status, done.stderr
     said = [line for line in (done.stdout + done.stderr).splitlines() if "nvidia-cutlass-dsl is missing" in line]
     assert len(said) == 1 and "pip install 'nvidia-cutlass-dsl[cu13]>=4.8.0,<4.9'" in said[0]

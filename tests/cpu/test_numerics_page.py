@@ -27,7 +27,7 @@ def gradients(q, k, v, do, p_as, difference_as, ds_as, others_as=exact):
 
 
 def test_errors_of_gradients_are_as_calculated():
-    given = re.search(r"off by (\S+) so, where it would be (\S+) with that product in float32, (\S+) with P in float32 "
+    given = re.search(r"an error of (\S+)\. It would be (\S+) with that product in float32, (\S+) with P in float32 "
                       r"as well, and (\S+) with every intermediate in bf16", " ".join(PAGE.split()))
     generator = torch.Generator().manual_seed(0)
     inputs = [rounded(torch.randn(ROWS, DIM, generator=generator, dtype=torch.float64)) for _ in range(4)]

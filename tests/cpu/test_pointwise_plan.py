@@ -1,17 +1,14 @@
 """The arithmetic of the pointwise kernels, on Python's integers: each element once, whole accesses, matching pairs."""
 import collections
-import pathlib
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import fresh
 from tkq.pointwise import plan
 from tkq.pointwise.spec import KINDS, PACKINGS, WIDTH, GatedSpec, RopeSpec, widest_gated
 
-CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 DTYPES = st.sampled_from(list(WIDTH))
 
 
@@ -179,5 +176,5 @@ x, (cos, sin) = torch.ones(1, 2, 1, 4), tkq.rope_cos_sin(2, 4, device="cpu")
 tkq.rope_qk(tkq.rope(x, cos, sin), x, cos, sin), tkq.swiglu(x), tkq.geglu(x, x)
 print("cutlass" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    done = fresh.run(program)
     assert done.stdout.split() == ["False"], done.stderr

@@ -2,6 +2,7 @@
 import pytest
 
 from tests.cpu.kernels_for_tests import Scale
+from tests.tile_cases import recipe as of_tile_layer
 from tkq.gemm.narrow_config import NarrowConfig
 from tkq.gemm.narrow_plan import fitted, recipe
 from tkq.gemm.spec import GemmSpec
@@ -71,3 +72,14 @@ def test_machine_code_has_it_where_it_was_asked_for_and_only_there():
     spoilt = code(poison=True)[1]
     assert spoilt.wide("STS") > report.wide("STS") and spoilt.count("BPT") > report.count("BPT")  # a trap
     assert code()[0] == plain
+
+
+@pytest.mark.skipif(sass.nvdisasm() is None, reason="nvdisasm is not installed")
+def test_naps_before_a_copy_s_arrival_and_behind_barriers():
+    def slept(builder, options, **naps):
+        pressure(naps)
+        return sass.report(build.compile_recipe(of_tile_layer(builder, options)))[0].count("NANOSLEEP")
+
+    copy, barriers = ("memory:build_copy_async", (3,)), ("sync:build_named_barrier", ())
+    assert slept(*copy, load=500) == slept(*copy) + 1
+    assert slept(*barriers, barrier=500) == slept(*barriers) + 3  # two at the named one, one at the block's

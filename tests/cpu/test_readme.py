@@ -43,7 +43,7 @@ def test_the_ten_lines_of_use_run(tmp_path):
 
 
 def test_the_table_of_operations_has_them_all():
-    head, _, rest = README.partition("| operation | takes | has |")
+    head, _, rest = README.partition("| operation | inputs | features |")
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", rest.partition("\n\n")[0], re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert head and sorted(names) == sorted(name for name in tkq.__all__ if inspect.isfunction(getattr(tkq, name)))
@@ -125,16 +125,16 @@ def report():
 def test_a_table_shows_the_fastest_rival_and_not_the_roof():
     text = tables.short(report())
     assert "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
-    assert "| `layernorm` | M1 N2 | failed | none timed |  |" in text
-    assert "| `gemm` | M1 N2 | 1500 GB/s | none timed |  |" in text
+    assert "| `layernorm` | M1 N2 | failed | none |  |" in text
+    assert "| `gemm` | M1 N2 | 1500 GB/s | none |  |" in text
     assert "| eager call | 9.2 us |" in text
     assert "| first call | 31.4 ms (no cutlass) |" in text
-    assert "Timed: `rmsnorm` beside QuACK, compiled; `layernorm` beside nothing; `gemm` beside nothing." in text
+    assert "Baselines: QuACK, compiled (`rmsnorm`)." in text
     where = "one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)"
     assert tables.setting(report()) == tables.most_common_setting([report()]) == where
     assert tables.heading(report(), where) == "Measured 2026-11-21." and where in tables.heading(report(), "another")
     assert "not timed" not in text
-    assert "Did not run" not in text
+    assert "Not run" not in text
     assert "Measured 2026-11-21 on one H100 (driver 580, CUDA 13.0, cuDNN 9; torch 2.13)" in text
 
 
@@ -142,11 +142,13 @@ def test_calls_are_shown_beside_x_plus_x_and_a_busy_host_is_named():
     of = lambda least: [Cost("CPU per eager call: x + x", 8.0, least, 14.0, 31),
                         Cost("CPU per eager call: gemm", 6.0, 6, 9, 31), Cost("first call", 9.0, 9, 9, 3)]
     quiet, loud = tables.costs(of(7.5)), tables.costs(of(6.5))
-    assert "| cost | median | of `x + x` |" in quiet and "| CPU per eager call: gemm | 6.0 us | 0.75 |" in quiet
+    assert "| cost | median | vs. `x + x` |" in quiet and "| CPU per eager call: gemm | 6.0 us | 0.75 |" in quiet
     assert "| first call | 9.0 us |  |" in quiet and "busy" not in quiet
-    assert "The host was busy: `x + x` took 6.5 to 14.0 us, 8.0 in the median." in loud
+    assert "The host was busy: `x + x` took 6.5 to 14.0 us, median 8.0 us." in loud
     dated = [dataclasses.replace(cost, date=f"2026-11-2{i}T10:00:00+00:00") for i, cost in enumerate(of(7.5))]
-    assert tables.costs(dated) == f"{quiet}\n\nCosts are of 2026-11-20 to 2026-11-22." and "Costs are" not in quiet
+    assert tables.costs(dated) == f"{quiet}\n\nCosts measured 2026-11-20 to 2026-11-22."
+    assert "Costs measured" not in quiet
+    assert tables.costs(dated, "2026-11-20 to 2026-11-22") == quiet
 
 
 def test_a_table_says_what_was_not_timed():
@@ -156,18 +158,18 @@ def test_a_table_says_what_was_not_timed():
     partial.problems.append("gemm 4096^3 a @ b: not run, the time is up")
     text = tables.short(partial)
     assert "| compiled 2500 GB/s (FA4 not timed) | 1.200 |" in text
-    assert text.endswith("Did not run: gemm 4096^3 a @ b.")
+    assert text.endswith("Not run: gemm 4096^3 a @ b.")
 
 
 def test_a_table_says_what_was_timed_in_bursts():
     made = report()
     burst = dataclasses.replace(made.cases[0], idle_seconds=0.1, round_seconds=0.02)
     plain = dataclasses.replace(burst, section="few", idle_seconds=0.0)
-    said = "In bursts of 20 ms after 100 ms of rest: s"
+    said = "Turns in bursts of 20 ms after 100 ms idle: s"
     for text in (tables.short, tables.whole):
-        assert f"{said}." in text(dataclasses.replace(made, cases=[burst, plain]))
+        assert f"{said}; without idle time: few." in text(dataclasses.replace(made, cases=[burst, plain]))
         mixed = text(dataclasses.replace(made, cases=[burst, *made.cases]))
-        assert f"{said}, in part." in mixed and "file does not say the rest: s, in part" in mixed
+        assert f"{said}, in part; with unrecorded idle time: s, in part." in mixed
         assert "bursts" not in text(dataclasses.replace(made, cases=[plain, *made.cases]))
 
 
@@ -175,7 +177,7 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
     made = report()
     case = dataclasses.replace(made.cases[0], section="large", op="gemm", idle_seconds=0.1, round_seconds=0.02)
     of = lambda *cases: {"gemm": dataclasses.replace(made, cases=list(cases))}
-    said = "Large products are bursts of 20 ms after 100 ms of rest, at full clock: `gemm`"
+    said = "Timed in bursts of 20 ms after 100 ms idle, at full clock: `gemm`"
     assert summary.at_full_clock(of(case)) == f"{said}."
     assert summary.at_full_clock(of(case, dataclasses.replace(case, idle_seconds=None))) == f"{said}, in part."
     assert summary.at_full_clock(of(dataclasses.replace(case, idle_seconds=None))) == ""
@@ -186,21 +188,21 @@ def test_pages_say_which_rows_are_bursts_and_what_seconds_give():
     sustained = {**of(case), "gemm_sustained": dataclasses.replace(made, cases=[long])}
     assert summary.at_full_clock(sustained) == f"{said}." and summary.sustained(of(case)) == ""
     text = summary.sustained(sustained)
-    assert text.startswith("Large products that work for 2 s each,")
+    assert text.startswith("Sustained: each large GEMM runs for 2 s by itself ")
     rate = f"{long.rate('tkq'):.0f} {long.unit}"
-    assert text.splitlines()[-1].startswith(f"| `gemm` | QuACK | 1 | 0.500 | 0.500 | 0.500 | {rate} |")
+    assert text.splitlines()[-1].startswith(f"| `gemm`, bf16 | QuACK | 1 | 0.500 | 0.500 | 0.500 | {rate} |")
     unknown = {"gemm_sustained": dataclasses.replace(made, cases=[dataclasses.replace(long, round_seconds=None)])}
-    assert summary.sustained(unknown).startswith("Large products that work for seconds each,")
+    assert summary.sustained(unknown).startswith("Sustained: each large GEMM runs for seconds by itself ")
     faster = {"tkq": (1.0,), "QuACK": (3.0,), "torch": (1.5,)}
     more = dataclasses.replace(long, shape="4096^3 sustained", comparison=Comparison(
         tuple(Timing(n, "graph", t) for n, t in faster.items()), 1, 1, 1))
     sustained["gemm_sustained"] = dataclasses.replace(made, cases=[long, more])
     text = summary.sustained(sustained)
-    assert "| `gemm` | QuACK, torch | 2 | 0.866 | 0.500 | 1.500 | " in text and "Not timed" not in text
+    assert "| `gemm`, bf16 | QuACK, torch | 2 | 0.866 | 0.500 | 1.500 | " in text and "No sustained" not in text
     without = [dataclasses.replace(each, missing={"QuACK": "failed here alone", "QuACK tuned": "left out (--without)"})
                for each in (long, more)]
     sustained["gemm_sustained"] = dataclasses.replace(made, cases=without)
-    assert summary.sustained(sustained).endswith("\n\nNot timed for so long: `gemm` beside QuACK tuned.")
+    assert summary.sustained(sustained).endswith("\n\nNo sustained run: QuACK tuned for `gemm`, bf16.")
 
 
 def test_cases_of_joined_files_keep_their_date():
@@ -210,10 +212,10 @@ def test_cases_of_joined_files_keep_their_date():
     found = {"norms": dataclasses.replace(made, cases=[old, new])}
     assert tables.heading(found["norms"]).startswith("Measured 2026-11-20 to 2026-11-23 on")
     assert summary.timings_of_which_run({**found, "gemm": found["norms"], "softmax": dataclasses.replace(
-        made, cases=[new])}) == "The timings are of several runs, from 2026-11-20 to 2026-11-23."
+        made, cases=[new])}) == "The timings come from several runs, from 2026-11-20 to 2026-11-23."
     assert summary.timings_of_which_run({**found, "softmax": dataclasses.replace(made, cases=[new])}) == (
-        "Of an earlier run than the other timings: norms, in part.")
-    assert summary.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
+        "From an earlier run than the other timings: norms, in part.")
+    assert summary.of_which_run(found) == "From an earlier run than the other rows: `rmsnorm`."
 
 
 def test_the_same_shape_in_two_sections_has_their_names():
@@ -231,11 +233,11 @@ def test_the_section_has_a_row_for_each_operation(tmp_path):
     dataclasses.replace(report(), cases=[*cases, more]).save(tmp_path / "norms.json")
     report().save(tmp_path / "foundation.json")  # its cases are other files' too
     text = readme_table.section(tmp_path)
-    not_asked = ", ".join(f"{name} 0 of 2 (not asked)" for name in ("torch.compile", "Liger", "Liger CuTe"))
     ratios = "1.20 | 1.20 | 1.20 | 0.50 (1 of 2)"
-    assert f"| `rmsnorm` | QuACK, compiled, {not_asked} | 2 | {ratios} | 2026-11-21 |" in text
+    assert ("| `rmsnorm` | QuACK, compiled; not run: torch.compile, Liger, Liger CuTe | 2 | "
+            f"{ratios} | 2026-11-21 |") in text
     assert text.count("| `") == 1  # beside the others' cases nothing was timed
-    assert "Beside neither a peer nor a copy, but tkq's own: `layernorm`." in text
+    assert "Compared only with other forms of tkq itself, and so not in the table: `layernorm`." in text
 
 
 def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
@@ -247,17 +249,17 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     found = {"norms": norms, "gemm": of("large", "10:50", op="gemm", shape="1x2x3"),
              "softmax": of("forward", "10:20", op="softmax")}
     assert summary.are_of_one_run(found)
-    assert summary.of_which_run(found) == "All rows of this table are of one run."
-    assert summary.timings_of_which_run(found) == "All timings are of one run."
+    assert summary.of_which_run(found) == "All rows come from one run."
+    assert summary.timings_of_which_run(found) == "All timings come from one run."
     of("sustained", "08:00", op="gemm bf16", shape="8192^3 sustained").save(tmp_path / "gemm_sustained.json")
     assert not summary.are_of_one_run({**found, **readme_table.reports(tmp_path)})  # the second table is of another
     (tmp_path / "gemm_sustained.json").unlink()
-    assert "| `rmsnorm` | QuACK, compiled, FA4 0 of 1 (not asked), " in summary.summary(found)  # its bound names it
+    assert "| `rmsnorm` | QuACK, compiled; not run: FA4, torch.compile, " in summary.summary(found)  # of its bound
     found["gemm"] = of("few", "11:10", op="gemm", shape="1x2x3")
-    assert summary.of_which_run(found) == "Of an earlier run than the other rows: `rmsnorm`."
-    assert summary.timings_of_which_run(found) == "Of an earlier run than the other timings: norms."
+    assert summary.of_which_run(found) == "From an earlier run than the other rows: `rmsnorm`."
+    assert summary.timings_of_which_run(found) == "From an earlier run than the other timings: norms."
     found["gemm"] = of("few", "12:10", op="gemm", shape="1x2x3")
-    said = "The rows are of several runs, on 2026-11-21."
+    said = "The rows come from several runs, on 2026-11-21."
     assert summary.of_which_run(found) == said
     for name, each in found.items():
         each.save(tmp_path / f"{name}.json")
@@ -265,11 +267,11 @@ def test_what_is_older_and_who_was_not_timed_follow_from_the_files(tmp_path):
     assert summary.of_which_run(found) in section
     assert ", in each run\nwith " in section
     page = readme_table.page(tmp_path)
-    assert "Each has the day of its run. The timings are of several runs, on 2026-11-21." in page
-    assert "## Bounds\n\nEach shape's bound" in page and ", at least " not in page
+    assert "The timings come from several runs, on 2026-11-21." in page
+    assert "checks a bound for each shape. All hold." in page and ", bound " not in page
     of("forward", "10:00", bound=Bound(("QuACK",), 99.0)).save(tmp_path / "norms.json")
     page = readme_table.page(tmp_path)
-    assert "## Bounds\n\nOf the bounds" in page and "M1 N2: " in page and ", at least 99" in page
+    assert "a bound for each shape. Missed:" in page and "M1 N2: " in page and ", bound 99" in page
 
 
 def test_the_page_has_a_table_for_each_file(tmp_path):
@@ -284,12 +286,12 @@ def test_the_page_has_a_table_for_each_file(tmp_path):
         '{"torch": {"ms": {"products": 2.0}, "all": 3.0, "launches": 7}}')
     text = readme_table.page(tmp_path)
     assert "## norms" in text and "| `rmsnorm` | M1 N2 | 3000 GB/s | compiled 2500 GB/s | 1.200 |" in text
-    assert "Measured 2026-11-20. The most in use above inputs and gradients." in text
-    assert "The file does not say of which run it is. Milliseconds of kernels in one step." in text
-    assert "| shape | tkq | torch | tkq of torch |" in text
+    assert "Measured 2026-11-20. Peak memory beyond inputs and gradients." in text
+    assert "Date not recorded. Kernel time of one training step in milliseconds." in text
+    assert "| shape | tkq | torch | tkq / torch |" in text
     assert "| M1 | 1 MB | 10 MB | 0.100 |" in text and "| M2 | 2 MB |  |  |" in text
     assert "at most 0.5 %" in text and "| tkq | 8.000 | 4.000 | 2.001 | 0.050 % |" in text
-    assert "| products | 2.0 |" in text and "| all (launches) | 3.0 (7) |" in text
+    assert "| GEMM | 2.0 |" in text and "| sum (launches) | 3.0 (7) |" in text
     assert text.index("## norms") < text.index("## foundation")
 
 

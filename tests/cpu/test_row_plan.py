@@ -132,32 +132,84 @@ def test_the_planned_sizes():
     assert plan(RowShape(1001, (16, 16), vector=1, bulk=False)).direct
 
 
-@pytest.mark.parametrize("N, cluster, warps, resident", [
-    (96, 1, 4, 3), (1024, 1, 4, 3), (1032, 1, 8, 3), (4096, 1, 8, 3), (8192, 1, 8, 3), (16384, 1, 16, 2),
-    (32768, 4, 8, 3), (65536, 8, 8, 3), (131072, 16, 8, 3)])
-def test_kernels_that_write_numbers_alone_share_a_multiprocessor(N, cluster, warps, resident):
+@pytest.mark.parametrize("N, cluster, warps, threads, per_thread, resident", [
+    (7, 1, 4, 8, 1, 10), (96, 1, 4, 8, 16, 10), (1000, 1, 4, 32, 32, 10), (1001, 1, 4, 32, 32, 7),
+    (1024, 1, 4, 32, 32, 10), (1032, 1, 4, 64, 24, 10), (4096, 1, 4, 128, 32, 10), (8192, 1, 8, 256, 32, 5),
+    (16384, 2, 8, 256, 32, 5), (32768, 4, 8, 256, 32, 5), (65536, 8, 8, 256, 32, 5)])
+def test_threads_hold_the_rows_of_kernels_that_write_numbers_alone(N, cluster, warps, threads, per_thread, resident):
+    bulk = N % 8 == 0
+    shape = RowShape(N, (16,), sums=(1, 2), vector=8 if bulk else 1, bulk=bulk)
+    p = plan(shape)
+    assert p.held and p.direct and p.past_l1 and (p.cluster, p.resident) == (cluster, resident)
+    assert (p.warps, p.threads_per_row, p.per_thread) == (warps, threads, per_thread)
+    assert not plan(replace(shape, stores=(16,))).held and not plan(replace(shape, columns=1)).held
+
+
+@given(shapes())
+def test_no_thread_holds_more_than_its_registers(shape):
+    p = plan(shape)
+    column = (sum(shape.loads) + sum(shape.vectors)) // 8
+    if p.held:
+        assert not shape.stores and not shape.columns
+        assert p.per_thread * column <= 64 or p.per_thread == shape.vector
+        assert 48 <= p.launch_registers <= 255 and p.resident * p.threads <= 2048
+        assert p.units(1000, 0) == -(-1000 // p.groups)
+
+
+@pytest.mark.parametrize("N, cluster", [(70000, 16), (131072, 16)])
+def test_longer_rows_come_through_a_ring_to_blocks_that_share_a_multiprocessor(N, cluster):
     p = plan(RowShape(N, (16,), sums=(1, 2)))
-    assert (p.cluster, p.warps, p.resident, p.stages) == (cluster, warps, resident, 3)
-    assert plan(RowShape(N, (16,), (16,), sums=(1, 2))).resident == 1, "with rows to store"
+    assert (p.cluster, p.warps, p.resident, p.stages, p.held) == (cluster, 8, 3, 3, False)
     shape = RowShape(N, (32, 32), vector=4, sums=(1, 2, 1))
     wide = plan(shape)
     assert wide.direct or (wide.stages == 4 and rows.smem_bytes(shape, wide) <= rows.room(wide))
     assert wide.direct == (N == 131072), "four rows do not fit"
+    assert not wide.held
 
 
-@pytest.mark.parametrize("N", (1024, 4096, 16384))
-def test_numbers_alone_without_spills(N):
-    """And the registers that the launch takes are those that the plan deals out."""
+def test_registers_of_longer_rows():
+    """Without spills; and the registers that the launch takes are those that the plan deals out."""
     if sass.nvdisasm() is None:
         pytest.skip("nvdisasm is not installed")
     from bench.tune_row_forward import spec_of
 
-    s = spec_of("mean", N)
+    s = spec_of("mean", 131072)
     p = plan(s.shape)
     (kernel,) = sass.report(recipe_of(s, p))
     assert kernel.registers == p.launch_registers and kernel.threads == p.block
     assert dict(kernel.setmaxreg) == {"DEALLOC": p.registers[0], "TRY_ALLOC": p.registers[1]}
     assert not kernel.spill_loads and not kernel.stack
+
+
+@pytest.mark.parametrize("N, choices", [
+    (1024, {}), (4096, {}), (16384, {}), (1001, {}), (1000, dict(held=True, per_thread=64, warps=4, cluster=1)),
+    (65536, dict(held=True, per_thread=64, warps=8, cluster=4)),
+    (4096, dict(held=True, per_thread=32, warps=4, cluster=1, resident=10))], ids=str)
+def test_every_load_of_a_held_row_goes_out_before_any_is_waited_for(N, choices):
+    if sass.nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    from bench.tune_row_forward import spec_of
+
+    bulk = N % 8 == 0
+    s = replace(spec_of("mean", N), vector=8 if bulk else 1, bulk=bulk)
+    p = plan(s.shape, **choices)
+    recipe = recipe_of(s, p)
+    (kernel,) = sass.report(recipe)
+    assert not kernel.spill_loads and not kernel.stack and kernel.registers <= p.launch_registers
+    assert kernel.count("LDG") == p.chunks and not kernel.count("UBLKCP", "USETMAXREG")
+    assert bool(kernel.count("STAS")) == (p.cluster > 1)
+    (code,) = sass.by_address(recipe).values()
+    order = [text.split()[0] for _, text in sorted(code.items())]
+    last = max(i for i, op in enumerate(order) if op.startswith("LDG"))
+    assert not any(op.startswith(("FMNMX", "FADD", "SHFL", "MUFU")) for op in order[:last])
+
+
+@pytest.mark.parametrize("choices, columns, says", [
+    (dict(stages=3), 0, "held: got stages"), (dict(per_thread=8, warps=4), 0, "got per_thread = 8"),
+    (dict(per_thread=32), 1, "no column sums"), (dict(resident=17), 0, "resident")])
+def test_what_cannot_be_held_is_refused(choices, columns, says):
+    with pytest.raises(ValueError, match=says):
+        plan(RowShape(4096, (16,), columns=columns), held=True, **choices)
 
 
 @pytest.mark.parametrize("N", [64, 1024, 4096, 16384, 65536, 131072])

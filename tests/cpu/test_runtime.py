@@ -106,10 +106,12 @@ def test_a_second_process_is_quick_and_does_not_import_the_dsl(recipe):
         pytest.skip(link.why_not())
     first = finish(start(recipe))
     assert first["dsl"] and first["y"] == [0, 2, 4, 6, 8]
-    later = [finish(start(recipe)) for _ in range(3)]
+    later = [finish(start(recipe))]
+    while later[-1]["seconds"] > 0.050 and len(later) < 3:
+        later.append(finish(start(recipe)))
     assert compiles(recipe) == 1
     assert all(seen["y"] == [0, 2, 4, 6, 8] and not seen["dsl"] for seen in later)
-    # Of the processor's time, whatever else runs: the best of three. bench/cold_start.py has the time that passes.
+    # Of the processor's time, whatever else runs: the best of three at most. bench/cold_start.py has what passes.
     assert min(seen["seconds"] for seen in later) <= 0.050
 
 

@@ -124,11 +124,11 @@ def test_both_timings_come_back_from_a_file_and_old_files_have_one():
 
 def test_tables_say_which_timing_is_which():
     text = tables.short(report(_case(_timings())))
-    assert "| shape | tkq | fastest peer | ratio | back to back |" in text
+    assert "| shape | tkq | fastest baseline | speedup | back to back |" in text
     assert "| M1 N2 | 83 GB/s | peer 79 GB/s | 1.050 | 1.200 |" in text and tables.BETWEEN in text
     old = tables.short(report(_case(_timings(between=False))))
     assert "| 1.200 |" in old and "| back to back |" not in old
-    assert "Cases of less than 50 us that were not timed between other kernels, but back to back alone: 1 of 1." in old
+    assert "Timed back to back only: all cases below 50 us." in old
     whole = tables.whole(report(_case(_timings())))
     assert "| tkq | 10.00 us | 12.00 us | 0.0% | 83 GB/s |" in whole
     assert "| peer | 12.00 us | 12.60 us | 0.0% | 79 GB/s | 1.050 |" in whole
@@ -138,12 +138,13 @@ def test_tables_say_which_timing_is_which():
 def test_the_summary_says_of_which_timing_a_row_is():
     both, one = _case(_timings()), _case(_timings(between=False))
     assert summary.of_short({"softmax": report(_case(_timings(us=100)))}) == ""
-    why = "[why](docs/measuring.md#short-kernels)"
+    head = "Kernels below 50 us ([two timings](docs/measuring.md#short-kernels)) timed"
     assert summary.of_short({"softmax": report(both)}) == (
-        f"Kernels of less than 50 us are timed between other kernels ({why}): `softmax`.")
+        f"{head} between other kernels: `softmax`.")
     assert summary.of_short({"softmax": report(one)}) == (
-        "Back to back alone were such kernels timed of `softmax`: between others they are not known yet.")
-    assert "of `softmax`, in part: between" in summary.of_short({"softmax": report(both, one)})
+        f"{head} back to back only: `softmax`.")
+    assert summary.of_short({"softmax": report(both, one)}) == (
+        f"{head} between other kernels: `softmax`; timed back to back only: `softmax`, in part.")
     assert "| 1.05 | 1.05 | 1.05 |" in summary.summary({"softmax": report(both)})
 
 

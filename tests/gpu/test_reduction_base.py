@@ -138,13 +138,18 @@ def test_rows_that_the_kernels_accesses_cannot_take():
 
 def test_rsqrt():
     x = torch.cat([torch.tensor([0.0, 1e-42, 1e-38, 1.0, 4.0, 3e38, float("inf"), float("nan"), -1.0], device="cuda"),
-                   torch.logspace(-30, 30, 991, device="cuda")])
+                   torch.logspace(-30, 30, 99991, device="cuda")])
     out = torch.zeros_like(x)
     reduction_kernels.Rsqrt.launch(x[:, None], out[:, None])
     truth = torch.rsqrt(x.double())
     assert torch.equal(torch.isnan(out), torch.isnan(truth)) and out[0] == float("inf") and out[6] == 0
     fine = torch.isfinite(truth) & (truth > 0)
-    assert ((out.double() - truth).abs() / truth)[fine].max() < 2**-21
+    assert ((out.double() - truth).abs() / unit_of(truth))[fine].max() < 0.51
+
+
+def unit_of(x):
+    """A float32's last place at x."""
+    return torch.exp2(torch.floor(torch.log2(x)) - 23)
 
 
 @pytest.mark.parametrize("bad, says", [

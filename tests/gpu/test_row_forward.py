@@ -44,9 +44,8 @@ def test_a_number_of_each_row(N):
 def test_rings_that_are_barely_deep_enough(N):
     """The same bits whatever the ring's depth: a stage that is free too early would be overwritten while it is read."""
     x = rows(2000 if N < 65536 else 300, N)
-    planned = plan(spec_of(SoftmaxMean, dict(x=x, mean=torch.empty(len(x), device="cuda"))).shape)
     found = []
-    for stages in (3, planned.stages):
+    for stages in (3, 4):
         p = plan(spec_of(SoftmaxMean, dict(x=x, mean=torch.empty(len(x), device="cuda"))).shape, stages=stages)
         for _ in range(3):
             mean = torch.full((len(x),), NAN, device="cuda")

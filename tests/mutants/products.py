@@ -4,6 +4,7 @@ from .mutant import family, pressed
 NAPS, LONG, SPREAD, CLUSTER, PACED, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
     "naps-gemm", "reads-gemm_long", "reads-gemm", "naps-gemm_cluster", "naps-gemm_paced", "naps-gemm_few_rows",
     "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_few_rows", "naps-grouped"))
+SPLITS = ("tests/gpu/test_gemm_few_rows.py::test_every_split[narrow64x128_split8]",)
 FOLDER = "tkq/gemm/"
 
 MUTANTS = (
@@ -52,7 +53,9 @@ MUTANTS = (
             tk.publish()
             if tk.first_warp_of_group():
          """, NAPS),
-        ("accumulator_read_too_early", """
+        # That the sums are read too early cannot show: where the wait is missing, the assembler waits behind every
+        # instruction instead. What shows is that the last product's stage goes before anybody has waited for it.
+        ("no_wait_for_the_last_product", """
             tk.mma_wait(0)
             self.release(s, u)
             if const_expr(x.hold):
@@ -61,7 +64,7 @@ MUTANTS = (
             self.release(s, u)
             if const_expr(x.hold):
                 self.finish(g, u, t, wg)
-         """, NAPS),
+         """, SPREAD),
         ("written_as_the_next_tile", """
             if number >= order.workers():  # not this block's first
                 self.write(g, s, u, self.tile(g, number - order.workers()), wg)
@@ -98,9 +101,10 @@ MUTANTS = (
         ("rows_no_wait_for_the_other_blocks", "tk.wait(s.sent, 0)", "", FEW),
         ("rows_a_block_s_sums_twice", "self.send(s, acc, reducer, (rank - reducer + x.split - 1) % x.split)",
          "self.send(s, acc, reducer, (rank - reducer + x.split) % (x.split - 1))",
-         ("tests/gpu/test_gemm_few_rows.py::test_every_split[narrow64x128_split8]",)),
+         SPLITS),
         ("rows_fewer_steps_of_k", "first, end = g.steps * rank // x.split, g.steps * (rank + 1) // x.split",
-         "first, end = g.steps * rank // x.split, g.steps // x.split * (rank + 1)", FEW),
+         "first, end = g.steps * rank // x.split, g.steps // x.split * (rank + 1)",
+         SPLITS),  # where the blocks' numbers of steps differ
         ("rows_bytes_of_one_block_too_few", "tk.expect_bytes(s.sent, x.exchange_bytes)",
          "tk.expect_bytes(s.sent, x.exchange_bytes - 16)", FEW)),
     *family(
@@ -112,7 +116,7 @@ MUTANTS = (
          """, """
             self.release(s, u)
             tk.mma_wait(x.waves * x.lag)
-         """, pressed("reads-fp8")),
+         """, pressed("reads-fp8_not_spread")),
         ("promoted_stage_freed_too_early", """
             tk.mma_wait(0)
             if const_expr(i == n - 1 and self.spec.scales != "line"):
@@ -123,12 +127,20 @@ MUTANTS = (
             tk.mma_wait(0)
          """, pressed("reads-fp8_promoted")),
         ("scales_of_the_rows_below", "return t.row * self.config.m", "return t.row * self.config.m + 1",
-         pressed("naps-fp8_blocks")),
-        ("scales_not_awaited", "tk.copy_async_arrive(sem)", """
-            with cute.arch.elect_one():
-                for _ in range(32):
-                    cute.arch.mbarrier_arrive(sem.ptr)
-         """, BLOCKS)),
+         BLOCKS),
+        ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
+         pressed("loads-fp8_blocks"))),
+    *family(
+        "fp8", FOLDER + "fp8_spread.py",
+        ("spread_stage_freed_too_early", """
+            tk.mma_wait(0)
+            self.release(s, u)
+            self.multiply(s, u, self.mma, wg)
+         """, """
+            self.release(s, u)
+            tk.mma_wait(0)
+            self.multiply(s, u, self.mma, wg)
+         """, pressed("reads-fp8"))),
     *family(
         "fp8", FOLDER + "fp8_rolling.py",
         ("rolling_stage_freed_too_early", """
@@ -143,7 +155,25 @@ MUTANTS = (
     *family(
         "fp8", FOLDER + "fp8_narrow.py",
         ("few_rows_scale_of_another_row", "tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))",
-         "tk.load_cols(of_a, g.scale_a, Int32(m) + 1, cute.size(g.out, mode=[1]))", FP8_FEW)),
+         "tk.load_cols(of_a, g.scale_a, Int32(m) + 1, cute.size(g.out, mode=[1]))", FP8_FEW),
+        ("few_rows_scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
+         pressed("loads-fp8_few_rows_blocks")),
+        ("few_rows_no_wait_for_a_stage", "s.pipe.wait(full)", "", pressed("naps-fp8_few_rows_blocks")),
+        ("few_rows_stage_freed_too_early", """
+            tk.mma_wait(0)
+            self.promote(s, full, acc, part, row)
+            s.pipe.release(full)
+         """, """
+            s.pipe.release(full)
+            tk.mma_wait(0)
+            self.promote(s, full, acc, part, row)
+         """, pressed("reads-fp8_few_rows_blocks"))),
+    *family(
+        "grouped", FOLDER + "grouped_masked.py",
+        ("masked_end_of_a_group", "if first > 0 or end < STEP:", "if first > 0:",
+         ("tests/gpu/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",)),
+        ("masked_a_row_of_the_group_before", "if byte + i >= first:", "if byte + i >= first - 1:",
+         ("tests/gpu/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",))),
     *family(
         "grouped", FOLDER + "grouped.py",
         ("group_begins_a_row_early", "begins[group + 1] = end  # the next group writes the same, but for the last",
@@ -155,7 +185,7 @@ MUTANTS = (
          """, """
             u.full.advance()
             self.release(s, u)
-         """, GROUPED),
+         """, pressed("naps-grouped_long")),
         ("a_group_s_end_written_over", "tk.store_async(g.c.part(t.size), panel, (t.first + t.size, 0, *at))",
          "tk.store_async(g.c.part(t.size + 1), panel, (t.first + t.size + 1, 0, *at))", GROUPED)),
 )

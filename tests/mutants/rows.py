@@ -4,6 +4,8 @@ from .mutant import family, pressed
 NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED, CLUSTER = (pressed(x) for x in (
     "naps-norm_backward", "naps-norm_backward_warps", "loads-norm_backward", "reads-norm_backward_warps",
     "naps-norm_backward_cluster", "naps-norm_quantised", "naps-norm_cluster"))
+HELD = pressed("naps-rows_held")
+HELD_AROUND, HELD_CLUSTER = (("tests/gpu/test_rows_held.py -k " + k,) for k in ("around", "'two_exchanges and 40000'"))
 SOFTMAX, LOSS, QUANTIZE, CLAIMED, ROPE, GATED = (pressed(x) for x in (
     "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_claimed", "naps-rope", "naps-gated"))
 
@@ -21,14 +23,37 @@ MUTANTS = (
         ("no_wait_for_the_cluster", """
                 tk.cluster_arrive_relaxed()
                 tk.cluster_wait()
-            else:
+            elif const_expr(needed):
                 tk.sync_block()
          """, """
                 tk.cluster_arrive_relaxed()
                 tk.sync_block()
-            else:
+            elif const_expr(needed):
                 tk.sync_block()
-         """, LONG)),
+         """, LONG),
+        ("no_wait_for_the_block_s_start", """
+            elif const_expr(needed):
+                tk.sync_block()
+         """, "", HELD),
+        ("held_rows_past_the_last_written", """
+            if const_expr(self.first_finishes):
+                self._finish_by_first(c, state, row, r)
+            else:
+                self._write(c, views, row, c.part.exists(row), r)
+         """, """
+            if const_expr(self.first_finishes):
+                self._finish_by_first(c, state, row, r)
+            else:
+                self._write(c, views, row, True, r)
+         """, HELD_AROUND)),
+    *family(
+        "rows", "tkq/rows/share.py",
+        ("held_blocks_of_the_first_part", "unit, units, rank = block, blocks, cute.arch.block_idx()[1]",
+         "unit, units, rank = block, blocks, Int32(0)", HELD_CLUSTER)),
+    *family(
+        "rows", "tkq/rows/held.py",
+        ("held_of_one_row", "row = Int64(cutlass.min(part.row(0), part.share.rows - 1))",
+         "row = Int64(cutlass.min(part.share.first, part.share.rows - 1))", HELD_AROUND)),
     *family(
         "rows", "tkq/rows/exchange.py",
         ("no_wait_for_the_other_warps", "tk.wait(self.met[r.stage * p.groups + part.group], r.phase)", "", WARPS),
@@ -56,7 +81,8 @@ MUTANTS = (
             quads = cute.make_tensor(self.scratch, cute.make_layout((QUAD, padded // QUAD, p.merges),
          """, NORM),
         ("rows_added_twice", "held.append((totals[n], x, u0 + k * rows < units))",
-         "held.append((totals[n], x, u0 + k * rows <= units))", NORM)),
+         "held.append((totals[n], x, u0 + k * rows <= units))",
+         ("tests/gpu/test_norm_backward.py::test_mixed_types[fp32-fp32-fp32-rmsnorm]",))),
     *family(
         "rows", "tkq/tile/grid.py",
         ("grid_waits_for_one_block_less", "_asm([Int64(counter), Uint32(blocks), _last(blocks)],",
@@ -102,6 +128,11 @@ MUTANTS = (
         ("no_wait_for_the_cluster",
          "hook = tk.cluster_wait if first and self.cluster_n > 1 else None", "hook = None", CLUSTER)),
     *family(
+        "norm", "tkq/norms/row.py",
+        ("statistics_of_the_sum_itself", "self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])",
+         "self._store_statistics(g, mine, [of_row[0] for of_row in statistics])",
+         ("tests/gpu/test_norm_stored_sum.py::test_the_statistics[1000-layernorm]",))),
+    *family(
         "norm", "tkq/norms/quant_kept_rows.py",
         ("scale_of_a_part_of_the_row", "return m if inside is True else cutlass.select_(inside, m, Float32(0))",
          "return m * 0.5", QUANTISED)),
@@ -126,12 +157,20 @@ MUTANTS = (
                 if t == 0:
                     _count(found)
             else:
-         """, CLAIMED),
+         """, pressed("barriers-quantize_claimed_few")),
         ("half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
          CLAIMED)),
     *family(
         "quantize", "tkq/quantize/kept.py",
         ("kept_amax_read_before_all_found_theirs", "_wait_for(found, tiles)", "", QUANTIZE),
+        ("kept_counted_before_all_threads_found", """
+            tk.sync_block()
+            if t == 0:
+                _count(found)
+         """, """
+            if t == 0:
+                _count(found)
+         """, pressed("barriers-quantize_few")),
         ("kept_half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
          QUANTIZE)),
     *family(
@@ -147,7 +186,8 @@ MUTANTS = (
     *family(
         "loss", "tkq/losses/backward.py",
         ("backward_of_another_row", "top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]",
-         "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]", LOSS)),
+         "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]",
+         ("tests/gpu/test_cross_entropy.py::test_types[plain-1000-fp32]",))),
     *family(
         "gated", "tkq/pointwise/gated.py",
         ("last_vector_left_out", """

@@ -2,6 +2,7 @@
 from .mutant import family, pressed
 
 GEMM, ATTENTION, BACKWARD = (pressed(x) for x in ("naps-gemm", "naps-attention", "naps-backward_in_background"))
+MAILBOX = ("tests/gpu/test_tile_sync.py::test_mailbox",)  # where nothing else holds the producer back
 
 MUTANTS = (
     *family(
@@ -11,13 +12,17 @@ MUTANTS = (
         ("pipe_acquired_without_a_wait", '_wait("producer", self.empty[r.stage], r.phase ^ 1)', "", GEMM),
         ("pipe_read_without_a_wait", '_wait("consumer", self.full[r.stage], r.phase)', "", GEMM),
         ("mailbox_written_over", "wait(self.empty[r.stage], r.phase ^ 1)\nwith cute.arch.elect_one():",
-         "with cute.arch.elect_one():", BACKWARD),
+         "with cute.arch.elect_one():", MAILBOX),
         ("mailbox_read_without_a_wait", """
             wait(self.full[r.stage], r.phase)
             values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]
-         """, "values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]", BACKWARD),
+         """, "values = [cute.arch.make_warp_uniform(self.slots[f, r.stage]) for f in range(self.fields)]", MAILBOX),
         ("empty_after_fewer_warps", "init(self.empty[i], self.consumers * self.cluster)",
          "init(self.empty[i], self.consumers * self.cluster // 2)", GEMM)),
+    *family(
+        "backward", "tkq/attention/backward_tasks.py",  # which takes tasks from a mailbox by itself
+        ("task_read_before_it_is_named", "tk.wait(s.tasks.full[ring.stage], ring.phase)", "", BACKWARD),
+        ("task_not_given_back", "tk.arrive(s.tasks.empty[ring.stage])", "", BACKWARD)),
     *family(
         "tile", "tkq/tile/schedule.py",
         ("counter_not_back",

@@ -30,14 +30,14 @@ def in_pairs(spec: BackwardSpec, config: BackwardConfig) -> bool:
 def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
     """Of the kernels of a configuration."""
     module = "backward"
-    if in_pairs(spec, config) and not getattr(config, "two_keys", False):
+    if in_pairs(spec, config):
         module = "backward_pairs"
     elif isinstance(config, FirstConfig):
         module = "backward_first"
     elif isinstance(config, GroupedConfig):
         module = "backward_grouped"
     elif isinstance(config, SeamlessConfig):
-        module = "backward_seamless_keys" if config.two_keys else "backward_seamless"
+        module = "backward_seamless"
     return Recipe(f"tkq.attention.{module}:build", (spec, config))
 
 

@@ -111,7 +111,7 @@ def gelu(x):
 # For results of 8 bits of significand, bf16 and e4m3: x Phi(x) is max(x, 0) - |x| Phi(-|x|), and Phi(-t) two to the
 # power of a polynomial of t > 0; so is what gelu(x, "tanh") has in its place. To t = 18.25 they fall, to below 2^-150.
 # Eight instructions, one of them special: under float8 products each costs, hidden or not, and twelve without a special
-# one cost more (docs/attempts/products.md). Found for the least relative error beside what rounding x to bf16 makes.
+# one cost more (docs/attempts/gemm.md). Found for the least relative error beside what rounding x to bf16 makes.
 _PHI = (-1.000489747, -1.142032079, -0.482058324, -0.034873661, 2.2e-3)
 _PHI_TANH = (-1.0, -1.1441421418, -0.4947825913, -0.0113326541, -6.179443093e-3)
 

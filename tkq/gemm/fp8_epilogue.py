@@ -77,7 +77,7 @@ _SIGMOID = (0.99637623, -0.92270818, 0.62158952, -0.1956757)
 def silu_in_8_bits(x):
     """x / (1 + exp(-x)) to 9e-4 of itself above 0, 2.2e-3 to -3, 3.7e-3 to -87, 0 below: for bf16, whose rounding is
     off by up to 4e-3. Eight instructions, one of them special; the exact one has five, two of them, and is quicker
-    where an activation has registers: by rows, and in halves (docs/attempts/products.md).
+    where an activation has registers: by rows, and in halves (docs/attempts/gemm.md).
 
     With u = exp(-|x|) it is x times 1 - u / (1 + u) above 0, times u / (1 + u) below. NaN from -inf, as torch's."""
     u = cute.math.exp2(cute.math.abs(x) * Float32(-tk.LOG2E), fastmath=True)

@@ -11,7 +11,7 @@ from .fp8_spec import BYTES, SCALES, Fp8Spec
 from .narrow_config import SLOT_BYTES, WIDTHS
 from .narrow_plan import FEWEST_STEPS, HBM, MOST_ROWS, fitted
 
-# Measured on an H100 (docs/attempts/products.md):
+# Measured on an H100 (docs/attempts/gemm.md):
 STREAMS = 32  # rows of A; with more, tiles are as fast where K is not shared
 ROWS = 64  # of B's transpose to a block: with 128, nothing was faster by more than 1 %
 PROCESSOR = {False: 110, True: 60}  # bytes a nanosecond that one processor reads of A and B; where sums are promoted

@@ -134,7 +134,7 @@ def with_epilogue(config: Fp8Config, spec: Fp8Spec) -> Fp8Config:
 def _waiting(config: Fp8Config, spec: Fp8Spec) -> int:
     """Most panels: with more of them some epilogues spill. Of quarters at 4096^3, times torch's speed: seven of eight
     1.063 and six 1.060, with gelu 1.023 and five 1.020; with silu six, 1.022. Of fp16, which would show that silu's
-    error, none: the exact one has 1.012, waiting 1.009 (docs/attempts/products.md)."""
+    error, none: the exact one has 1.012, waiting 1.009 (docs/attempts/gemm.md)."""
     count, quarters = config.count(spec.out), config.waves * config.split == 4
     if BYTES[spec.out] == 4:
         return count // 2

@@ -24,7 +24,7 @@ class Problem(NamedTuple):
     b: bool = True
 
 
-# Measured on an H100 (docs/attempts/products.md):
+# Measured on an H100 (docs/attempts/gemm.md):
 TILE, STEP = (64, 128), 64  # of the kernel that reads element by element
 STEP_NS = 6000.0  # of a block that has no other beside it on its processor
 BUSY_STEP_NS = 2000.0  # of each of many, a processor

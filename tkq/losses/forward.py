@@ -89,8 +89,8 @@ class CrossEntropy(ClassRows, OnlineRow):
             cute.arch.sync_warp()
 
     def _load_atom(self, m):
-        """Rows that are only read go past L1: 22.3 us for 24.1 at 32768 x 1024 (docs/attempts/rows.md). Where results
-        are written too, as where fused, that costs."""
+        """Rows that are only read go past L1: 22.3 us for 24.1 at 32768 x 1024
+        (docs/attempts/losses_and_pointwise.md). Where results are written too, as where fused, that costs."""
         bits = self.tile.vector * m.element_type.width
         if self.spec.kind != "forward" or not self.holds or bits < 64:
             return super()._load_atom(m)

@@ -15,7 +15,7 @@ def load(src, once: bool = False):
     """src, in registers, in accesses of at most 16 bytes.
 
     once: accesses of 8 bytes and more pass L1 over. It has to be measured: most kernels lose 1 to 4 % by it and by
-    `store`'s (docs/attempts.md, "Hints to caches")."""
+    `store`'s (docs/attempts/norms_and_rows.md, "Cache hints")."""
     dtype = src.element_type
     bits = min(128, cute.size(src) * dtype.width)
     hint = dict(l1c_evict_priority=CacheEvictionPriority.NO_ALLOCATE) if once and bits >= 64 else {}

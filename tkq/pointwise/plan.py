@@ -53,8 +53,8 @@ def plan_rope(spec: RopeSpec, heads: int) -> RopeConfig:
 
     Of accesses of 16 bytes, where a token's row of the table is known without a load, 4 in flight a thread and 6
     blocks: 48 KB on an SM. With 128 KB B 4, S 4096, H 32, D 128 took 93.0 us for 92.0 (a copy 90.0), and with 24 KB
-    96.4 (docs/attempts/rows.md). Otherwise 8 loads in flight, and all blocks that fit. Fewer loads where there are
-    fewer heads, and then all blocks, too."""
+    96.4 (docs/attempts/losses_and_pointwise.md). Otherwise 8 loads in flight, and all blocks that fit. Fewer loads
+    where there are fewer heads, and then all blocks, too."""
     few = spec.vector * WIDTH[spec.dtype] == 128 and rows_are_known(spec)
     most = wanted = (4 if few else 8) // (2 if columns(spec).two else 1)
     while most > 1 and most > heads:

@@ -2,6 +2,7 @@
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32, const_expr
 
+from .. import tile as tk
 from ..pointwise import access
 from . import maxima
 from .spec import EDGE, VECTOR, TileSpec
@@ -30,7 +31,7 @@ class Lines(Tiles):
                  t % SIDE < VECTOR)
         if self.spec.transpose:
             met = self.columns_of_warps(al, t, held)
-            cute.arch.sync_threads()
+            tk.sync_block()
             self.add_columns(g.amax, self.first_column(g) + tile[1] * EDGE, met, t)
 
     @cute.jit

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
-from .plan import QUAD, WARP, RowPlan
+from .shape import QUAD, WARP, RowPlan
 from .share import global_view, put
 
 COMPUTING = 1  # the named barrier of all threads that compute

@@ -9,7 +9,7 @@ from .. import tile as tk
 from ..reduction_base import ReductionBase
 from ..utils import widened
 from .exchange import across_lanes, of_vector
-from .plan import WARP, RowPlan
+from .shape import WARP, RowPlan
 from .share import loaded, put
 from .spec import RowSpec
 
@@ -57,8 +57,11 @@ class RowElements(ReductionBase):
     @property
     def first_finishes(self) -> bool:
         """Is the last exchange collected by the row's first warp alone? Where the others have no use for it; and there
-        is one before it, which all collect: it keeps them from a slot that the first has not read (see ``Slots``)."""
-        return len(self.active) > 1 and self.plan.cluster == 1 and self.plan.width > 1 and not self._writes_rows
+        is one before it, which all collect: it keeps them from a slot that the first has not read (see ``Slots``), and
+        a block that has one row uses none twice."""
+        each_slot_once = self.plan.held and bool(self.active)
+        return ((len(self.active) > 1 or each_slot_once) and self.plan.cluster == 1 and self.plan.width > 1
+                and not self._writes_rows)
 
     @property
     def _writes_rows(self) -> bool:
@@ -109,7 +112,8 @@ class RowElements(ReductionBase):
 
     def _elements(self, c, views, j):
         inside = c.part.inside(j)
-        e = {stream.name: loaded(view[None, j], inside) for stream, view in zip(self.spec.loads, views, strict=True)}
+        there = self.plan.held or inside  # in registers
+        e = {stream.name: loaded(view[None, j], there) for stream, view in zip(self.spec.loads, views, strict=True)}
         for name, held in c.vectors.items():
             late = self.plan.vectors == "late"
             e[name] = loaded(held[None, j], inside) if late else widened(held[None, j])
@@ -121,7 +125,7 @@ class RowElements(ReductionBase):
         total = cute.make_rmem_tensor((monoid.sums,), Float32)
         for i in range(monoid.sums):
             total[i] = Float32(monoid.neutral[i])
-        self._accumulate_if(c, k, views, c.part.exists(row), r, total)
+        self._accumulate_if(c, k, views, self.plan.held or c.part.exists(row), r, total)
         return across_lanes(tuple(total[i] for i in range(monoid.sums)), monoid,
                             min(WARP, self.plan.threads_per_row))
 

@@ -12,8 +12,9 @@ from .. import tile as tk
 from .columns import ColumnSums, sum_slabs
 from .elements import RowElements
 from .exchange import Slots
-from .plan import scratch_bytes
+from .held import HeldRows
 from .ring import GlobalRows, RowRing
+from .shape import carveout, scratch_bytes
 from .share import part, share
 
 
@@ -61,12 +62,15 @@ class RowEngine(RowElements):
         p = self.plan
         rows = Int32(loads[0].shape[0])
         g = Args(loads, stores, vectors, scalars, results, columns, workspace, counter, parameters, rows)
-        units = cutlass.min(units, cute.ceil_div(rows, p.groups))
+        tiles = cute.ceil_div(rows, p.groups)
+        units = tiles if const_expr(p.held) else cutlass.min(units, tiles)
+        shape, cluster = [units * p.cluster, 1, 1], [p.cluster, 1, 1]
+        if const_expr(p.held):
+            shape, cluster = [units, p.cluster, 1], [1, p.cluster, 1]
         barrier = const_expr(columns is not None and p.finish == "grid")
         self.kernel(g).launch(
-            grid=[units * p.cluster, 1, 1], block=[p.block, 1, 1],
-            cluster=[p.cluster, 1, 1] if const_expr(p.cluster > 1) else None, stream=stream,
-            min_blocks_per_mp=p.resident, preferred_smem_carveout=100 if p.resident > 1 else None,
+            grid=shape, block=[p.block, 1, 1], cluster=cluster if const_expr(p.cluster > 1) else None, stream=stream,
+            min_blocks_per_mp=p.resident, preferred_smem_carveout=carveout(self.spec.shape, p),
             cooperative=bool(barrier and p.cooperative), use_pdl=p.pdl)
         if const_expr(columns is not None and p.finish == "tail"):
             slabs = cute.ceil_div(p.pitch // 4, p.slab)
@@ -79,18 +83,18 @@ class RowEngine(RowElements):
         p = self.plan
         al = tk.SharedAllocator()
         s = share(p, g.rows)
-        rows = GlobalRows(g.loads) if const_expr(p.direct) else RowRing.allocate(
-            al, p, [t.element_type for t in g.loads])
+        rows = self._rows(al, g)
         slots = [Slots.allocate(al, p, x.monoid) for x in self.active] if const_expr(p.width > 1) else []
         columns = self._column_sums(al, g) if const_expr(g.columns is not None) else None
         needed = [x for x in (rows, *slots, columns) if hasattr(x, "init")]
         tk.nap("start")
-        if tk.warp_id() == 0:
-            with cute.arch.elect_one():
-                for x in needed:
-                    x.init()
-            cute.arch.mbarrier_init_fence()
-            tk.publish()
+        if const_expr(needed):
+            if tk.warp_id() == 0:
+                with cute.arch.elect_one():
+                    for x in needed:
+                        x.init()
+                cute.arch.mbarrier_init_fence()
+                tk.publish()
         if const_expr(p.pdl):
             cute.arch.griddepcontrol_wait()
         if const_expr(p.pdl or p.finish == "tail"):
@@ -98,19 +102,29 @@ class RowEngine(RowElements):
         if const_expr(not p.direct):
             if tk.warp_id() == 0:
                 rows.prime(g.loads, s)
+        c = SimpleNamespace(g=g, s=s, rows=rows, slots=slots, columns=columns)
+        if const_expr(p.held):
+            self._start(c)  # loads go out before all others are here
         if const_expr(p.cluster > 1):
             tk.cluster_arrive_relaxed()
             tk.cluster_wait()
-        else:
+        elif const_expr(needed):
             tk.sync_block()
-        c = SimpleNamespace(g=g, s=s, rows=rows, slots=slots, columns=columns)
-        if const_expr(p.direct):
+        if const_expr(p.held):
+            self._rows_at_once(c)
+        elif const_expr(p.direct):
             self.compute(c)
         else:
             tk.specialise(lambda: self.produce(c), lambda _: self.compute(c), p.consumers, p.registers)
-        if const_expr(p.cluster > 1):
+        if const_expr(p.cluster > 1 and not p.held):
             tk.cluster_arrive_relaxed()  # nobody leaves while another may still send to it
             tk.cluster_wait()
+
+    def _rows(self, al, g):
+        p = self.plan
+        if p.held:
+            return HeldRows.allocate(p, [t.element_type for t in g.loads])
+        return GlobalRows(g.loads) if p.direct else RowRing.allocate(al, p, [t.element_type for t in g.loads])
 
     def _column_sums(self, al, g):
         p = self.plan
@@ -141,6 +155,37 @@ class RowEngine(RowElements):
             if const_expr(not self.early):
                 c.columns.flush(c.part, thread)
             c.columns.finish(c.g.columns, c.s.units, thread)
+
+    # ---- blocks that come and go --------------------------------------------------------------------
+
+    def _start(self, c):
+        """All that the tile needs is under way."""
+        c.part = part(self.plan, c.s, cute.arch.thread_idx()[0])
+        c.rows.load(c.g.loads, c.part)
+        c.numbers = self._numbers()
+        self._load_numbers(c, c.numbers, Int32(0))
+        c.vectors = self._vectors(c)
+
+    @cute.jit
+    def _rows_at_once(self, c: Constexpr):
+        """The block's only tile. A cluster's block leaves when it has what the others send."""
+        row, last = c.part.row(0), const_expr(len(self.active) - 1)
+        state = SimpleNamespace(seen=[x.ring() for x in c.slots])
+        views, r = self._views(c, None, row), self._known(c, c.numbers)
+        for k in cutlass.range_constexpr(len(self.active)):
+            values = self._element(c, k, views, row, r)
+            if const_expr(self.plan.width > 1):
+                c.slots[k].publish(state.seen[k], c.part, values)
+            if const_expr(not (self.first_finishes and k == last)):
+                if const_expr(self.plan.width > 1):
+                    values = c.slots[k].collect(state.seen[k], c.part)
+                self._reduced(r, k, values)
+        if const_expr(self.first_finishes):
+            self._finish_by_first(c, state, row, r)
+        else:
+            self._write(c, views, row, c.part.exists(row), r)
+
+    # ---- blocks that stay ---------------------------------------------------------------------------
 
     @cute.jit
     def _rows_of_a_warp(self, c: Constexpr):

@@ -7,7 +7,7 @@ from cutlass import Constexpr, Float32, const_expr
 
 from .. import tile as tk
 from .monoid import Monoid
-from .plan import DEPTH, WARP, RowPlan, padded_sums
+from .shape import WARP, RowPlan, padded_sums
 
 
 def of_vector(values, monoid: Monoid):
@@ -40,7 +40,7 @@ def across_lanes(values, monoid: Monoid, lanes: int):
 
 @dataclass(frozen=True)
 class Slots:
-    """Where a row's warps put their elements for all of them to read, DEPTH rows deep.
+    """Where a row's warps put their elements for all of them to read, ``plan.depth`` (4) rows deep.
 
       slots[d]   (values, warp of the row in all blocks, row of the tile): written by the warp, in every block
       met[d]     one semaphore a row of the tile. One block: each warp of the row arrives. A cluster: the row's first
@@ -49,10 +49,11 @@ class Slots:
     A warp publishes row i after it has collected row i - 2, which all warps published, each after it had collected
     row i - 4: so slot i % 4 is free without a signal. Where the first warp alone collects a last exchange
     (``RowElements.first_finishes``) it is so by the one before: a warp publishes row i after it has collected row i of
-    that, which the first warp published after it had collected row i - 3 of the last one.
+    that, which the first warp published after it had collected row i - 3 of the last one. Blocks that come and go
+    (``RowPlan.held``) have one row each, and no slot is used twice.
     """
 
-    data: cute.Tensor  # (floats of a piece, pieces, width, groups, DEPTH)
+    data: cute.Tensor  # (floats of a piece, pieces, width, groups, depth)
     met: tk.Semaphore
     plan: Constexpr[RowPlan]
     monoid: Constexpr[Monoid]
@@ -61,18 +62,18 @@ class Slots:
     def allocate(al: tk.SharedAllocator, p: RowPlan, monoid: Monoid):
         floats = padded_sums(monoid.sums)
         piece = min(floats, 4)
-        layout = cute.make_ordered_layout((piece, floats // piece, p.width, p.groups, DEPTH), order=(0, 1, 2, 3, 4))
+        layout = cute.make_ordered_layout((piece, floats // piece, p.width, p.groups, p.depth), order=(0, 1, 2, 3, 4))
         data = al.allocate_tensor(Float32, layout, 128)
-        return Slots(data, al.semaphores(DEPTH * p.groups), p, monoid)
+        return Slots(data, al.semaphores(p.depth * p.groups), p, monoid)
 
     def init(self):
         """One thread, before the block goes on."""
         p = self.plan
-        for i in range(DEPTH * p.groups):
+        for i in range(p.depth * p.groups):
             tk.init(self.met[i], 1 if p.cluster > 1 else p.warps_per_row)
 
     def ring(self):
-        return tk.ring(DEPTH)
+        return tk.ring(self.plan.depth)
 
     @cute.jit
     def publish(self, r: Constexpr, part: Constexpr, values: Constexpr):

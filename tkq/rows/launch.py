@@ -7,7 +7,8 @@ import torch
 
 from .. import runtime
 from ..runtime import arch, check, clusters, counters, dtypes
-from .plan import RowPlan, plan
+from .plan import plan
+from .shape import RowPlan
 from .spec import MAX_ROWS, WIDTH, RowSpec, Stream
 
 _MATRICES, _VECTORS, _ROWS = ("loads", "stores"), ("vectors", "columns"), ("scalars", "results")
@@ -16,7 +17,8 @@ _launchers: dict = {}  # (class, plan, what the arguments look like) -> Launcher
 
 
 class Launcher(NamedTuple):
-    """A compiled kernel, and what a call of it needs besides tensors. units: the most clusters that run at once."""
+    """A compiled kernel, and what a call of it needs besides tensors. units: the most clusters that run at once;
+    0 where the rows alone say how many there are."""
 
     run: object
     plan: RowPlan
@@ -39,7 +41,7 @@ def launcher(spec: RowSpec, device, chosen: RowPlan | None = None) -> Launcher:
     """Compiled, or from the disk cache."""
     arch.require_hopper(device)
     p = chosen or plan(spec.shape)
-    units = p.resident * clusters.resident(device, p.cluster, p.block)
+    units = 0 if p.held else p.resident * clusters.resident(device, p.cluster, p.block)
     return Launcher(runtime.function(recipe_of(spec, p)), p, units, arch._index(device))
 
 

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 from .. import tile as tk
-from .plan import RowPlan
+from .shape import RowPlan
 from .share import Share
 
 

@@ -1,19 +1,19 @@
 """The roles and pipes of a RowKernel, for ``tkq.viz``. No kernel's code depends on this module; a test compares it with
 the semaphores that a compiled kernel initialises."""
 from ..viz.roles import Pipe, Pipeline, Role
-from .plan import DEPTH, WARPGROUP
+from .shape import DEPTH, WARPGROUP
 
 
 def describe(kernel) -> Pipeline:
     """Of an instance of a subclass of ``RowKernel``.
 
     Raises:
-        NotImplementedError: its plan is direct: all warps do the same, and there is no pipe.
+        NotImplementedError: its plan has no ring: all warps do the same, and there is no pipe.
     """
     spec, p = kernel.spec, kernel.plan
     if p.direct:
-        raise NotImplementedError(f"pipeline: {type(kernel).__name__}'s rows are not taken by bulk copies: without a "
-                                  "producer there are no roles and no pipe")
+        raise NotImplementedError(f"pipeline: {type(kernel).__name__}'s rows go from global memory to registers: "
+                                  "without a producer there are no roles and no pipe")
     few, many = p.registers
     exchanges = len(kernel.active) if p.width > 1 else 0
     first = WARPGROUP // 32

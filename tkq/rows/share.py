@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, const_expr
 
 from ..utils import widened
-from .plan import WARP, RowPlan
+from .shape import WARP, RowPlan
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,15 @@ def share(p: RowPlan, rows) -> Share:
     block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     if p.cluster == 1:
         unit, units, rank = block, blocks, Int32(0)
+    elif p.held:
+        unit, units, rank = block, blocks, cute.arch.block_idx()[1]
     else:
         unit, units, rank = block // p.cluster, blocks // p.cluster, block % p.cluster
     first, step = unit * p.groups, units * p.groups
     col0 = rank * p.cols
     limit = Int32(p.cols) if p.even else cutlass.min(Int32(p.cols), p.N - col0)
-    return Share(rows, first, step, cute.ceil_div(rows - first, step), unit, units, rank, col0, limit)
+    tiles = Int32(1) if p.held else cute.ceil_div(rows - first, step)
+    return Share(rows, first, step, tiles, unit, units, rank, col0, limit)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a RowKernel was asked for, in plain values: its repr is the compile key. Neither torch nor the DSL."""
 from dataclasses import dataclass
 
-from .plan import RowShape
+from .shape import RowShape
 
 WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}
 MAX_ROWS = 1 << 30  # the kernel counts rows in 32 bits

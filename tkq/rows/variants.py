@@ -1,5 +1,6 @@
 """Plans for a row that are worth timing beside the chosen one."""
-from .plan import RowShape, plan
+from .plan import plan
+from .shape import RowShape
 
 LEAST_WORKING_REGISTERS = 48  # with which a variant is still tried
 

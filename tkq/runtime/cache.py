@@ -10,6 +10,7 @@ trusted, entries go to a temporary folder of the process. Independent of what th
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -49,7 +50,8 @@ class Entry:
         """load(path) of the file that was verified, whatever its path names now. If that fails (a file system mounted
         noexec), copies in memory and in a temporary folder are tried. Raises the first error of load."""
         try:
-            return load(_path_of(self.file.number))
+            with _path_of(self.file) as path:
+                return load(path)
         except Exception as error:  # each loader has its own
             for copied in (_in_memory, _in_private_folder):
                 with contextlib.suppress(Exception), copied(self.file.bytes()) as path:
@@ -314,11 +316,30 @@ def read_note(file) -> dict | None:
     return _note_of(file.bytes()) if file.tail(len(_MAGIC)) == _MAGIC else None
 
 
-def _path_of(number) -> str:
-    """A path of a descriptor, each time a different one: loaders take two files of the same path for one file. The
-    counter's bits are written as "./" and "/", which change the text and not the place."""
+@contextlib.contextmanager
+def _path_of(file):
+    """A path of an open file, for a loader: of a second descriptor, which is closed afterwards.
+
+    A loaded object keeps the path that it was loaded by, and those that go over the loaded objects open it again, such
+    as tvm-ffi for the backtrace of an error. The second descriptor has a high number, so that the path leads nowhere
+    from then on: low numbers go to the next files that the process opens, and one of these cut short while it is read
+    ends the process with SIGBUS. Each path is another text, as loaders take two files of the same path for one: a
+    counter's bits are written as "./" and "/"."""
+    try:
+        number = fcntl.fcntl(file.number, fcntl.F_DUPFD_CLOEXEC, _high())
+    except OSError:  # no such number is free
+        number = os.dup(file.number)
     steps = bin(next(_loads))[2:].replace("0", "/").replace("1", "./")
-    return f"/proc/self/fd/{steps}{number}"
+    try:
+        yield f"/proc/self/fd/{steps}{number}"
+    finally:
+        os.close(number)
+
+
+def _high() -> int:
+    """A number for descriptors that a process hardly reaches by opening files, below what it may have."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(0, min(allowed, 1 << 15) - 64) if allowed > 0 else (1 << 15) - 64  # -1: any number
 
 
 @contextlib.contextmanager
@@ -327,7 +348,8 @@ def _in_memory(data):
         raise OSError("no files in memory here")
     file = trusted.Descriptor(os.memfd_create("tkq", os.MFD_CLOEXEC))
     trusted.write(file.number, data)
-    yield _path_of(file.number)
+    with _path_of(file) as path:
+        yield path
 
 
 @contextlib.contextmanager

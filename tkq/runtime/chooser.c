@@ -33,8 +33,16 @@ typedef struct {
     int64_t shape[DIMENSIONS], strides[DIMENSIONS];
 } View;
 
+/* Without a backtrace, for which all loaded objects would be searched: a call that is not known is no mistake. */
 static int refuse(const char *why) {
-    TVMFFIErrorSetRaisedFromCStr("ValueError", why);
+    const TVMFFIByteArray kind = {"ValueError", sizeof "ValueError" - 1}, message = {why, strlen(why)}, none = {"", 0};
+    TVMFFIObjectHandle error = NULL;
+    if (TVMFFIErrorCreate(&kind, &message, &none, &error)) {
+        TVMFFIErrorSetRaisedFromCStr("ValueError", why);
+        return -1;
+    }
+    TVMFFIErrorSetRaised(error);
+    TVMFFIObjectDecRef(error);
     return -1;
 }
 

@@ -14,9 +14,10 @@ lacks a wait, or frees a stage too early, is right as long as the other side hap
   - "producer": a stage is free and nothing was loaded into it, or it was written without a signal;
   - "consumer": a stage is full and nothing was read, or it has just been given back;
   - "wait", "arrive": behind each other ``tk.wait`` and ``tk.arrive``;
-  - "barrier": before and behind a named barrier;
+  - "barrier": before and behind a named barrier, and behind ``tk.sync_block``;
   - "cluster": before the arrival at the cluster's barrier, and behind the wait;
-  - "load": before ``tk.load_async`` or ``tk.bulk_load`` is issued;
+  - "load": before ``tk.load_async`` or ``tk.bulk_load`` is issued, and before ``tk.copy_async_arrive``, where a
+    thread's last ``tk.copy_async`` then leaves, and not before: it may be as late as that;
   - "store": before a copy out of shared memory is issued;
   - "leave": before a late store or addition leaves, if there is one.
 

@@ -13,7 +13,7 @@ from cutlass import Constexpr, Float32, Int16
 from cutlass.cute.nvgpu import cpasync
 
 from .dtypes import HALF, type_name
-from .naps import late_stores, nap, poison, poisoned, store_now
+from .naps import copy_later, copy_now, late_copies, late_stores, nap, poison, poisoned, store_now
 from .shared import SharedTile, st
 from .sync import Acquired, Semaphore, _semaphore, cluster_rank
 from .views import PIECE
@@ -252,15 +252,21 @@ def copy_async(dst: cute.Tensor, i, src: cute.Tensor, coord):
     if src.element_type.width != 32 or dst.element_type.width != 32:
         names = f"src is {type_name(src.element_type)}, dst {type_name(dst.element_type)}"
         raise TypeError(f"copy_async: {names}, allowed are 32-bit types")
+    source, to = src.iterator + cute.crd2idx(coord, src.layout), dst.iterator + cute.crd2idx(i, dst.layout)
+    if late_copies():
+        copy_later(to.toint(), source.toint())
+        return
     atom = cute.make_copy_atom(cpasync.CopyG2SOp(), dst.element_type, num_bits_per_copy=32)
     one = cute.make_layout(1)
-    cute.copy(atom, cute.make_tensor(src.iterator + cute.crd2idx(coord, src.layout), one),
-              cute.make_tensor(dst.iterator + cute.crd2idx(i, dst.layout), one))
+    cute.copy(atom, cute.make_tensor(source, one), cute.make_tensor(to, one))
 
 
 def copy_async_arrive(sem: Semaphore):
     """Arrive, once for each calling thread, when that thread's ``copy_async`` have landed."""
     _semaphore("copy_async_arrive", sem)
+    if late_copies():
+        nap("load")
+        copy_now()
     cute.arch.cp_async_mbarrier_arrive_noinc(sem.ptr)
 
 

@@ -49,6 +49,12 @@ def late_stores() -> bool:
     return pressure is not None and (pressure.stores or pressure.additions)
 
 
+def late_copies() -> bool:
+    """Is a thread's last copy before an arrival to leave with that, and not before? Where loads are delayed."""
+    pressure = _of_trace.get()
+    return pressure is not None and any(place == "load" for place, _ in pressure.naps)
+
+
 # ---- a kernel's registers for it ----------------------------------------------------------------------
 
 
@@ -56,21 +62,23 @@ def late_stores() -> bool:
 class Watch:
     """operands: (place, word that was there; A's and B's) of the last products, the newest first; place 0: none.
     store: (kind, shared address, bytes) of a bulk store that has not left; kind 0: none, 1: a store, 2: an addition.
-    to: where it goes."""
+    to: where it goes. copy: the shared address of a copy that has not left, 0: none. source: where it comes from."""
 
     operands: Any
     store: Any
     to: Any
+    copy: Any
+    source: Any
 
 
 def begin_kernel():
     """At the top of a kernel, in every thread (`SharedAllocator`)."""
-    if poisoned() or late_stores():
+    if poisoned() or late_stores() or late_copies():
         watch = Watch(cute.make_rmem_tensor((4, PRODUCTS), Int32), cute.make_rmem_tensor((3,), Int32),
+                      cute.make_rmem_tensor((1,), Int64), cute.make_rmem_tensor((1,), Int32),
                       cute.make_rmem_tensor((1,), Int64))
-        watch.operands.fill(0)
-        watch.store.fill(0)
-        watch.to.fill(0)
+        for registers in (watch.operands, watch.store, watch.to, watch.copy, watch.source):
+            registers.fill(0)
         _watch.set(watch)
 
 
@@ -122,6 +130,20 @@ def store_now():
     watch.store[0] = Int32(0)
 
 
+def copy_later(dst, src):
+    """A copy of 4 bytes of this thread into shared memory: it is made by the next one, or by the arrival."""
+    copy_now()
+    watch = _watch.get()
+    watch.copy[0], watch.source[0] = Int32(dst), Int64(src)
+
+
+def copy_now():
+    """What ``copy_later`` was told of, if it was."""
+    watch = _watch.get()
+    _copy(watch.copy[0], watch.source[0])
+    watch.copy[0] = Int32(0)
+
+
 # ---- PTX ------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +191,13 @@ def _expect(address, word, *, loc=None, ip=None):
     _asm([Int32(address), Int32(word)],
          "{ .reg .pred p, q; .reg .b32 w; setp.ne.u32 p, $0, 0; mov.b32 w, $1; @p ld.volatile.shared.u32 w, [$0]; "
          "setp.ne.u32 q, w, $1; @q trap; }", "r,r", loc, ip)
+
+
+@dsl_user_op
+def _copy(dst, src, *, loc=None, ip=None):
+    """An asynchronous copy of 4 bytes, or nothing for the address 0."""
+    _asm([Int32(dst), Int64(src)],
+         "{ .reg .pred p; setp.ne.u32 p, $0, 0; @p cp.async.ca.shared.global [$0], [$1], 4; }", "r,l", loc, ip)
 
 
 @dsl_user_op

@@ -40,6 +40,7 @@ def _named(what, barrier, threads):
 def sync_block():
     """All threads of the block."""
     cute.arch.sync_threads()
+    nap("barrier")
 
 
 def cluster_rank():
