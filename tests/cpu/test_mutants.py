@@ -100,6 +100,17 @@ def test_a_mutant_is_run_in_a_copy_of_the_tree(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_tree_is_judged_with_what_a_mutant_changes_beside_its_fault(tmp_path):
+    """Which is to be no fault: one that is not passes for nothing."""
+    rule, tests = "tkq/testing/rule.py", ("tests/cpu/test_testing.py -k late_row",)
+    harmless = (rule, "allowed = 2 * theirs + ulps * eps * blocks.largest(wanted) + rest",
+                "allowed = 2 * theirs + (ulps * eps * blocks.largest(wanted) + rest)")
+    harmful = (*harmless[:2], "allowed = 999 * theirs")
+    of = runner.Runner(tmp_path, 1e-3)  # seconds: those of a baseline hold
+    assert of.baseline(0, tests, (harmless,)).passed
+    assert not of.baseline(1, tests, (harmful,)).passed
+
+
 def test_a_test_under_pressure_is_run_without_pytest():
     assert runner.command(("tests/gpu/test_naps.py::test_under_pressure[naps-gemm]",))[1:] == [
         "-m", "tests.pressed", "naps", "gemm"]

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import NamedTuple
 
 from .every import MUTANTS
+from .mutant import Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPIED = ("tkq", "tests", "examples", "bench", "pyproject.toml")
@@ -99,17 +100,19 @@ class Runner:
             output, status = process.communicate()[0], None
         return Ran(status, output, time.monotonic() - began)
 
-    def baseline(self, tests: tuple) -> Ran:
-        """Of the tree as it is."""
+    def baseline(self, i: int, tests: tuple, beside: tuple) -> Ran:
+        """The i-th: of the tree as it is; or with what a mutant changes beside its fault, and without the fault."""
+        if beside:
+            return self.mutant(Mutant(f"without-the-fault-{i}", *beside[0], tests, beside[1:]), BASELINE_SECONDS)
         return self.tests(tests, self.work / "as-it-is", str(self.work / "kernels"), BASELINE_SECONDS)
 
-    def mutant(self, mutant) -> Ran:
+    def mutant(self, mutant, timeout: float | None = None) -> Ran:
         """In a copy of its own."""
         root = self.copy(mutant.name)
         mutant.apply(root)
         own = self.work / f"{mutant.name}-kernels"
         try:
-            return self.tests(mutant.tests, root, f"{self.work / 'kernels'}{os.pathsep}{own}", self.timeout)
+            return self.tests(mutant.tests, root, f"{self.work / 'kernels'}{os.pathsep}{own}", timeout or self.timeout)
         finally:
             shutil.rmtree(root, ignore_errors=True)
             shutil.rmtree(own, ignore_errors=True)
@@ -130,14 +133,16 @@ def chosen(names: list[str]) -> list:
 
 
 def failing_as_they_are(runner: Runner, pool, mutants) -> set:
-    """The selections that fail, or run no test, on the tree as it is."""
+    """The selections, (tests, beside), that fail, or run no test, without the mutant's fault."""
     runner.copy("as-it-is")
-    selections = list(dict.fromkeys(m.tests for m in mutants))
+    selections = list(dict.fromkeys((m.tests, m.beside) for m in mutants))
     failing = set()
-    for tests, ran in zip(selections, pool.map(runner.baseline, selections)):
+    for (tests, beside), ran in zip(selections, pool.map(
+            lambda i: runner.baseline(i, *selections[i]), range(len(selections)))):
         if not ran.passed:
-            failing.add(tests)
-            print(f"as it is, not passed   {' '.join(tests)} ({ran.seconds:.0f} s) {ran.why()}", flush=True)
+            failing.add((tests, beside))
+            what = "without the fault" if beside else "as it is"
+            print(f"{what}, not passed   {' '.join(tests)} ({ran.seconds:.0f} s) {ran.why()}", flush=True)
     return failing
 
 
@@ -170,7 +175,7 @@ def main(arguments=None) -> int:
         runner = Runner(pathlib.Path(folder), given.timeout)
         failing = set() if given.no_baseline else failing_as_they_are(runner, pool, mutants)
         print(f"baseline: {len(failing)} selections do not pass ({time.monotonic() - began:.0f} s)", flush=True)
-        judged = [m for m in mutants if m.tests not in failing]
+        judged = [m for m in mutants if (m.tests, m.beside) not in failing]
         counts["NOT JUDGED"] += len(mutants) - len(judged)
         running = {pool.submit(runner.mutant, m): m for m in judged}
         for done in as_completed(running):
