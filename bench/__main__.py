@@ -10,8 +10,8 @@
     python -m tkq bench --calls-only --out results         CPU time of eager calls only
     python -m tkq bench --results results                  redo a folder's tables and plots; needs no GPU
 
-The cases are defined in bench/*.py (`python -m bench.norms` runs one file). All candidates of a case take turns in one
-process on the same inputs, with a cold L2. The output folder receives one JSON file per file of cases, merged with
+The cases are defined in bench/*.py (`python -m bench.ops.norms` runs one file). All candidates of a case take turns in
+one process on the same inputs, with a cold L2. The output folder receives one JSON file per file of cases, merged with
 existing results, `results.md` with everything measured, and plots as PNG and SVG if matplotlib is installed.
 
 Exit status: 0 if everything ran, every result is accurate and, with --compare, nothing got slower; 1 if not; 2 without
@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -31,12 +30,13 @@ from pathlib import Path
 
 import torch
 
-from bench import ahead, bounds, calls, command, compared, harness, ops, plots, row_peers, summary, turns
-from bench.asked import jobs_of, parse
-from bench.command import Bench, Job
-from bench.join_results import Mixed, join_folders
-from bench.progress import Progress
-from bench.results import Case, Report, reports_in
+from bench.core import ahead, bounds, calls, command, compared, harness, ops, row_peers, turns
+from bench.core.asked import jobs_of, parse
+from bench.core.command import Bench, Job
+from bench.core.join_results import Mixed, join_folders
+from bench.core.progress import Progress
+from bench.core.results import Case, Report, reports_in
+from bench.report import plots, summary
 from tkq.runtime import ignore_tuned
 
 # ---- running -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _extra(name: str, options) -> bool:
     if name in ops.WITHOUT:
         argv += ["--without", ",".join(_unwanted(options))]
     try:
-        return importlib.import_module(f"bench.{name}").main(argv) != 0
+        return ops.extra_of(name).main(argv) != 0
     except Exception as problem:  # what was timed before is still to be told
         print(f"PROBLEM {name}: {type(problem).__name__}: {str(problem)[:400]}", flush=True)
         return True

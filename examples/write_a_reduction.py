@@ -14,8 +14,8 @@ from cutlass import Float32, const_expr
 
 from tkq import tile as tk
 from tkq import utils
+from tkq.reduction.geometry import cluster
 from tkq.reduction_base import ReductionBase
-from tkq.reduction_plan import cluster
 from tkq.testing import sass, timing
 
 

@@ -6,9 +6,9 @@ import torch
 from cutlass import Float32
 
 import tkq
+from tkq.gemm.dense.plan import recipe
+from tkq.gemm.dense.spec import GemmSpec
 from tkq.gemm.epilogue import Epilogue, name_of
-from tkq.gemm.plan import recipe
-from tkq.gemm.spec import GemmSpec
 from tkq.testing import sass, timing
 
 

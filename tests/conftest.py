@@ -6,8 +6,9 @@ come from an earlier run, and only those are compiled whose sources have changed
     python -m pytest tests/gpu -n 16 --kernel-cache kernels.tar.xz
 
 The file is unpacked before the run, where there is one, and made anew behind it; how many kernels each test file asked
-for is printed. Where the GPU is the dearer machine, `python -m tests.kernel_cache refresh kernels.tar.xz` compiles what
-has changed since ahead of the next run, without a GPU. `tests/kernel_cache.py` says more.
+for is printed. Where the GPU is the dearer machine,
+`python -m tests.helpers.process.kernel_cache refresh kernels.tar.xz` compiles what has changed since ahead of the next
+run, without a GPU. `tests/helpers/process/kernel_cache.py` says more.
 """
 import os
 import pathlib
@@ -15,7 +16,7 @@ import re
 
 import pytest
 
-from tests import kernel_cache
+from tests.helpers.process import kernel_cache
 
 # Of several workers each has its share of the cores, before torch is imported: threads of PyTorch's operations wait for
 # each other without giving up the core that the other worker's need.

@@ -19,33 +19,32 @@ _PUBLIC = {
     "cross_entropy": "tkq.losses.ops",
     "cross_entropy_and_gradient": "tkq.losses.ops",
     "flash_attn": "tkq.attention.ops",
-    "fp8_gemm": "tkq.gemm.fp8_ops",
+    "fp8_gemm": "tkq.gemm.fp8.ops",
     "flash_attn_varlen": "tkq.attention.varlen_ops",
     "geglu": "tkq.pointwise.gated_ops",
-    "gemm": "tkq.gemm.ops",
-    "grouped_gemm": "tkq.gemm.grouped_ops",
+    "gemm": "tkq.gemm.dense.ops",
+    "grouped_gemm": "tkq.gemm.grouped.ops",
     "layernorm": "tkq.norms.ops",
     "layernorm_quant": "tkq.norms.quant_ops",
     "linear_cross_entropy": "tkq.losses.linear_ops",
     "log_softmax": "tkq.softmax.ops",
-    "prefetch": "tkq.prefetching",
+    "prefetch": "tkq.warmup.prefetch",
     "quantize_fp8": "tkq.quantize.ops",
     "rmsnorm": "tkq.norms.ops",
     "rmsnorm_quant": "tkq.norms.quant_ops",
     "rope": "tkq.pointwise.rope_ops",
-    "rope_cos_sin": "tkq.pointwise.tables",
+    "rope_cos_sin": "tkq.pointwise.rope_tables",
     "rope_qk": "tkq.pointwise.rope_ops",
     "softmax": "tkq.softmax.ops",
     "swiglu": "tkq.pointwise.gated_ops",
-    "tune": "tkq.tuning",
-    "Exchange": "tkq.rows.monoid",
-    "Monoid": "tkq.rows.monoid",
+    "tune": "tkq.warmup.tune",
+    "Exchange": "tkq.rows.persistent.monoid",
+    "Monoid": "tkq.rows.persistent.monoid",
     "ReductionBase": "tkq.reduction_base",
-    "RowKernel": "tkq.row_kernel",
+    "RowKernel": "tkq.rows.persistent.kernel",
 }
 _MODULES = ("attention", "integrations", "models", "nn", "norms", "pointwise", "reduction_base", "reference",
-            "reference_norms", "reference_pointwise", "row_kernel", "rows", "runtime", "testing", "tile", "utils",
-            "viz")
+            "row_kernel", "rows", "runtime", "testing", "tile", "utils", "viz")
 
 __all__ = [*_PUBLIC, "__version__"]
 
@@ -66,7 +65,7 @@ def __dir__():
 
 class _Package(_ModuleType):
     """tkq, where ``tkq.gemm`` stays the function when the package of that name is imported: Python then sets it here.
-    What is in the package is had by ``from tkq.gemm import plan`` (not ``import tkq.gemm.plan as``)."""
+    What is in the package is had by ``from tkq.gemm.dense import plan`` (not ``import tkq.gemm.dense.plan as``)."""
 
     def __setattr__(self, name, value):
         if not (name in _PUBLIC and isinstance(value, _ModuleType)):

@@ -18,17 +18,17 @@ def main(argv=None) -> int:
     commands.add_parser("bench", help="the benchmarks of a source checkout", add_help=False)
     commands.add_parser("compile", help="fill the disk cache, or make a bundle; needs no GPU", add_help=False)
     if argv[:1] == ["demo"]:  # takes its own arguments
-        from . import demo
+        from .cli import demo
 
         return demo.main(argv[1:])
     if argv[:1] == ["bench"]:
         return _bench(argv[1:])
     if argv[:1] == ["compile"]:
-        from .runtime import fill
+        from .warmup import precompile
 
-        return fill.main(fill.parsed(argv[1:]))
+        return precompile.main(precompile.parsed(argv[1:]))
     parser.parse_args(argv)
-    from .runtime import doctor
+    from .cli import doctor
 
     return doctor.main()
 

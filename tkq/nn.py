@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from . import names as _names
 from .norms.ops import layernorm, rmsnorm
-from .runtime import arguments, check
+from .runtime import arguments
+from .runtime.call import check
 
 __all__ = ["GEGLU", "CrossEntropyLoss", "Fp8Linear", "LayerNorm", "LayerNormQuant", "Linear",  # noqa: F822
            "LinearCrossEntropyLoss", "LogSoftmax", "RMSNorm", "RMSNormQuant", "RotaryEmbedding", "Softmax", "SwiGLU"]
@@ -312,7 +313,7 @@ class RotaryEmbedding(nn.Module):
         self._make(self.cos.device)
 
     def _make(self, device):
-        from .pointwise.tables import rope_cos_sin
+        from .pointwise.rope_tables import rope_cos_sin
 
         for name, table in zip(("cos", "sin"), rope_cos_sin(self.max_seqlen, self.dim, self.base, device=device)):
             self.register_buffer(name, table, persistent=False)
@@ -344,7 +345,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., in_features). Returns (..., out_features)."""
-        from .gemm.ops import gemm  # with the first call: not everyone who wants a norm wants it
+        from .gemm.dense.ops import gemm  # with the first call: not everyone who wants a norm wants it
 
         check.tensor("input", input)
         x = _with_lines(input)

@@ -11,8 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
-from . import reduction_plan as geometry
 from . import tile as tk
+from .reduction import geometry
 
 
 class ReductionBase:
@@ -42,7 +42,7 @@ class ReductionBase:
         return geometry.num_threads(self.N)
 
     def _set_cluster_n(self) -> None:
-        """One block to a row. Who can share rows overrides it: self.cluster_n = reduction_plan.cluster(N, width)."""
+        """One block to a row. Who can share rows overrides it: self.cluster_n = geometry.cluster(N, width)."""
         self.cluster_n = 1
 
     # ---- geometry -------------------------------------------------------------------------------
@@ -110,14 +110,14 @@ class ReductionBase:
 
     @classmethod
     def recipe(cls, *args, **options):
-        """What has to be compiled to call this class on `args`; see `tkq.reduction_launch.recipe`."""
-        from .reduction_launch import recipe
+        """What has to be compiled to call this class on `args`; see `tkq.reduction.launch.recipe`."""
+        from .reduction.launch import recipe
 
         return recipe(cls, args, options)
 
     @classmethod
     def launch(cls, *args, **options):
-        """Compile (once, cached on disk) and call on torch tensors; see `tkq.reduction_launch.launch`."""
-        from .reduction_launch import launch
+        """Compile (once, cached on disk) and call on torch tensors; see `tkq.reduction.launch.launch`."""
+        from .reduction.launch import launch
 
         return launch(cls, args, options)

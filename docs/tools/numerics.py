@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bench.ops import is_rival, shown
+from bench.core.ops import is_rival, shown
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "h100"
 HEAD = ("operation (bf16)", "shapes", "tkq", "baselines, max of each", "tkq / best baseline")

@@ -1,8 +1,8 @@
 """docs/support.md: what each operation takes, asked of the specs and plans themselves.
 
 A type, a size or an option stands in a table because the spec was made of it and the plan found a configuration; what
-a spec refuses is left out. Tests compare the page with this (tests/cpu/test_docs.py), and its types with what calls on
-CPU tensors take.
+a spec refuses is left out. Tests compare the page with this (tests/cpu/docs/test_docs.py), and its types with what
+calls on CPU tensors take.
 """
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import itertools
 import textwrap
 from collections.abc import Callable, Iterable
 
-from tests.every_op import FUNCTIONS
-from tests.launch_table import numbers
-from tkq.attention import backward_plan, backward_spec
-from tkq.attention import plan as attention_plan
-from tkq.attention.spec import HEAD_DIMS, AttentionSpec
-from tkq.gemm import fp8_spec, grouped_spec, narrow_config
-from tkq.gemm import plan as gemm_plan
-from tkq.gemm.epilogue import ACTIVATIONS, GATED, Epilogue
-from tkq.gemm.spec import GemmSpec
+from tests.helpers.ops.every_op import FUNCTIONS
+from tests.helpers.ops.launch_table import numbers
+from tkq.attention.backward import plan
+from tkq.attention.backward import spec as backward_spec
+from tkq.attention.forward import plan as attention_plan
+from tkq.attention.forward.spec import HEAD_DIMS, AttentionSpec
+from tkq.gemm.dense import plan as gemm_plan
+from tkq.gemm.dense import small_m_config
+from tkq.gemm.dense.spec import GemmSpec
+from tkq.gemm.epilogue.spec import ACTIVATIONS, GATED, Epilogue
+from tkq.gemm.fp8 import spec as fp8_spec
+from tkq.gemm.grouped import spec as grouped_spec
 from tkq.losses.spec import MAX_V, CrossEntropySpec
 from tkq.norms import plan as norm_plan
 from tkq.norms.spec import MAX_N, NormSpec
@@ -149,7 +152,7 @@ def _planned(a, b):
         spec = AttentionSpec(head_dim=a, head_dim_v=b)
         for length, causal in itertools.product(LENGTHS, (False, True)):
             attention_plan.plan(AttentionSpec(head_dim=a, head_dim_v=b, causal=causal), length)
-        return spec, backward_plan.plan(backward_spec.BackwardSpec(width=backward_spec.width(a, b)))
+        return spec, plan.plan(backward_spec.BackwardSpec(width=backward_spec.width(a, b)))
     return takes(both)
 
 
@@ -218,7 +221,7 @@ def _gemm_tile(m, n, k):
     spec = GemmSpec()
     recipe, _ = gemm_plan.launch(spec, m, n, k, PROCESSORS)
     config = recipe.args[1]
-    if isinstance(config, narrow_config.NarrowConfig):
+    if isinstance(config, small_m_config.NarrowConfig):
         return "small-M kernel"
     shared = f", clusters of {config.cluster}" if config.cluster > 1 else ""
     return f"tiles of {config.m} x {config.n}, {config.stages} stages{shared}"

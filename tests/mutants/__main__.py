@@ -25,7 +25,7 @@ BASELINE_SECONDS = 240
 # What Python or the DSL says of a fault that no longer compiles: a test that fails of that has seen no wrong result.
 BROKEN = re.compile(r"^(E\s+)?(\w+\.)*(DSL\w*Error|NameError|AttributeError|TypeError|SyntaxError|IndentationError|"
                     r"ImportError|ModuleNotFoundError)\b", re.MULTILINE)
-PRESSED = re.compile(r"tests/gpu/test_naps\.py::test_under_pressure\[(\w+)-(\w+)\]")
+PRESSED = re.compile(r"tests/gpu/testing/test_naps\.py::test_under_pressure\[(\w+)-(\w+)\]")
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short")
 
 
@@ -33,7 +33,7 @@ def command(tests: tuple) -> list[str]:
     """What runs them: pytest; or, of one test under pressure, the program that it starts, which saves a process."""
     direct = PRESSED.fullmatch(tests[0]) if len(tests) == 1 else None
     if direct:
-        return [sys.executable, "-m", "tests.pressed", *direct.groups()]
+        return [sys.executable, "-m", "tests.helpers.sanitizer.pressed", *direct.groups()]
     return [*PYTEST, *(word for test in tests for word in shlex.split(test))]
 
 

@@ -10,7 +10,7 @@ FOLDER = "tkq/attention/"
 
 MUTANTS = (
     *family(
-        "attention", FOLDER + "consumer.py",
+        "attention", FOLDER + "forward/consumer.py",
         # A block of its own loads Q behind K, and TMA brings both in that order: of two, each brings half of K.
         ("no_wait_for_k_of_a_task", """
             s.k_pipe.wait(c.k)
@@ -73,7 +73,7 @@ MUTANTS = (
         ("o_not_divided", "tk.mul_row(c.o, c.o, c.last_norm)", "tk.mul_row(c.o, c.o, c.norm)", BRIDGE),
         ("lse_of_other_rows", "return first, first + rows * pack", "return first, first + rows * pack - 1", NAPS)),
     *family(
-        "attention", FOLDER + "producer.py",
+        "attention", FOLDER + "forward/producer.py",
         ("no_wait_for_a_free_stage", """
             sem = pipe.acquire(ring)
             tk.load_async(dst[ring.stage], src, (*of, block, 0), sem)
@@ -87,13 +87,13 @@ MUTANTS = (
         ("other_block_of_v", "self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)",
          "self.load(s.v, v, s.v_pipe, v_ring, v_of, end - 1 - j)", NAPS)),
     *family(
-        "attention", FOLDER + "softmax.py",
+        "attention", FOLDER + "forward/softmax.py",
         ("lse_of_the_next_task", "c.last_max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
          "c.max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2",
-         ("tests/gpu/test_attention.py::test_each_task_has_its_own_largest_scores[False-True]",)),
+         ("tests/gpu/attention/test_attention.py::test_each_task_has_its_own_largest_scores[False-True]",)),
         ("norm_not_corrected", "tk.mul(c.norm, c.norm, c.correct)", "tk.copy(c.norm, c.norm)", NAPS)),
     *family(
-        "attention", FOLDER + "ranges.py",
+        "attention", FOLDER + "common/mask.py",
         ("mask_off_by_one", "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start",
          "return first, None if e.right is None else own + e.right + 2 - start, e.rows_k - start", NAPS),
         ("keys_past_the_end", "return first, None if e.right is None else own + e.right + 1 - start, e.rows_k - start",
@@ -103,7 +103,7 @@ MUTANTS = (
         ("left_off_by_one", "first = None if e.left is None else own - e.left - start",
          "first = None if e.left is None else own - e.left + 1 - start", WINDOW)),
     *family(
-        "window", FOLDER + "halves_consumer.py",
+        "window", FOLDER + "forward/window.py",
         ("no_wait_for_k", """
             s.k_pipe.wait(c.k)
             c.turns.take()
@@ -135,7 +135,7 @@ MUTANTS = (
         ("other_half_of_k", "tk.mm_ABt(c.half, q, k, b_part=KEYS[seen][0] // HALF)",
          "tk.mm_ABt(c.half, q, k, b_part=1 - KEYS[seen][0] // HALF)", WINDOW)),
     *family(
-        "packed", FOLDER + "tasks.py",
+        "packed", FOLDER + "forward/tile_scheduler.py",
         ("a_sequence_too_far", "lane = cute.arch.popc(cute.arch.vote_ballot_sync(self.state[UPTO] <= unit))",
          "lane = cute.arch.popc(cute.arch.vote_ballot_sync(self.state[UPTO] < unit))", PACKED)),
 )

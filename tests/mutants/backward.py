@@ -13,7 +13,7 @@ LATE_LOADS, LATE_ROLES, WIDE_LOADS, WIDE_ROLES, ORDER_LOADS, ORDER_READS, FIRSTS
 FOLDER = "tkq/attention/"
 # Before the producer loads over dO it has waited for that tile's Q, which is given back later than dO by the same
 # warps: a dO that is given back too early does not show, in whatever time. With dO first, as right as Q first, it does.
-DO_FIRST = (FOLDER + "backward_base.py", """
+DO_FIRST = (FOLDER + "backward/kernel.py", """
     head, sem = self.query_head(g, t, h), s.q_pipe.acquire(ring)
     tk.load_async(s.q[ring.stage], q, (t.batch_q, head, m, 0), sem)
     self.load_stats(g, s, self.tile_number(g, t, head, m), ring.stage, sem)
@@ -28,7 +28,7 @@ DO_FIRST = (FOLDER + "backward_base.py", """
     ring.advance()
  """)
 # Likewise K, which is given back behind the product that V's was for.
-V_FIRST = (FOLDER + "backward_dq.py", """
+V_FIRST = (FOLDER + "backward/dq_kernel.py", """
     tk.load_async(s.k[k_ring.stage], k, (at.batch_k, kv_head, n, 0), s.k_pipe.acquire(k_ring))
     k_ring.advance()
     tk.load_async(s.v[v_ring.stage], v, (at.batch_k, kv_head, n, 0), s.v_pipe.acquire(v_ring))
@@ -41,7 +41,7 @@ V_FIRST = (FOLDER + "backward_dq.py", """
  """)
 # TMA brings what a warp loads in the order of the loads, though it need not: with K and V before Q and dO, which is
 # right likewise, a missing wait for Q shows.
-Q_LAST = (FOLDER + "backward_dq.py", """
+Q_LAST = (FOLDER + "backward/dq_kernel.py", """
     tk.expect_bytes(s.q_full, 4 * self.q_tile.bytes)
     for wg in cutlass.range_constexpr(2):
         tk.load_async(s.q[wg], q, (at.batch_q, at.head, 2 * at.number + wg, 0), s.q_full)
@@ -68,7 +68,7 @@ Q_LAST = (FOLDER + "backward_dq.py", """
 
 MUTANTS = (
     *family(
-        "backward", FOLDER + "backward.py",
+        "backward", FOLDER + "backward/dkv.py",
         ("no_wait_for_q", """
             def whole_step(self, g, s, t, c, m, masked: Constexpr[bool]):
                 s.q_pipe.wait(c.ring)
@@ -163,7 +163,7 @@ MUTANTS = (
             if const_expr(self.config.late):
          """, "if const_expr(self.config.late):", LATE)),
     *family(
-        "backward", FOLDER + "backward_base.py",
+        "backward", FOLDER + "backward/kernel.py",
         ("k_loaded_over_k_that_is_read", """
             tk.wait(s.kv_empty[0], kv.phase ^ 1)
             self.load_keys(g, s, t, 0)
@@ -180,7 +180,7 @@ MUTANTS = (
          "g.stats.iterator.toint() + number * self.stats_bytes, self.stats_bytes, sem.ptr.toint())",
          "g.stats.iterator.toint() + (number // 2) * self.stats_bytes, self.stats_bytes, sem.ptr.toint())", WHOLE)),
     *family(
-        "backward", FOLDER + "backward_add.py",
+        "backward", FOLDER + "backward/dq_atomic.py",
         ("dq_no_wait_for_ds", """
             s.ds_pipe.wait(ring)
             self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m))
@@ -205,7 +205,7 @@ MUTANTS = (
             mine = cute.make_tensor(dq.tensor.iterator, cute.make_layout((4, quads)))
          """, FIRST)),
     *family(
-        "backward", FOLDER + "backward_background.py",
+        "backward", FOLDER + "backward/helper_warps.py",
         ("dq_read_before_all_was_added",
          "await_count(counters.added, head, 4 * self.blocks(at.rows_k))", "", LATE),
         ("dq_added_before_it_is_zero",
@@ -214,7 +214,7 @@ MUTANTS = (
         ("dq_signed_off_too_often", "await_count(counters.added, head, 4 * self.blocks(at.rows_k))",
          "await_count(counters.added, head, 3 * self.blocks(at.rows_k))", LATE)),
     *family(
-        "backward", FOLDER + "backward_first.py",
+        "backward", FOLDER + "backward/dq_first_store.py",
         ("dq_announced_before_it_left", """
             if first:
                 tk.store_wait(read=False)
@@ -224,7 +224,7 @@ MUTANTS = (
                 await_count(words_of(g), number, THERE)
          """, "", FIRSTS)),
     *family(
-        "backward", FOLDER + "backward_chain.py",
+        "backward", FOLDER + "backward/dq_serial.py",
         ("dq_told_before_it_is_there", """
             tk.store_wait(but * rows * cols, read=False)
             cute.arch.sync_warp()
@@ -232,7 +232,7 @@ MUTANTS = (
         ("dq_out_of_turn", "self.await_turn(g, t, c, m, at)", "put(c.ready, Int32(1))", CHAIN),
         ("dq_sums_not_awaited", "tk.wait(s.dq_full[warp], c.sums.phase)", "cute.arch.sync_warp()", CHAIN)),
     *family(
-        "backward", FOLDER + "backward_dq.py",
+        "backward", FOLDER + "backward/dq_kernel.py",
         ("order_dq_not_scaled", "tk.mul(c.dq, c.dq, g.scale)", "", ORDER),
         ("order_no_wait_for_k", "s.k_pipe.wait(c.k)", "", ORDER),
         ("order_no_wait_for_v", "s.v_pipe.wait(c.v)", "", ORDER),
@@ -252,7 +252,7 @@ MUTANTS = (
             tk.mma_wait(0)
          """, ORDER_READS)),
     *family(
-        "backward", FOLDER + "backward_wide.py",
+        "backward", FOLDER + "backward/dkv_hdim256.py",
         ("wide_p_written_over_what_is_read", """
             s.p_pipe.acquire_empty(c.p_ring)
             self.hand_over(c.slope, s.p, c.p_ring, False)
@@ -282,7 +282,7 @@ MUTANTS = (
             s.p_pipe.release(c.p_ring)
             self.hand_over(c.slope, s.p, c.p_ring, True)
             s.q_pipe.wait(c.ring)
-         """, WIDE_ROLES, ((FOLDER + "backward_wide.py", """
+         """, WIDE_ROLES, ((FOLDER + "backward/dkv_hdim256.py", """
             s.p_pipe.release(c.p_ring)  # not before dP is there: values may then write over V
             c.p_ring.advance()
           """, "c.p_ring.advance()"),)),
@@ -300,12 +300,12 @@ MUTANTS = (
             c.ring.advance()
          """, WIDE_ROLES)),
     *family(
-        "backward", FOLDER + "backward_seamless.py",
+        "backward", FOLDER + "backward/fuse_preprocess.py",
         ("keys_freed_after_the_first_tile",
          "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == last)",
          "self.add_dq(g, s, dq, ring, self.tile_number(g, t, self.query_head(g, t, h), m), i == 0)", SEAMLESS)),
     *family(
-        "backward", FOLDER + "backward_split.py",
+        "backward", FOLDER + "backward/gqa_split.py",
         ("sums_of_parts_not_awaited", """
             await_count(handed.counts, at, head)
             for i in cutlass.range_constexpr(len(tiles)):
@@ -315,7 +315,7 @@ MUTANTS = (
                 _add(tiles[i], sums, i, warp)
          """, GROUPED)),
     *family(
-        "backward", FOLDER + "backward_math.py",
+        "backward", FOLDER + "backward/math.py",
         ("mask_off_by_one", "e = e if end is None else cutlass.select_(col < end, e, Float32(0.0))",
          "e = e if end is None else cutlass.select_(col <= end, e, Float32(0.0))",
          ORDER),
@@ -325,16 +325,16 @@ MUTANTS = (
          "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp + delta), slope, dp, delta)",
          "tk.apply_narrow(ds, lambda slope, dp, delta: slope * (dp - delta), slope, dp, delta)", WIDE)),
     *family(
-        "backward", FOLDER + "backward_pairs.py",
+        "backward", FOLDER + "backward/math.py",
         ("pairs_delta_of_the_wrong_sign",
          "tk.apply_narrow(c.ds, lambda dp, delta: dp + delta, c.dp, self.stats(s, c.ring, 1))",
          "tk.apply_narrow(c.ds, lambda dp, delta: dp - delta, c.dp, self.stats(s, c.ring, 1))", WHOLE)),
     *family(
-        "backward", FOLDER + "backward_pre.py",
+        "backward", FOLDER + "backward/preprocess.py",
         ("statistics_of_a_shifted_row", "of_row = rows.lse[batch, head, row0 + i]",
          "of_row = rows.lse[batch, head, row0 + (i ^ 1)]", WHOLE)),
     *family(
-        "backward", FOLDER + "query_ranges.py",
+        "backward", FOLDER + "common/query_mask.py",
         ("last_tile_of_queries_left_out",
          "tiles, last_key = ceil_div(e.rows_q, e.tile), least(first_key + e.block, e.rows_k)",
          "tiles, last_key = e.rows_q // e.tile, least(first_key + e.block, e.rows_k)", WHOLE)),

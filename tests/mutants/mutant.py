@@ -79,8 +79,8 @@ def _dedented(lines):
 
 
 def pressed(*cases: str) -> tuple:
-    """Of tests/gpu/test_naps.py: "naps-gemm", say."""
-    return tuple(f"tests/gpu/test_naps.py::test_under_pressure[{case}]" for case in cases)
+    """Of tests/gpu/testing/test_naps.py: "naps-gemm", say."""
+    return tuple(f"tests/gpu/testing/test_naps.py::test_under_pressure[{case}]" for case in cases)
 
 
 def family(prefix: str, file: str, *of: tuple) -> tuple:

@@ -4,12 +4,12 @@ from .mutant import family, pressed
 NAPS, LONG, SPREAD, CLUSTER, PACED, FEW, FP8, PROMOTED, BLOCKS, FP8_FEW, GROUPED = (pressed(x) for x in (
     "naps-gemm", "reads-gemm_long", "reads-gemm", "naps-gemm_cluster", "naps-gemm_paced", "naps-gemm_few_rows",
     "naps-fp8", "naps-fp8_promoted", "naps-fp8_blocks", "naps-fp8_few_rows", "naps-grouped"))
-SPLITS = ("tests/gpu/test_gemm_few_rows.py::test_every_split[narrow64x128_split8]",)
+SPLITS = ("tests/gpu/gemm/test_gemm_few_rows.py::test_every_split[narrow64x128_split8]",)
 FOLDER = "tkq/gemm/"
 
 MUTANTS = (
     *family(
-        "gemm", FOLDER + "dense.py",
+        "gemm", FOLDER + "dense/kernel.py",
         ("no_wait_for_a_stage", """
             s.pipe.wait(u.full)
             product(u.acc, s.a[u.full.stage], s.b[u.full.stage], a_part=wg)
@@ -75,18 +75,18 @@ MUTANTS = (
         ("other_rows_of_a_in_the_cluster", "return Tile(batch, row * self.config.cluster + tk.cluster_rank(), col)",
          "return Tile(batch, row * self.config.cluster + (tk.cluster_rank() ^ 1), col)", pressed("naps-gemm"))),
     *family(
-        "gemm", FOLDER + "epilogue_tile.py",
+        "gemm", FOLDER + "epilogue/registers.py",
         ("bias_of_the_next_column",
          "v.tensor[i, k] = src[cutlass.min(col0 + 64 * k + 2 * tk.lane_id() + i, last)]",
          "v.tensor[i, k] = src[cutlass.min(col0 + 64 * k + 2 * tk.lane_id() + i + 1, last)]",
-         ("tests/gpu/test_gemm_epilogue.py::test_linear_forms_are_exact[None]",))),
+         ("tests/gpu/gemm/test_gemm_epilogue.py::test_linear_forms_are_exact[None]",))),
     *family(
-        "gemm", FOLDER + "pace.py",
+        "gemm", FOLDER + "wave_sync.py",
         ("paced_counter_not_back", "count_up(self.counter(g), Uint32((rounds + 1) * cute.arch.grid_dim()[0] - 1))",
          "count_up(self.counter(g), Uint32((rounds + 2) * cute.arch.grid_dim()[0] - 1))",
-         ("tests/gpu/test_gemm_paced.py::test_rounds[6]",))),
+         ("tests/gpu/gemm/test_gemm_paced.py::test_rounds[6]",))),
     *family(
-        "few", FOLDER + "narrow.py",
+        "few", FOLDER + "dense/small_m_kernel.py",
         ("rows_no_wait_for_a_stage", """
             s.pipe.wait(full)
             for part in cutlass.range_constexpr(self.config.parts):
@@ -108,7 +108,7 @@ MUTANTS = (
         ("rows_bytes_of_one_block_too_few", "tk.expect_bytes(s.sent, x.exchange_bytes)",
          "tk.expect_bytes(s.sent, x.exchange_bytes - 16)", FEW)),
     *family(
-        "fp8", FOLDER + "fp8.py",
+        "fp8", FOLDER + "fp8/kernel.py",
         ("no_wait_for_a_stage", "s.pipe.wait(u.full)", "", FP8),
         ("stage_freed_too_early", """
             tk.mma_wait(x.waves * x.lag)
@@ -131,7 +131,7 @@ MUTANTS = (
         ("scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
          pressed("loads-fp8_blocks"))),
     *family(
-        "fp8", FOLDER + "fp8_spread.py",
+        "fp8", FOLDER + "fp8/overlapped_epilogue.py",
         ("spread_stage_freed_too_early", """
             tk.mma_wait(0)
             self.release(s, u)
@@ -142,7 +142,7 @@ MUTANTS = (
             self.multiply(s, u, self.mma, wg)
          """, pressed("reads-fp8"))),
     *family(
-        "fp8", FOLDER + "fp8_rolling.py",
+        "fp8", FOLDER + "fp8/pipelined_promotion.py",
         ("rolling_stage_freed_too_early", """
             tk.mma_wait(1 if more else 0)
             if p == n - 1:
@@ -153,7 +153,7 @@ MUTANTS = (
             tk.mma_wait(1 if more else 0)
          """, pressed("reads-fp8_blocks"))),
     *family(
-        "fp8", FOLDER + "fp8_narrow.py",
+        "fp8", FOLDER + "fp8/small_m_kernel.py",
         ("few_rows_scale_of_another_row", "tk.load_cols(of_a, g.scale_a, Int32(m), cute.size(g.out, mode=[1]))",
          "tk.load_cols(of_a, g.scale_a, Int32(m) + 1, cute.size(g.out, mode=[1]))", FP8_FEW),
         ("few_rows_scales_not_awaited", "tk.copy_async_arrive(sem)", "cute.arch.mbarrier_arrive(sem.ptr)",
@@ -169,13 +169,13 @@ MUTANTS = (
             self.promote(s, full, acc, part, row)
          """, pressed("reads-fp8_few_rows_blocks"))),
     *family(
-        "grouped", FOLDER + "grouped_masked.py",
+        "grouped", FOLDER + "grouped/k_grouped.py",
         ("masked_end_of_a_group", "if first > 0 or end < STEP:", "if first > 0:",
-         ("tests/gpu/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",)),
+         ("tests/gpu/gemm/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",)),
         ("masked_a_row_of_the_group_before", "if byte + i >= first:", "if byte + i >= first - 1:",
-         ("tests/gpu/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",))),
+         ("tests/gpu/gemm/test_grouped.py::test_float8_groups_along_k_do_not_touch_each_other[row]",))),
     *family(
-        "grouped", FOLDER + "grouped.py",
+        "grouped", FOLDER + "grouped/kernel.py",
         ("group_begins_a_row_early", "begins[group + 1] = end  # the next group writes the same, but for the last",
          "begins[group + 1] = end - 1", GROUPED),
         ("stages_not_let_go", """

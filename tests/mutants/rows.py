@@ -5,19 +5,20 @@ NORM, WARPS, NORM_LOADS, NORM_READS, LONG, QUANTISED, CLUSTER = (pressed(x) for 
     "naps-norm_backward", "naps-norm_backward_warps", "loads-norm_backward", "reads-norm_backward_warps",
     "naps-norm_backward_cluster", "naps-norm_quantised", "naps-norm_cluster"))
 HELD = pressed("naps-rows_held")
-HELD_AROUND, HELD_CLUSTER = (("tests/gpu/test_rows_held.py -k " + k,) for k in ("around", "'two_exchanges and 40000'"))
+HELD_AROUND, HELD_CLUSTER = (("tests/gpu/rows/test_rows_held.py -k " + k,) for k in ("around",
+                                                                                     "'two_exchanges and 40000'"))
 SOFTMAX, LOSS, QUANTIZE, CLAIMED, ROPE, GATED = (pressed(x) for x in (
     "naps-softmax", "naps-cross_entropy", "naps-quantize", "naps-quantize_claimed", "naps-rope", "naps-gated"))
 
 MUTANTS = (
     *family(
-        "rows", "tkq/rows/ring.py",
+        "rows", "tkq/rows/persistent/ring.py",
         ("no_wait_for_a_stage", "tk.wait(self.full[r.stage], r.phase)", "cute.arch.sync_warp()", NORM_LOADS),
         ("loads_into_a_stage_in_use", "tk.wait(self.empty[r.stage], r.phase ^ 1)", "", NORM),
         ("other_bytes_announced", "tk.expect_bytes(self.full[stage], rows * s.limit * width)",
          "tk.expect_bytes(self.full[stage], (rows - 1) * s.limit * width)", NORM)),
     *family(
-        "rows", "tkq/rows/engine.py",
+        "rows", "tkq/rows/persistent/engine.py",
         ("stage_freed_before_it_is_read", "if const_expr(age == self.last_read and not self.plan.direct):",
          "if const_expr(age == self.last_read - 1 and not self.plan.direct):", NORM_READS),
         ("no_wait_for_the_cluster", """
@@ -47,15 +48,15 @@ MUTANTS = (
                 self._write(c, views, row, True, r)
          """, HELD_AROUND)),
     *family(
-        "rows", "tkq/rows/share.py",
+        "rows", "tkq/rows/persistent/partition.py",
         ("held_blocks_of_the_first_part", "unit, units, rank = block, blocks, cute.arch.block_idx()[1]",
          "unit, units, rank = block, blocks, Int32(0)", HELD_CLUSTER)),
     *family(
-        "rows", "tkq/rows/held.py",
+        "rows", "tkq/rows/persistent/held.py",
         ("held_of_one_row", "row = Int64(cutlass.min(part.row(0), part.share.rows - 1))",
          "row = Int64(cutlass.min(part.share.first, part.share.rows - 1))", HELD_AROUND)),
     *family(
-        "rows", "tkq/rows/exchange.py",
+        "rows", "tkq/rows/persistent/exchange.py",
         ("no_wait_for_the_other_warps", "tk.wait(self.met[r.stage * p.groups + part.group], r.phase)", "", WARPS),
         ("fewer_warps_awaited", "tk.init(self.met[i], 1 if p.cluster > 1 else p.warps_per_row)",
          "tk.init(self.met[i], 1)", WARPS),
@@ -67,7 +68,7 @@ MUTANTS = (
         ("bytes_of_one_warp_too_few", "tk.expect_bytes(sem, 4 * padded_sums(self.monoid.sums) * p.width)",
          "tk.expect_bytes(sem, 4 * padded_sums(self.monoid.sums) * (p.width - 1))", LONG)),
     *family(
-        "rows", "tkq/rows/columns.py",
+        "rows", "tkq/rows/persistent/columns.py",
         ("slabs_read_before_all_flushed",
          "tk.grid_wait(self.counter.iterator.toint(), cute.arch.grid_dim()[0])\n"
          "cute.arch.mbarrier_arrive(self.total.ptr)",
@@ -82,7 +83,7 @@ MUTANTS = (
          """, NORM),
         ("rows_added_twice", "held.append((totals[n], x, u0 + k * rows < units))",
          "held.append((totals[n], x, u0 + k * rows <= units))",
-         ("tests/gpu/test_norm_backward.py::test_mixed_types[fp32-fp32-fp32-rmsnorm]",))),
+         ("tests/gpu/norms/test_norm_backward.py::test_mixed_types[fp32-fp32-fp32-rmsnorm]",))),
     *family(
         "rows", "tkq/tile/grid.py",
         ("grid_waits_for_one_block_less", "_asm([Int64(counter), Uint32(blocks), _last(blocks)],",
@@ -106,10 +107,10 @@ MUTANTS = (
         ("parts_not_brought_together", "totals = [part * exp(other - below) for other, part in pairs]",
          "totals = [part for other, part in pairs]", SOFTMAX)),
     *family(
-        "softmax", "tkq/row_pass.py",
+        "softmax", "tkq/rows/one_pass/kernel.py",
         ("predicate_of_the_last_column", "inside = Uint32(self._first(row.place, j) + i) < self.N",
          "inside = Uint32(self._first(row.place, j) + i) <= self.N",
-         ("tests/gpu/test_softmax.py -k 'rows_that_begin_anywhere and (1024-1026 or 1001-1009) and bf16'",))),
+         ("tests/gpu/losses/test_softmax.py -k 'rows_that_begin_anywhere and (1024-1026 or 1001-1009) and bf16'",))),
     *family(
         "softmax", "tkq/utils.py",
         ("exchange_not_awaited", "cute.arch.mbarrier_wait(mbar_ptr, phase if const_expr(phase is not None) else 0)", "",
@@ -124,20 +125,20 @@ MUTANTS = (
         ("of_the_part_of_a_row", "self.put(mLoss, kept, loss, (top, rest, weights), place, writes, first, mX.shape[0])",
          "self.put(mLoss, kept, loss, (mine, rest, weights), place, writes, first, mX.shape[0])", LOSS)),
     *family(
-        "norm", "tkq/norms/rmsnorm.py",
+        "norm", "tkq/norms/forward/rmsnorm.py",
         ("no_wait_for_the_cluster",
          "hook = tk.cluster_wait if first and self.cluster_n > 1 else None", "hook = None", CLUSTER)),
     *family(
-        "norm", "tkq/norms/row.py",
+        "norm", "tkq/norms/forward/row_norm.py",
         ("statistics_of_the_sum_itself", "self._store_statistics(g, mine, [of_row[-1] for of_row in statistics])",
          "self._store_statistics(g, mine, [of_row[0] for of_row in statistics])",
-         ("tests/gpu/test_norm_stored_sum.py::test_the_statistics[1000-layernorm]",))),
+         ("tests/gpu/norms/test_norm_stored_sum.py::test_the_statistics[1000-layernorm]",))),
     *family(
-        "norm", "tkq/norms/quant_kept_rows.py",
+        "norm", "tkq/norms/forward/fp8_persistent.py",
         ("scale_of_a_part_of_the_row", "return m if inside is True else cutlass.select_(inside, m, Float32(0))",
          "return m * 0.5", QUANTISED)),
     *family(
-        "quantize", "tkq/quantize/claimed.py",
+        "quantize", "tkq/quantize/two_phase.py",
         ("amax_read_before_all_found_theirs", """
                 _wait_for(found, tiles)
             tk.sync_block()
@@ -161,7 +162,7 @@ MUTANTS = (
         ("half_not_cleared", "self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)", "",
          CLAIMED)),
     *family(
-        "quantize", "tkq/quantize/kept.py",
+        "quantize", "tkq/quantize/two_phase_cooperative.py",
         ("kept_amax_read_before_all_found_theirs", "_wait_for(found, tiles)", "", QUANTIZE),
         ("kept_counted_before_all_threads_found", """
             tk.sync_block()
@@ -187,7 +188,7 @@ MUTANTS = (
         "loss", "tkq/losses/backward.py",
         ("backward_of_another_row", "top, rest = kept.rows[2 * place.there], kept.rows[2 * place.there + 1]",
          "top, rest = kept.rows[2 * place.there], kept.rows[2 * (place.there ^ 1) + 1]",
-         ("tests/gpu/test_cross_entropy.py::test_types[plain-1000-fp32]",))),
+         ("tests/gpu/losses/test_cross_entropy.py::test_types[plain-1000-fp32]",))),
     *family(
         "gated", "tkq/pointwise/gated.py",
         ("last_vector_left_out", """

@@ -2,7 +2,7 @@
 from .mutant import family, pressed
 
 GEMM, ATTENTION, BACKWARD = (pressed(x) for x in ("naps-gemm", "naps-attention", "naps-backward_in_background"))
-MAILBOX = ("tests/gpu/test_tile_sync.py::test_mailbox",)  # where nothing else holds the producer back
+MAILBOX = ("tests/gpu/tile/test_tile_sync.py::test_mailbox",)  # where nothing else holds the producer back
 
 MUTANTS = (
     *family(
@@ -20,7 +20,7 @@ MUTANTS = (
         ("empty_after_fewer_warps", "init(self.empty[i], self.consumers * self.cluster)",
          "init(self.empty[i], self.consumers * self.cluster // 2)", GEMM)),
     *family(
-        "backward", "tkq/attention/backward_tasks.py",  # which takes tasks from a mailbox by itself
+        "backward", "tkq/attention/backward/tile_scheduler.py",  # which takes tasks from a mailbox by itself
         ("task_read_before_it_is_named", "tk.wait(s.tasks.full[ring.stage], ring.phase)", "", BACKWARD),
         ("task_not_given_back", "tk.arrive(s.tasks.empty[ring.stage])", "", BACKWARD)),
     *family(

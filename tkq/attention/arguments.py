@@ -4,8 +4,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from tkq.attention.spec import AttentionSpec
-from tkq.runtime import arguments, autocast, check, dtypes
+from tkq.attention.forward.spec import AttentionSpec
+from tkq.runtime import arguments
+from tkq.runtime.call import autocast, check, dtypes
 
 
 class Options(NamedTuple):

@@ -1,8 +1,8 @@
 """The gradients of flash_attn and flash_attn_varlen: what is kept, and the formula, in plain eager mode and traced."""
 import torch
 
-from tkq.attention.backward_ops import attention_backward
-from tkq.attention.backward_varlen_ops import attention_varlen_backward
+from tkq.attention.backward.ops import attention_backward
+from tkq.attention.backward.varlen_ops import attention_varlen_backward
 
 INPUTS = 4  # q, k, v, sinks: those that may have a gradient
 

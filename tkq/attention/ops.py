@@ -21,12 +21,14 @@ from tkq.attention.arguments import (
     refuse_limits,
     refuse_out_of_range,
 )
-from tkq.attention.halves_plan import builder_of, halves_plan
-from tkq.attention.launch import Operands
-from tkq.attention.plan import LONG, SHORT, length_class, pack_of, plan
-from tkq.attention.spec import FAR, AttentionSpec
-from tkq.runtime import Recipe, arch, autocast, check, counters, dtypes, function, new, ops
-from tkq.runtime.again import Again
+from tkq.attention.common.operands import Operands
+from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of, plan
+from tkq.attention.forward.spec import FAR, AttentionSpec
+from tkq.attention.forward.window_plan import builder_of, halves_plan
+from tkq.runtime import Recipe, function
+from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
+from tkq.runtime.call.replay import Again
+from tkq.runtime.device import arch
 
 # (all that the spec and the plan are made of, device, config) -> (kernel, processors, scale): as many as kinds of call
 _launchers: dict = {}
@@ -137,7 +139,7 @@ def forward(q, k, v, sinks, options, return_lse):
         known = _known.get(key)
         if known is not None:
             kernel, numbers, of_o, of_lse = known
-            o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+            o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), None, counter, numbers
             kernel(*arguments)
@@ -153,7 +155,7 @@ def forward(q, k, v, sinks, options, return_lse):
         pitch = heads * head_dim_v
         of_o = (batch, rows, heads, head_dim_v), (rows * pitch, pitch, head_dim_v, 1), q.dtype
         of_lse = (batch, heads, rows), (heads * rows, rows, 1), torch.float32
-        o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+        o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
         sizes = rows, heads, head_dim, keys, kv_heads, head_dim_v
         kernel, numbers = _launch((q, k, v, o, lse, sinks), sizes, options, index)
         _known.add(key, (kernel, numbers, of_o, of_lse))

@@ -24,12 +24,12 @@ from tkq.attention.arguments import (
     refuse_limits,
     refuse_out_of_range,
 )
-from tkq.attention.launch import Operands
+from tkq.attention.common.operands import Operands
+from tkq.attention.forward.plan import LONG, SHORT, length_class, pack_of
+from tkq.attention.forward.spec import FAR, AttentionSpec
 from tkq.attention.ops import launcher_of, nothing_seen
-from tkq.attention.plan import LONG, SHORT, length_class, pack_of
-from tkq.attention.spec import FAR, AttentionSpec
-from tkq.runtime import autocast, check, counters, dtypes, new, ops
-from tkq.runtime.again import Again
+from tkq.runtime.call import alloc, autocast, check, counters, dtypes, ops
+from tkq.runtime.call.replay import Again
 
 _launchers: dict = {}  # as ops._launchers
 _known = ops.Known()  # as ops._known, where all rows are in use
@@ -147,7 +147,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
         known = _known.get(key) if used_q is None else None
         if known is not None:
             kernel, numbers, of_o, of_lse = known
-            o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+            o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
             counter = counters.counter(index)
             arguments = (q, k, v, o, lse, sinks), (cu_q, cu_k, None, used_k), counter, numbers
             kernel(*arguments)
@@ -166,7 +166,7 @@ def forward(q, k, v, sinks, lengths, options, return_lse):
         of_o = (total, heads, head_dim_v), (heads * head_dim_v, head_dim_v, 1), q.dtype
         of_lse = (heads, total), (total, 1), torch.float32
         if used_q is None:
-            o, lse = new.empty(index, *of_o), new.empty(index, *of_lse) if return_lse else None
+            o, lse = alloc.empty(index, *of_o), alloc.empty(index, *of_lse) if return_lse else None
         else:  # rows that are not in use are nobody's task
             _check(q, k, v, sinks, lengths, options)
             _check_layouts(q, k, v, sinks, lengths)

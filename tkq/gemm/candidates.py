@@ -3,12 +3,16 @@ import itertools
 from contextlib import suppress
 from dataclasses import replace
 
-from . import fp8_narrow_plan, fp8_plan, grouped_spec, narrow_plan, plan
-from .config import Config
-from .fp8_config import Fp8Config
-from .fp8_narrow_config import NarrowFp8Config
-from .narrow_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
-from .paced_config import PacedConfig, PacedFp8Config
+from .dense import plan
+from .dense import small_m_plan as narrow_plan
+from .dense.config import Config
+from .dense.small_m_config import SLOT_BYTES, WIDTHS, NarrowConfig, takes
+from .dense.wave_sync_config import PacedConfig
+from .fp8 import plan as fp8_plan
+from .fp8 import small_m_plan
+from .fp8.config import Fp8Config, PacedFp8Config
+from .fp8.small_m_config import NarrowFp8Config
+from .grouped import spec as grouped_spec
 
 CLASSES = {"gemm": {"Config": Config, "NarrowConfig": NarrowConfig, "PacedConfig": PacedConfig},
            "fp8_gemm": {x.__name__: x for x in (Fp8Config, NarrowFp8Config, PacedFp8Config)},
@@ -56,7 +60,7 @@ def of_fp8_gemm(spec, M: int, N: int, K: int, processors: int) -> list:
     table = (*(fp8_plan.SMALL if M <= 64 else ()), *fp8_plan.table(spec))
     tiles = _worth([x for x in table if fp8_plan.of_use(x, M, N)],
                    lambda x: fp8_plan.cycles(x, M, N, K, processors, spec.promote))
-    few = M <= narrow_plan.MOST_ROWS or fp8_narrow_plan.tiles(M, N, 128) <= processors
+    few = M <= narrow_plan.MOST_ROWS or small_m_plan.tiles(M, N, 128) <= processors
     found = [planned, *(_narrow(spec, M, NarrowFp8Config(pdl=True)) if few else ())]
     tiles = [fp8_plan.with_epilogue(tile, spec) for tile in tiles]
     found += [replace(tile, group=group) for tile in tiles for group in GROUPS]

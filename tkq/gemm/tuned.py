@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..runtime import arch, tuned
+from ..runtime.compile import tuned
+from ..runtime.device import arch
 
 
 class Tunable(NamedTuple):

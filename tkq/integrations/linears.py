@@ -5,13 +5,13 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from .. import gemm
-from ..gemm.backward import padded, ready
-from ..gemm.ops import multiply
+from ..gemm.dense.backward import padded, ready
+from ..gemm.dense.ops import multiply
 from ..nn import Linear, _with_lines
 from ..quantize.linear import Fp8Linear
 from ..quantize.linear import together as quantised_together
-from ..runtime import ops
-from ..runtime.check import under_autocast
+from ..runtime.call import ops
+from ..runtime.call.check import under_autocast
 
 
 def together(x: Tensor, *layers: nn.Module) -> list[Tensor]:

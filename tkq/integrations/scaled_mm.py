@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..gemm.fp8_ops import Names, fp8_gemm, refusal
-from ..gemm.fp8_spec import FP8, GROUP, OUT
-from ..runtime import check, dtypes
+from ..gemm.fp8.ops import Names, fp8_gemm, refusal
+from ..gemm.fp8.spec import FP8, GROUP, OUT
+from ..runtime.call import check, dtypes
 
 _NAMES = Names("scaled_mm", "mat_a", "mat_b")
 _ALONG_K = ((), *((a, b) for a in (1, -1) for b in (0, -2)))  # of mat_a and mat_b

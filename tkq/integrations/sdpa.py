@@ -29,7 +29,7 @@ import warnings
 
 import torch
 
-from ..runtime import forks
+from ..runtime.system import forks
 from . import sdpa_kernels
 from .sdpa_kernels import Call, why_not
 

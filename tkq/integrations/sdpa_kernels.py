@@ -9,10 +9,13 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ..attention import backward_ops, backward_varlen_ops, ops, varlen_ops
+from ..attention import ops, varlen_ops
 from ..attention.arguments import Lengths, Options
-from ..attention.launch import Gradients, Operands
-from ..runtime import arch, check
+from ..attention.backward import ops as backward_ops
+from ..attention.backward import varlen_ops as backward_varlen_ops
+from ..attention.common.operands import Gradients, Operands
+from ..runtime.call import check
+from ..runtime.device import arch
 
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_COLUMNS = 256

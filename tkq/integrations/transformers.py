@@ -31,7 +31,7 @@ except ImportError as problem:
                       ) from problem
 from torch import nn
 
-from ..runtime import check
+from ..runtime.call import check
 from . import transformers_modules as modules
 from .transformers_attention import attention_forward, make_mask, unmasked_forward
 

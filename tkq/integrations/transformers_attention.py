@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from .. import flash_attn, flash_attn_varlen
-from ..runtime.check import under_autocast
+from ..runtime.call.check import under_autocast
 from . import transformers_packed as packed_rows
 
 DTYPES = (torch.bfloat16, torch.float16)

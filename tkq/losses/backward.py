@@ -8,9 +8,9 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int64
 
 from .. import tile as tk
-from ..row_pass import RowPass
+from ..rows.one_pass.kernel import RowPass
 from ..softmax.online import exp
-from .rows import ClassRows, Kept, Options
+from .class_rows import ClassRows, Kept, Options
 
 
 class ElementPass(RowPass):

@@ -2,13 +2,13 @@
 from cutlass import Float32, Int64
 
 from .. import tile as tk
-from ..runtime import fake
+from ..runtime.compile import fake
 from .backward import CrossEntropyBackward, Scale
 from .forward import CrossEntropy
-from .once import CrossEntropyOnce, CrossEntropyWalkOnce
 from .plan import WalkConfig
-from .total import Total
-from .walk import CrossEntropyWalk
+from .reduce import Total
+from .single_launch import CrossEntropyOnce, CrossEntropyWalkOnce
+from .streaming import CrossEntropyWalk
 
 
 def build(spec, config):

@@ -2,9 +2,10 @@
 import torch
 from torch import Tensor
 
-from .. import row_plan
-from ..reference_losses import Terms
-from ..runtime import arguments, check
+from ..reference.losses import Terms
+from ..rows.one_pass import plan
+from ..runtime import arguments
+from ..runtime.call import check
 from .spec import MAX_V, TARGETS
 
 _NUMBERS = arguments.checker("cross_entropy", "ignore_index", "reduction", "label_smoothing", "z_loss")
@@ -13,7 +14,7 @@ _SOFTCAP = arguments.checker("cross_entropy", "softcap")
 
 def check_call(logits: Tensor, target: Tensor, terms: Terms) -> None:
     """Everything that ``tkq.cross_entropy`` promises to refuse."""
-    check.dtype("logits", logits, tuple(row_plan.WIDTH))
+    check.dtype("logits", logits, tuple(plan.WIDTH))
     if logits.dim() == 0 or logits.shape[-1] < 1:
         raise ValueError(f"logits: got shape {tuple(logits.shape)}, allowed are (..., V) with V of 1 and more")
     check.last_dim_contiguous("logits", logits)
@@ -33,7 +34,7 @@ def check_classes(V: int, rows: tuple, target: Tensor, terms: Terms, names: tupl
                         "supported")
     check.shape("target", target, tuple(rows))
     if terms.weight is not None:
-        check.dtype(of_weights, terms.weight, tuple(row_plan.WIDTH))
+        check.dtype(of_weights, terms.weight, tuple(plan.WIDTH))
         check.shape(of_weights, terms.weight, (V,))
         check.last_dim_contiguous(of_weights, terms.weight)
     check_numbers(terms)

@@ -8,12 +8,12 @@ from cutlass import Constexpr, Float32, Int64, const_expr
 from cutlass.cute.nvgpu import CacheEvictionPriority, CopyG2ROp
 
 from .. import tile as tk
-from ..row_pass import Row
+from ..rows.one_pass.kernel import Row
 from ..softmax.online import OnlineRow, exp, finite, log, reciprocal
+from .class_rows import ClassRows, Kept, Options, Slope
 from .plan import TotalConfig
-from .rows import ClassRows, Kept, Options, Slope
+from .reduce import Total
 from .spec import TotalSpec
-from .total import Total
 
 
 class CrossEntropy(ClassRows, OnlineRow):

@@ -4,13 +4,15 @@ import math
 import torch
 from torch import Tensor
 
-from .. import reduction_plan as geometry
-from .. import row_plan, runtime
-from ..reference_losses import Terms
-from ..runtime import arch, counters, dtypes, new
-from ..runtime.again import Again
-from ..runtime.chooser import Shapes, added
-from ..runtime.debug import enabled
+from .. import runtime
+from ..reduction import geometry
+from ..reference.losses import Terms
+from ..rows.one_pass import plan as row_plan
+from ..runtime.call import alloc, counters, dtypes
+from ..runtime.call.debug import enabled
+from ..runtime.call.dispatch import Shapes, added
+from ..runtime.call.replay import Again
+from ..runtime.device import arch
 from .checks import check_call, check_targets
 from .plan import ONCE_ROWS, TotalConfig, once, plan, scale
 from .spec import MAX_ROWS, CrossEntropySpec, ScaleSpec, TotalSpec
@@ -35,12 +37,12 @@ def forward(logits: Tensor, target: Tensor, terms: tuple, keep: bool = True) -> 
         run = _known[reduction, smoothing != 0, softcap != 0, keep or not (each or one), one]
         if M <= MAX_ROWS and 0 <= smoothing <= 1 and not enabled():
             index = logits.get_device()
-            make, saved, room = new.maker(index), None, None
+            make, saved, room = alloc.maker(index), None, None
             if each:
                 lines = tuple(target.shape)
                 if keep:
                     saved = make((2 * M + 2,), (1,), torch.float32)
-                loss = make(lines, (1,) if len(lines) == 1 else new.strides(lines), torch.float32)
+                loss = make(lines, (1,) if len(lines) == 1 else alloc.strides(lines), torch.float32)
             else:
                 if keep or not one:
                     saved = make((3 * M + 2,), (1,), torch.float32)
@@ -94,7 +96,7 @@ def backward(logits: Tensor, target: Tensor, dloss: Tensor, saved: Tensor, terms
         run = _known[index, "backward", dtype, N, target.dtype, weight is not None and weight.dtype, reduction,
                      smoothing != 0, softcap != 0, True, False]
         if M and logits.is_contiguous():
-            to = logits if inplace else new.empty(index, (M, N), (N, 1), dtype)
+            to = logits if inplace else alloc.empty(index, (M, N), (N, 1), dtype)
             run(logits, target, weight, dloss, saved, None, to, ignore_index, smoothing, z_loss, softcap)
             return to
     except Exception:

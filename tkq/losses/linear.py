@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..gemm.ops import run as gemm
-from ..reference_losses import Terms
+from ..gemm.dense.ops import run as gemm
+from ..reference.losses import Terms
 from . import launch
 from .plan import chunk_rows, padded
 

@@ -4,9 +4,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .. import reference_losses as reference
-from ..reference_losses import Terms
-from ..runtime import arguments, autocast, check, debug, ops
+from ..reference import losses as reference
+from ..reference.losses import Terms
+from ..runtime import arguments
+from ..runtime.call import autocast, check, debug, ops
 from . import launch, linear
 from .checks import check_classes, check_targets
 from .linear import Layer, Outcome
@@ -55,7 +56,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, *, class_wei
     Under torch.autocast x and weight are cast.
 
     Source: the chunks are Liger-Kernel's idea (Hsu et al., 2024). CPU tensors take
-    ``tkq.reference_losses.linear_cross_entropy``.
+    ``tkq.reference.losses.linear_cross_entropy``.
 
     Example::
 

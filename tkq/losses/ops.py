@@ -4,9 +4,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .. import reference_losses as reference
-from ..reference_losses import Terms
-from ..runtime import arguments, check, debug, ops
+from ..reference import losses as reference
+from ..reference.losses import Terms
+from ..runtime import arguments
+from ..runtime.call import check, debug, ops
 from . import launch
 from .checks import check_call, check_targets
 
@@ -36,7 +37,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         target: (...), int32 or int64: classes, or ignore_index. A row with any other number, however far from the
             classes, has the loss NaN, and a gradient of NaN; nothing outside the row is read or written for it. With
             class weights it makes the mean NaN for all rows, as its own weight is not known. Inside
-            ``tkq.runtime.debug.checks()`` it is an IndexError (which waits for the GPU).
+            ``tkq.runtime.call.debug.checks()`` it is an IndexError (which waits for the GPU).
         weight: (V,), contiguous, bf16, fp16 or fp32. Not differentiable.
         ignore_index: rows with this target have the loss 0, the gradient 0 and no part in the mean. Any 64-bit integer,
             also a class.
@@ -65,7 +66,7 @@ def cross_entropy(logits: Tensor, target: Tensor, *, weight: Optional[Tensor] = 
         IndexError: see target.
         RuntimeError: a GPU other than Hopper; inplace_backward with a leaf that requires a gradient, or a view of one.
 
-    CPU tensors take ``tkq.reference_losses.cross_entropy``.
+    CPU tensors take ``tkq.reference.losses.cross_entropy``.
 
     Example::
 

@@ -1,9 +1,9 @@
-"""Which threads, blocks and memory path a loss takes. Pure: no torch, no DSL; bench/tune_row_passes.py times it."""
+"""Which threads, blocks and memory path a loss takes. Pure: no torch, no DSL; bench/tune/one_pass_rows.py times it."""
 from dataclasses import dataclass, replace
 
-from .. import reduction_plan as geometry
-from .. import row_plan
-from ..row_plan import RowConfig
+from ..reduction import geometry
+from ..rows.one_pass import plan as row_plan
+from ..rows.one_pass.plan import RowConfig
 from ..softmax import plan as softmax
 from .spec import CrossEntropySpec, ScaleSpec
 

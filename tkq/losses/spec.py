@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
-from ..row_plan import WIDTH, check_vector
+from ..rows.one_pass.plan import WIDTH, check_vector
 
 MAX_V = 1 << 19  # columns of a forward: 16 blocks of 512 threads hold a row of them; a backward takes any number
 MAX_ROWS = 1 << 28

@@ -4,8 +4,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..runtime import arguments, check
-from .heads_plan import MAX_D
+from ..runtime import arguments
+from ..runtime.call import check
+from .backward.per_head_plan import MAX_D
 from .spec import MAX_N
 
 _KINDS = "rmsnorm", "layernorm", "rmsnorm_quant", "layernorm_quant"

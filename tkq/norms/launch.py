@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..runtime import arch, check, clusters, dtypes, new
-from ..runtime.again import Again
-from ..runtime.chooser import Ended, Shapes, added
-from . import checks, kept_plan, quant_kept_plan
-from .long_config import LongConfig
-from .long_plan import plan
-from .plan import waits_together
+from ..runtime.call import alloc, check, dtypes
+from ..runtime.call.alignment import vector
+from ..runtime.call.dispatch import Ended, Shapes, added
+from ..runtime.call.replay import Again
+from ..runtime.device import arch, clusters
+from . import checks, fp8_persistent_plan, persistent_plan
+from .config import waits_together
+from .long_rows_config import LongConfig
+from .long_rows_plan import plan
 from .spec import GROUP, NormSpec
 
 _END = check.FLOAT32_END
@@ -59,14 +61,14 @@ def total_dtype(x: Tensor, residual: Optional[Tensor], residual_dtype: Optional[
 def recipe(spec: NormSpec, config=None):
     """The recipe of a spec, with its planned config or another one."""
     config = config or plan(spec)
-    several = "several" if waits_together(spec, config) else "build"
-    return runtime.Recipe(f"tkq.norms.{'quant_long' if isinstance(config, LongConfig) else several}:build",
+    several = "layernorm_multi_row" if waits_together(spec, config) else "build"
+    return runtime.Recipe(f"tkq.norms.forward.{'fp8_long_rows' if isinstance(config, LongConfig) else several}:build",
                           (spec, config))
 
 
 def compiled(spec: NormSpec, device):
     """What runs a spec on a device, called as `build` has the arguments."""
-    for way in (kept_plan, quant_kept_plan):
+    for way in (persistent_plan, fp8_persistent_plan):
         kept = way.planned(spec)
         if kept is not None:
             units = kept.resident * clusters.resident(device, kept.cluster, kept.block)
@@ -85,8 +87,8 @@ def plain(kind: str, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]
     try:
         if y is None:
             shape = tuple(x.shape)
-            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
-            y = new.empty(x.get_device(), shape, stride, x.dtype)
+            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else alloc.strides(shape)
+            y = alloc.empty(x.get_device(), shape, stride, x.dtype)
         if 0.0 <= eps < _END:  # a NaN is not
             _known[kind](x, weight, bias, y, eps)
             return y
@@ -102,8 +104,8 @@ def norm(call: tuple, x: Tensor, weight: Optional[Tensor], bias: Optional[Tensor
     y = h = rstd = mean = scales = None
     try:
         if 0.0 <= eps < _END:
-            shape, make = tuple(x.shape), new.maker(x.get_device())
-            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
+            shape, make = tuple(x.shape), alloc.maker(x.get_device())
+            stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else alloc.strides(shape)
             y = make(shape, stride, out or x.dtype)
             if total is not None:
                 h = make(shape, stride, total)
@@ -145,7 +147,7 @@ def _heads(x, residual, weight):
         return "weight"
     if x.dim() < 3 or (x.is_contiguous() and (residual is None or residual.is_contiguous())):
         return None
-    one, two = (all(t is None or new.one_stride(t, kept) is not None for t in (x, residual)) for kept in (1, 2))
+    one, two = (all(t is None or alloc.one_stride(t, kept) is not None for t in (x, residual)) for kept in (1, 2))
     return "rows" if two and not one else None
 
 
@@ -158,15 +160,15 @@ def _rows(x, residual, weight):
 
 
 def _folded(t, kept):
-    found = new.folded(t, kept)
+    found = alloc.folded(t, kept)
     return t.reshape(-1, *t.shape[t.dim() - kept:]) if found is None else found
 
 
 def allocate(call: tuple, x: Tensor) -> Results:
     """New tensors for what a call asks for."""
     _, _, _, out, total, stats, scale = call
-    shape, make = tuple(x.shape), new.maker(x.get_device())
-    stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else new.strides(shape)
+    shape, make = tuple(x.shape), alloc.maker(x.get_device())
+    stride = (shape[1], 1) if len(shape) == 2 else x.stride() if x.is_contiguous() else alloc.strides(shape)
     y, h = make(shape, stride, out or x.dtype), None if total is None else make(shape, stride, total)
     if stats or scale is not None:
         return y, h, *_of_rows(call, make, shape)
@@ -193,7 +195,7 @@ def _arguments(call, rows, weight, bias, results):
     if y.dim() != 2:
         N = x.shape[-1]
         M = y.numel() // N
-        y, total = new.rows(y, M, N), None if total is None else new.rows(total, M, N)
+        y, total = alloc.rows(y, M, N), None if total is None else alloc.rows(total, M, N)
     return x, weight, bias, y, residual, total, rstd, mean, scale, call.eps, call.offset or None
 
 
@@ -257,21 +259,6 @@ def _spec(call, heads, arguments, width):
     out = None if y.dtype == x.dtype else dtypes.name_of(y.dtype)
     return NormSpec(call.kind, x.shape[-1], x_, weight, bias, width, residual, total, out, call.scale,
                     bool(call.offset), call.stats, heads)
-
-
-def vector(streams, vectors=()) -> int:
-    """Elements of one access: as many as 16 bytes of the widest stream, N, the strides of rows and every base address
-    allow."""
-    vector = 16 // max(t.element_size() for t in streams)
-    while not (all(_fits(t, vector) for t in streams) and all(
-            t is None or t.data_ptr() % min(16, vector * t.element_size()) == 0 for t in vectors)):
-        vector //= 2
-    return vector
-
-
-def _fits(t, vector):
-    return not (t.data_ptr() % (vector * t.element_size()) or t.shape[-1] % vector
-                or any(s % vector for s in t.stride()[:-1]))
 
 
 def _parts(arguments):

@@ -4,10 +4,11 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .. import reference_norms
-from ..runtime import arguments, check, ops
-from ..runtime.again import Again
-from . import checks, gradients, launch
+from ..reference import norms
+from ..runtime import arguments
+from ..runtime.call import check, ops
+from ..runtime.call.replay import Again
+from . import autograd, checks, launch
 from .launch import Call, recipe
 
 __all__ = ["layernorm", "recipe", "rmsnorm"]
@@ -180,14 +181,14 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
     checks.EPS[call.kind](call.eps)
     if call.stats:
         checks.gradient_of_heads(call.kind, x, weight)
-    y, h, rstd, mean = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
+    y, h, rstd, mean = norms.norm(call.kind, x, weight, bias, residual, eps=call.eps,
                                             weight_offset=call.offset)
     y, total = (None if dtype is None else t.contiguous().to(dtype, copy=True)
                 for t, dtype in ((y, call.out or x.dtype), (h, call.total)))
     if not call.stats:
         return y, total, None, None, None
     if residual is not None and total is not None:  # the backward pass reads the sum as it is kept
-        rstd, mean = reference_norms.statistics(call.kind, total, call.eps)
+        rstd, mean = norms.statistics(call.kind, total, call.eps)
     return y, total, rstd, mean, None
 
 
@@ -197,7 +198,7 @@ def _forward(call: tuple, x, weight, bias, residual) -> launch.Results:
 def _recorded(ctx, x, weight, bias, residual, how):
     call, prenorm = how
     y, h, rstd, mean, _ = (launch.again if x.is_cuda else _forward)(call, x, weight, bias, residual)
-    gradients.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
+    autograd.remember_quickly(ctx, call, (x, weight, bias, residual), h, (rstd, mean))
     if not prenorm and residual is None:
         return y
     total = x if h is None else h  # unasked for too: it is kept in x's place, for which `ops.once` wants a result
@@ -211,14 +212,14 @@ def _recorded_plain(ctx, x, weight, bias, how):
     kind, eps = how
     call = kind, eps, 0.0, None, None, True, None
     y, _, rstd, mean, _ = launch.again(call, x, weight, bias, None)
-    gradients.remember_quickly(ctx, call, (x, weight, bias, None), None, (rstd, mean))
+    autograd.remember_quickly(ctx, call, (x, weight, bias, None), None, (rstd, mean))
     return y
 
 
 def _recorded_backward(ctx, dy, dtotal=None):
     """Of both. In `_recorded_plain` `how` stands where the residual does: it never needs a gradient."""
     needs = ctx.needs_input_grad
-    return (*gradients.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
+    return (*autograd.gradients(ctx, needs[:4], dy, dtotal), *[None] * (len(needs) - 4))
 
 
 _Recorded = ops.eager_function("Norm", forward=_recorded, backward=_recorded_backward, of="rmsnorm, layernorm")
@@ -261,13 +262,13 @@ def _op(kind):
             raise ValueError(f"tkq::{kind}: a gradient is recorded, which needs save=True, and with a residual the sum "
                              "(total_dtype)")
         _, h, rstd, mean = output
-        gradients.remember(ctx, kind, offset, x, weight, bias, residual, h, rstd, mean)
+        autograd.remember(ctx, kind, offset, x, weight, bias, residual, h, rstd, mean)
         ctx.mark_non_differentiable(rstd, mean, *([h] if total is None else []))
         ctx.set_materialize_grads(False)
 
     def formula(ctx, dy, dtotal, *_):
         needs = ctx.needs_input_grad
-        dx, dweight, dbias, dresidual = gradients.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
+        dx, dweight, dbias, dresidual = autograd.gradients(ctx, (*needs[:3], needs[4]), dy, dtotal)
         return dx, dweight, dbias, None, dresidual, None, None, None, None
 
     return ops.torch_op(kind, cuda=run, cpu=run, fake=fake, setup=setup, backward=formula)

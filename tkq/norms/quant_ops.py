@@ -4,9 +4,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .. import reference_norms
-from ..runtime import arguments, check, ops
-from ..runtime.again import Again
+from ..reference import norms
+from ..runtime import arguments
+from ..runtime.call import check, ops
+from ..runtime.call.replay import Again
 from . import checks, launch
 from .launch import Call
 from .spec import GROUP
@@ -139,8 +140,8 @@ def _on_cpu(call: tuple, x, weight, bias, residual) -> launch.Results:
     call = Call(*call)
     checks.norm(f"{call.kind}_quant", x, weight, bias, residual)
     checks.EPS[f"{call.kind}_quant"](call.eps)
-    y, h, _, _ = reference_norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
-    q, found = reference_norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
+    y, h, _, _ = norms.norm(call.kind, x, weight, bias, residual, eps=call.eps, weight_offset=call.offset)
+    q, found = norms.quantise(y.reshape(-1, x.shape[-1]), call.scale)
     scale = _scales(call.scale, found.shape[0], x).copy_(found)
     return q.view(x.shape), None if call.total is None else h.contiguous().to(call.total, copy=True), None, None, scale
 

@@ -2,12 +2,11 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from .. import reduction_plan as geometry
+from ..dtypes import LARGEST, WIDTH
+from ..reduction import geometry
 
 KINDS = ("rmsnorm", "layernorm")
-WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}
 OUT_WIDTH = {**WIDTH, "e4m3": 8, "e5m2": 8}
-LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}  # of the types that are scaled
 SCALES = ("row", "block")
 HEADS = ("rows", "weight")
 GROUP = 128  # columns that share a block scale

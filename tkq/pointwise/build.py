@@ -2,7 +2,7 @@
 from cutlass import Float32, Int32
 
 from .. import tile as tk
-from ..runtime import fake
+from ..runtime.compile import fake
 from . import plan
 from .gated import Gated
 from .rope import Rope

@@ -7,7 +7,8 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from .. import tile as tk
-from . import access, plan
+from ..tile import vectors as access
+from . import plan
 from .activations import VALUE, VALUE_AND_SLOPE
 
 

@@ -4,11 +4,13 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .. import reference_pointwise as reference
 from .. import runtime
-from ..runtime import arch, arguments, check, dtypes, new, ops
-from ..runtime.again import Again
-from ..runtime.chooser import Shapes, added
+from ..reference import pointwise as reference
+from ..runtime import arguments
+from ..runtime.call import alloc, check, dtypes, ops
+from ..runtime.call.dispatch import Shapes, added
+from ..runtime.call.replay import Again
+from ..runtime.device import arch
 from .plan import MAX_UNITS, plan_gated
 from .spec import GatedSpec, widest_gated
 
@@ -131,7 +133,7 @@ def _plain(gate: Tensor, up: Optional[Tensor], kind: str, packing: str) -> Tenso
         known, shape = _known[kind, packing], tuple(gate.shape)
         if packing != "apart":
             shape = *shape[:-1], shape[-1] // 2
-        out = new.contiguous(gate.get_device(), shape, gate.dtype)
+        out = alloc.contiguous(gate.get_device(), shape, gate.dtype)
         known(gate, up, None, out, None)
         _again.add((gate, up, kind, packing), known, (gate, up, None, out, None), out)
         return out
@@ -165,12 +167,12 @@ def _empty_result(gate, packing):
     if packing == "apart":
         return _empty(gate)
     *lines, N = gate.shape
-    return new.contiguous(gate.get_device(), (*lines, N // 2), gate.dtype)
+    return alloc.contiguous(gate.get_device(), (*lines, N // 2), gate.dtype)
 
 
 def _empty(x):
     """A contiguous tensor like x."""
-    return new.like(x, x.get_device(), x.dtype)
+    return alloc.like(x, x.get_device(), x.dtype)
 
 
 def _gradients_on_gpu(dy: Tensor, gate: Tensor, up: Optional[Tensor], kind: str, packing: str, need_gate: bool,

@@ -7,8 +7,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 
 from .. import tile as tk
+from ..tile import vectors
 from ..utils import domain_offset_i64
-from . import access, plan
+from . import plan
 
 
 class Given(NamedTuple):
@@ -151,7 +152,7 @@ class Rope:
         known = const_expr(plan.rows_are_known(self.spec))
         valid = (row >= 0) & (row < g.mCos.shape[0])
         at = Int32(row) if const_expr(known) else Int32(cutlass.select_(valid, row, type(row)(0)))
-        cos, sin = (access.wide(access.load(access.run_at(m, (at, chunk * n), n))) for m in (g.mCos, g.mSin))
+        cos, sin = (vectors.wide(vectors.load(vectors.run_at(m, (at, chunk * n), n))) for m in (g.mCos, g.mSin))
         if const_expr(not known):
             cos = [cutlass.select_(valid, c, Float32(float("nan"))) for c in cos]
         return cos, [g.sign * s for s in sin]
@@ -168,23 +169,23 @@ class Rope:
 
     def _load(self, heads, j, gap):
         head = cutlass.min(heads.first + j * heads.pitch, heads.count - 1)
-        return [access.load(run, self.past_l1) for run in self._runs(heads.source, heads.source_step, head, gap)]
+        return [vectors.load(run, self.past_l1) for run in self._runs(heads.source, heads.source_step, head, gap)]
 
     def _turn(self, held, cos, sin, turns):
         """The results of what `_load` gave, as it lies in memory."""
-        values = [access.wide(part) for part in held]
+        values = [vectors.wide(part) for part in held]
         a, b = values if self.columns.two else (values[0][::2], values[0][1::2])
         turned = [(x * c - y * s, y * c + x * s) for x, y, c, s in zip(a, b, cos, sin, strict=True)]
         if turns is not True:
             turned = [(cutlass.select_(turns, new_x, x), cutlass.select_(turns, new_y, y))
                       for (new_x, new_y), x, y in zip(turned, a, b, strict=True)]
         if self.columns.two:
-            return [access.packed(part, self.dtype) for part in zip(*turned, strict=True)]
-        return [access.packed([x for pair in turned for x in pair], self.dtype)]
+            return [vectors.packed(part, self.dtype) for part in zip(*turned, strict=True)]
+        return [vectors.packed([x for pair in turned for x in pair], self.dtype)]
 
     def _store(self, heads, head, gap, results):
         for result, run in zip(results, self._runs(heads.result, heads.result_step, head, gap), strict=True):
-            access.store(result, run, once=True)
+            vectors.store(result, run, once=True)
 
 
 def _either(condition, a, b):

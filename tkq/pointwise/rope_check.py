@@ -3,7 +3,8 @@ from typing import NamedTuple, Optional
 
 from torch import Tensor
 
-from ..runtime import arguments, check
+from ..runtime import arguments
+from ..runtime.call import check
 from .spec import INDEX, MAX_ROTARY_DIM
 
 _TABLES = "cos", "sin", "position_ids", "cu_seqlens"

@@ -3,9 +3,10 @@ import math
 from typing import NamedTuple
 
 from .. import runtime
-from ..runtime import arch, dtypes, new
-from ..runtime.again import Again
-from ..runtime.chooser import Shapes, added
+from ..runtime.call import alloc, dtypes
+from ..runtime.call.dispatch import Shapes, added
+from ..runtime.call.replay import Again
+from ..runtime.device import arch
 from .plan import MAX_UNITS, RopeConfig, columns, plan_rope
 from .rope_check import Turn, check_call
 from .spec import RopeSpec
@@ -31,7 +32,7 @@ def launch_simple(turn, x, x2=None, in_place=False):
         known = _known[interleaved, most if most < 8 else 8]
         if (0 <= offset <= rows - length and 2 * batch * length * most * width <= MAX_UNITS
                 and offsets is ids is starts is None):
-            make, pitch, dtype, out2 = new.maker(x.get_device()), heads * width, x.dtype, None
+            make, pitch, dtype, out2 = alloc.maker(x.get_device()), heads * width, x.dtype, None
             if not in_place:
                 out = make(shape, (length * pitch, pitch, width, 1), dtype)
             elif width == 2 * half and x.is_contiguous():

@@ -4,8 +4,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .. import reference_pointwise as reference
-from ..runtime import check, new, ops
+from ..reference import pointwise as reference
+from ..runtime.call import alloc, check, ops
 from .rope_check import Turn, check_call, check_longest, offsets, options
 from .rope_launch import again, launch, launch_simple
 
@@ -162,7 +162,7 @@ def _turn(op, cos, sin, interleaved, seqlen_offsets, position_ids, cu_seqlens, m
 
 def _empty(x):
     """A contiguous tensor like x."""
-    return new.like(x, x.get_device(), x.dtype)
+    return alloc.like(x, x.get_device(), x.dtype)
 
 
 def _again(x, x2, turn):

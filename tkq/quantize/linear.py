@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..gemm.fp8_ops import fp8_gemm
-from ..runtime import check, ops
+from ..gemm.fp8.ops import fp8_gemm
+from ..runtime.call import check, ops
 from .ops import quantize_fp8, quantize_padded
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -5,13 +5,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkq import reference_fp8
 from tkq.norms.spec import MAX_N, NormSpec
-from tkq.quantize.room import room_size
-from tkq.quantize.shipped import TWICE, by_claims, rows_recipe, tiles_recipe, way
+from tkq.quantize.catalog import TWICE, by_claims, rows_recipe, tiles_recipe, way
 from tkq.quantize.spec import BLOCKS, EDGE, GRANULARITIES, VECTOR, TileSpec
-from tkq.runtime import arch, arguments, check, counters, dtypes, function, new, ops
-from tkq.runtime.again import Again
+from tkq.quantize.workspace import room_size
+from tkq.reference import fp8
+from tkq.runtime import arguments, function
+from tkq.runtime.call import alloc, check, counters, dtypes, ops
+from tkq.runtime.call.replay import Again
+from tkq.runtime.device import arch
 
 _again = {False: Again(), True: Again(by_stream=True)}  # True: of calls `by_claims`, whose kernels may take counters
 _tensor = arguments.checker("quantize_fp8", "x")
@@ -56,7 +58,7 @@ def quantize_fp8(x: Tensor, granularity: str = "row", dtype: torch.dtype = torch
 
     One kernel is launched; by rows of more than 262144 elements, without the transpose, three are.
 
-    CPU tensors take ``tkq.reference_fp8.quantize_fp8``.
+    CPU tensors take ``tkq.reference.fp8.quantize_fp8``.
 
     Example::
 
@@ -128,20 +130,20 @@ def _launched(x, granularity, dtype, transpose):
         aligned = x.data_ptr() & 15
         index = x.get_device()
         run, largest, claims = _runs(granularity, x.dtype, m, n, x.stride(), aligned, dtype, transpose, index)
-        q = new.empty(index, (m, n), (n, 1), dtype)
-        scale = new.empty(index, *_scales(granularity, m, n), torch.float32)
+        q = alloc.empty(index, (m, n), (n, 1), dtype)
+        scale = alloc.empty(index, *_scales(granularity, m, n), torch.float32)
         qt = scale_t = amax = room = None
         if largest is None:
             arguments = x, None, None, q, None, None, None, None, scale, 0.0, None
         else:
             if transpose:
-                qt = new.empty(index, (n, m), (m, 1), dtype)
+                qt = alloc.empty(index, (n, m), (m, 1), dtype)
                 if granularity in OWN_SCALES:
-                    scale_t = new.empty(index, *_scales(granularity, n, m), torch.float32)
+                    scale_t = alloc.empty(index, *_scales(granularity, n, m), torch.float32)
             if claims:
                 room = counters.kept(index, room_size(largest))
             elif largest:
-                amax = new.empty(index, (largest,), (1,), torch.int32)
+                amax = alloc.empty(index, (largest,), (1,), torch.int32)
             arguments = x, q, scale, qt, scale_t, room if claims else amax
         run(*arguments)
         found = q, scale, qt, scale_t, amax
@@ -204,11 +206,11 @@ def _cpu(x: Tensor, granularity: str, dtype: torch.dtype,
          transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _check(x, granularity, dtype, transpose)
     block = BLOCKS[granularity]
-    q, found = reference_fp8.quantize_fp8(x, block, dtype)
+    q, found = fp8.quantize_fp8(x, block, dtype)
     scale = _room(granularity, *x.shape, x.device).copy_(found.view(-1) if granularity == "tensor" else found)
     if not transpose:
         return q, scale, x.new_empty(0), x.new_empty(0)
-    qt, found = reference_fp8.quantize_fp8(x.t(), block, dtype)
+    qt, found = fp8.quantize_fp8(x.t(), block, dtype)
     own = granularity in OWN_SCALES
     scale_t = _room(granularity, *reversed(x.shape), x.device).copy_(found) if own else x.new_empty(0)
     return q, scale, qt.contiguous(), scale_t

@@ -1,7 +1,7 @@
 """What a caller of the quantiser asked for: the part that decides which code is compiled. Pure Python."""
 from dataclasses import dataclass
 
-from ..norms.spec import LARGEST
+from ..dtypes import LARGEST
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
 INPUTS = ("bf16", "fp16", "fp32")

@@ -10,11 +10,11 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 from .. import tile as tk
-from ..norms.quant import scale_of
-from ..pointwise import access
+from ..tile import vectors
 from ..tile.bulk import _asm
+from ..tile.float8 import scale_of
 from ..utils import WARP
-from . import maxima
+from . import amax as maxima
 from .spec import EDGE, VECTOR, TileSpec
 
 SIDE = EDGE // VECTOR  # vectors to a row of a tile, and to a column
@@ -83,10 +83,10 @@ class Tiles:
             return
         inverses = self.row_scales(g, al, t, tile, held, row0)
         for i in range(VECTOR):
-            self.store(g.q, [v * inverses[i] for v in access.wide(held[i])], row0 + i, col0)
+            self.store(g.q, [v * inverses[i] for v in vectors.wide(held[i])], row0 + i, col0)
         if spec.transpose:
             inverses = self.column_scales(g, al, t, tile, held, col0, inverses)
-            x = [access.wide(_anew(row)) for row in held]
+            x = [vectors.wide(_anew(row)) for row in held]
             self.transpose(g, al, t, tile, x, inverses)
 
     def tile_of(self, block, t, across):
@@ -151,7 +151,7 @@ class Tiles:
     @cute.jit
     def put_lanes(self, met: cute.Tensor, held: cute.Tensor, t: Int32):
         if t % WARP < SIDE:
-            cute.autovec_copy(held, access.run_at(met, (t % SIDE * VECTOR, t // WARP), VECTOR))
+            cute.autovec_copy(held, vectors.run_at(met, (t % SIDE * VECTOR, t // WARP), VECTOR))
 
     @cute.jit
     def put(self, m: cute.Tensor, coord, value: Float32, mine):
@@ -179,7 +179,7 @@ class Tiles:
         from flying with others; elements by themselves are zeros there."""
         if self.spec.wide:
             row, col = cutlass.min(row, m.shape[0] - 1), cutlass.min(col, m.shape[1] - VECTOR)
-            return access.load(access.run_at(m, (row, col), VECTOR))
+            return vectors.load(vectors.run_at(m, (row, col), VECTOR))
         return self.load_elements(m, row, col)
 
     @cute.jit
@@ -196,13 +196,13 @@ class Tiles:
     def store(self, m: cute.Tensor, values: Constexpr, row, col):
         """m[row, col ..] = values, rounded, inside m."""
         if row < m.shape[0]:
-            self.put_run(m, access.packed(values, self.dtype), row, col, self.spec.wide)
+            self.put_run(m, vectors.packed(values, self.dtype), row, col, self.spec.wide)
 
     @cute.jit
     def put_run(self, m: cute.Tensor, packed: cute.Tensor, row, col, wide: Constexpr[bool]):
         if const_expr(wide):
             if col < m.shape[1]:
-                access.store(packed, access.run_at(m, (row, col), VECTOR))
+                vectors.store(packed, vectors.run_at(m, (row, col), VECTOR))
         else:
             bytes, to = cute.recast_tensor(packed, cutlass.Uint8), cute.recast_tensor(m, cutlass.Uint8)
             for j in cutlass.range_constexpr(VECTOR):
@@ -215,7 +215,7 @@ class Tiles:
         met = al.allocate_tensor(Int64, cute.make_layout((EDGE, SIDE), stride=(SIDE, 1)), byte_alignment=128)
         down, right = t // SIDE, t % SIDE
         for j in cutlass.range_constexpr(VECTOR):
-            packed = access.packed([row[j] * inverses[j] for row in x], self.dtype)
+            packed = vectors.packed([row[j] * inverses[j] for row in x], self.dtype)
             met[right * VECTOR + j, down ^ right] = cute.recast_tensor(packed, Int64)[0]
         cute.arch.sync_threads()
         for i in cutlass.range_constexpr(VECTOR):
@@ -233,7 +233,7 @@ def _inverse(scale):
 
 def _loaded(met, column, warp):
     held = cute.make_rmem_tensor(VECTOR, met.element_type)
-    cute.autovec_copy(access.run_at(met, (column, warp), VECTOR), held)
+    cute.autovec_copy(vectors.run_at(met, (column, warp), VECTOR), held)
     return held
 
 
@@ -266,7 +266,7 @@ def build(spec: TileSpec):
 
 def operands(spec: TileSpec):
     """Fake x, q, scale, qt, scale_t, amax; None for what the spec does not have."""
-    from ..runtime import fake
+    from ..runtime.compile import fake
 
     M, N = fake.sym(), fake.sym()
     unit = VECTOR if spec.wide else 1

@@ -10,19 +10,19 @@ Modules: ``fake`` (tensors to compile on), ``arch`` (the GPU), ``counters`` (for
 import importlib as _importlib
 
 from .. import names as _names
-from .build import cache, compile_recipe, configure, ensure
-from .kernels import function
-from .recipe import Recipe, Shipped
-from .tuned import ignore_tuned
+from .compile.build import cache, compile_recipe, configure, ensure
+from .compile.kernels import function
+from .compile.recipe import Recipe, Shipped
+from .compile.tuned import ignore_tuned
 
 __all__ = ["Recipe", "Shipped", "cache", "compile_recipe", "configure", "ensure", "function",
            "ignore_tuned"]
-_MODULES = ("arch", "counters", "fake")
+_MODULES = {"arch": "device.arch", "counters": "call.counters", "fake": "compile.fake"}
 
 
 def __getattr__(name):
     if name in _MODULES:
-        return _importlib.import_module(f"{__name__}.{name}")
+        return _importlib.import_module(f"{__name__}.{_MODULES[name]}")
     raise _names.unknown(__name__, name, (*__all__, *_MODULES))
 
 

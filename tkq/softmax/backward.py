@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from .. import tile as tk
-from ..row_pass import RowPass
+from ..rows.one_pass.kernel import RowPass
 from ..utils import row_reduce
 from .online import exp
 

@@ -1,7 +1,7 @@
 """From a spec and a config to something that can be compiled: the builder of this package's recipes."""
 from cutlass import Float32
 
-from ..runtime import fake
+from ..runtime.compile import fake
 from .backward import SoftmaxBackward
 from .forward import Softmax
 

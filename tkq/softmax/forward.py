@@ -4,7 +4,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from .. import tile as tk
-from ..row_pass import Row
+from ..rows.one_pass.kernel import Row
 from .online import OnlineRow, exp, finite, log, reciprocal
 
 

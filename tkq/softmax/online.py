@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64
 
 from .. import tile as tk
-from ..row_pass import Row, RowPass
+from ..rows.one_pass.kernel import Row, RowPass
 from ..utils import WARP, collect, lanes_used, pack_f32x2, publish, unpack_f32x2, warp_reduce
 
 INF = Float32.inf

@@ -2,11 +2,14 @@
 import torch
 from torch import Tensor
 
-from .. import reference_losses as reference
-from .. import row_plan, runtime
-from ..runtime import arch, arguments, check, dtypes, new, ops
-from ..runtime.again import Again
-from ..runtime.chooser import Shapes, added
+from .. import runtime
+from ..reference import losses as reference
+from ..rows.one_pass import plan as row_plan
+from ..runtime import arguments
+from ..runtime.call import alloc, check, dtypes, ops
+from ..runtime.call.dispatch import Shapes, added
+from ..runtime.call.replay import Again
+from ..runtime.device import arch
 from .plan import plan
 from .spec import MAX_N, SoftmaxSpec
 
@@ -47,7 +50,7 @@ def softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
 
-    CPU tensors take ``tkq.reference_losses.softmax``.
+    CPU tensors take ``tkq.reference.losses.softmax``.
 
     Example::
 
@@ -81,7 +84,7 @@ def log_softmax(x: Tensor, *, dim: int = -1, scale: float = 1.0) -> Tensor:
         NotImplementedError: N > 262144.
         RuntimeError: a GPU other than Hopper.
 
-    CPU tensors take ``tkq.reference_losses.softmax`` with ``log``.
+    CPU tensors take ``tkq.reference.losses.softmax`` with ``log``.
 
     Example::
 
@@ -132,7 +135,7 @@ def _launch(x: Tensor, scale: float, log: bool) -> Tensor:
     try:
         if x.is_contiguous():
             shape = tuple(x.shape)
-            y = new.empty(x.get_device(), shape, (shape[1], 1) if len(shape) == 2 else x.stride(), x.dtype)
+            y = alloc.empty(x.get_device(), shape, (shape[1], 1) if len(shape) == 2 else x.stride(), x.dtype)
             run = _known[log]
             run(x, y, scale)
             _again.add((x, scale, log), run, (x, y, scale), y)
@@ -150,7 +153,7 @@ def _launch_backward(y: Tensor, dy: Tensor, scale: float, log: bool) -> Tensor:
         M, N = y.shape  # other shapes are not so frequent
         run = _known[log, index, dtype, N]
         if y.is_contiguous() and 0 < M <= _MAX_ROWS:
-            dx = new.empty(index, (M, N), (N, 1), dtype)
+            dx = alloc.empty(index, (M, N), (N, 1), dtype)
             run(y, dy, dx, scale)
             return dx
     except Exception:

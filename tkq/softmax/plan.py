@@ -1,13 +1,14 @@
-"""Which threads, blocks and memory path a softmax takes. Pure: no torch, no DSL; bench/tune_row_passes.py times it."""
-from .. import row_plan
-from ..row_plan import RowConfig
+"""Which threads, blocks and memory path a softmax takes. Pure: no torch, no DSL; bench/tune/one_pass_rows.py times
+it."""
+from ..rows.one_pass import plan as row_plan
+from ..rows.one_pass.plan import RowConfig
 from .spec import SoftmaxSpec
 
 EXCHANGES = 1
 WORDS = {False: 64, True: 36}  # registers of a thread for a row as it lies in memory; backward: for each of its two
 
 # (largest row in bytes, threads to a row, threads, blocks of a cluster[, "shared"]), for 16-byte accesses.
-# Forward: what bench/tune_norms.py found for rmsnorm, which reads, holds and writes rows in the same way; but for the
+# Forward: what bench/tune/norms.py found for rmsnorm, which reads, holds and writes rows in the same way; but for the
 # longest, where rmsnorm's 16 blocks of 256 threads have 3020 GB/s and these 3027. 8192 x 131072: 1415.6 us, 1423.6 with
 # rows in registers.
 _FORWARD = (

@@ -1,7 +1,7 @@
 """What a softmax was asked for. Frozen, of plain values: its repr is the compile key."""
 from dataclasses import dataclass
 
-from ..row_plan import WIDTH, check_vector
+from ..rows.one_pass.plan import WIDTH, check_vector
 
 MAX_N = 1 << 18
 

@@ -6,27 +6,26 @@
     assert_sass(recipe, Expectation(registers=64))  # machine code: no spills, registers, instructions; needs no GPU
     pressure(naps={"consumer": 1000}, poison=True)  # races: delays and spoilt stages in all kernels of the process
 
-Modules: ``rule``, ``sass``, ``expectation``, ``naps``, ``timing``. ``expectation`` and ``sass`` need neither torch nor
-the DSL.
+Modules: ``rule``, ``sass``, ``naps``, ``timing``. ``Expectation`` and ``sass`` need neither torch nor the DSL.
 """
 import importlib as _importlib
 
 from .. import names as _names
+from ..runtime.compile.expectation import Expectation
 
 _PUBLIC = {
     "Errors": "rule",
     "assert_2x": "rule",
     "errors": "rule",
     "pressure": "naps",
-    "Expectation": "expectation",
     "KernelReport": "sass",
     "assert_sass": "sass",
     "expect": "sass",
     "report": "sass",
 }
-_MODULES = ("console", "elf", "expectation", "rule", "sass", "timing")
+_MODULES = ("console", "elf", "rule", "sass", "timing")
 
-__all__ = sorted(_PUBLIC)
+__all__ = sorted((*_PUBLIC, "Expectation"))
 
 
 def __getattr__(name):
@@ -34,8 +33,8 @@ def __getattr__(name):
         return getattr(_importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
     if name in _MODULES:
         return _importlib.import_module(f"{__name__}.{name}")
-    raise _names.unknown(__name__, name, (*_PUBLIC, *_MODULES))
+    raise _names.unknown(__name__, name, (*__all__, *_MODULES))
 
 
 def __dir__():
-    return _names.listed(globals(), (*_PUBLIC, *_MODULES))
+    return _names.listed(globals(), (*__all__, *_MODULES))

@@ -41,8 +41,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tkq.runtime import build
-from tkq.runtime import pressure as setting
+from tkq.runtime.compile import build
+from tkq.runtime.compile import pressure as setting
 
 
 def pressure(naps: Mapping[str, int] | None = None, poison: bool = False, late_stores: bool = False,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tkq.runtime import check
+from tkq.runtime.call import check
 
 BLOCK = 64  # rows, as a warpgroup's tile has
 

@@ -15,11 +15,11 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 
-from ..runtime import build
-from ..runtime.cache import unpacked
-from ..runtime.recipe import Recipe
+from ..runtime.compile import build
+from ..runtime.compile.cache import unpacked
+from ..runtime.compile.expectation import REGISTER_FILE, Expectation
+from ..runtime.compile.recipe import Recipe
 from . import elf
-from .expectation import REGISTER_FILE, Expectation
 
 WARPGROUP = 128  # threads
 _LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P[T\d]+\s+)?"  # address, predicate
@@ -113,7 +113,7 @@ def report(what, instructions: bool = True) -> list[KernelReport]:
 
     Example::
 
-        from tkq import catalog
+        from tkq.warmup import catalog
 
         kernel, = testing.report(catalog.select(["softmax-bf16-n4096"])[0].recipe)
         print(kernel.registers, kernel.smem, kernel.count("LDG.E.128"))
@@ -152,7 +152,7 @@ def expect(kernel: KernelReport, wanted: Expectation = Expectation()) -> list[st
 
     Example::
 
-        from tkq import catalog
+        from tkq.warmup import catalog
 
         kernel, = testing.report(catalog.select(["softmax-bf16-n4096"])[0].recipe)
         wrong = testing.expect(kernel, testing.Expectation(registers=16))
@@ -204,7 +204,7 @@ def assert_sass(what, wanted: Expectation = Expectation()) -> list[KernelReport]
 
     Example::
 
-        from tkq import catalog
+        from tkq.warmup import catalog
 
         shipped = catalog.select(["softmax-bf16-n4096"])[0]
         testing.assert_sass(shipped.recipe, testing.Expectation(registers=64, instructions=("STG.E.128",)))

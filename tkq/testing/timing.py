@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tkq.runtime import driver
+from tkq.runtime.device import driver
 from tkq.testing import timing_between, timing_launches
 from tkq.testing.timing_turns import calls_per_batch, take_turns, turn_order  # noqa: F401  turn_order: for benchmarks
 

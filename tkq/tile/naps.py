@@ -18,7 +18,7 @@ _watch: ContextVar = ContextVar("tkq_watch", default=None)  # likewise, its regi
 
 @contextmanager
 def traced_under(pressure):
-    """What is traced inside has its delays. pressure: a `tkq.runtime.pressure.Pressure`, or None."""
+    """What is traced inside has its delays. pressure: a `tkq.runtime.compile.pressure.Pressure`, or None."""
     token, watch = _of_trace.set(pressure), _watch.set(None)
     try:
         yield

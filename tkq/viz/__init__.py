@@ -11,9 +11,10 @@ Each returns a ``Picture``: in a notebook it draws itself; ``print`` gives it as
 .svg, .txt or, where matplotlib is installed, .png. Nothing is launched; the layouts are those that the kernels are
 compiled with.
 """
+from .describe import pipeline
 from .drawing import Picture
 from .layouts import tv_layout
-from .roles import Pipe, Pipeline, Role, pipeline
+from .pipeline import Pipe, Pipeline, Role
 from .tiles import shared_tile
 
 __all__ = ["Picture", "Pipe", "Pipeline", "Role", "pipeline", "shared_tile", "tv_layout"]

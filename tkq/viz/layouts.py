@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..runtime import build
+from ..runtime.compile import build
 from .grid import LEFT_OUT, Cell, Grid, chosen
 
 

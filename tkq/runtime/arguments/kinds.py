@@ -16,7 +16,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import check, dtypes
+from ..call import check, dtypes
 
 END = check.FLOAT32_END
 _DEVICES = "cuda", "cpu", "meta"

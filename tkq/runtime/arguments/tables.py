@@ -4,7 +4,7 @@ What the tensors of a call have to be together (shapes, devices, strides) is ask
 """
 from __future__ import annotations
 
-from ..dtypes import torch_type
+from ..call.dtypes import torch_type
 from .kinds import DOUBLE_END, Argument
 
 WIDE, HALF, INDEX, FP8 = ("bf16", "fp16", "fp32"), ("bf16", "fp16"), ("int32", "int64"), ("e4m3", "e5m2")

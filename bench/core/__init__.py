@@ -1,0 +1,1 @@
+"""What every file of cases shares: inputs, timing, results, the command line."""

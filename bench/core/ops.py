@@ -1,0 +1,246 @@
+"""The operations that `python -m tkq bench` can time, by their public names, and the files of cases that time them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.core.command import Bench, Job
+
+# timed beside the peers to show what memory allows, or what something costs or brings; no rivals
+ROOFS = ("copy", "add", "copy + add")
+OWN = ("tkq apart", "plain", "32/32", "all keys", "all keys, causal", "as usual", "example")
+LIBRARIES = ("torch", "torch._addmm_activation", "cuBLAS", "cuDNN", "flash SDPA")  # compile nothing
+TUNING = ("QuACK tuned", "torch.compile autotuned")  # choose by timings of their own
+
+
+def is_own(name: str) -> bool:
+    """Is a candidate tkq itself, in another form? Models have their forms behind a comma: "tkq, fp8_block"."""
+    return name in OWN or name.startswith("tkq,")
+
+
+def is_rival(name: str) -> bool:
+    """Is it somebody else's way to compute the same?"""
+    return name not in ROOFS and not is_own(name)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cases of one file: those of some sections, whose operation is one of these (of all, without any).
+
+    what: the variant in tables, after the operation's name.
+    """
+
+    bench: str
+    sections: tuple[str, ...]
+    ops: tuple[str, ...] = ()
+    what: str = ""
+
+    def has(self, section: str, op: str) -> bool:
+        return section in self.sections and (not self.ops or op in self.ops)
+
+
+OPS: dict[str, tuple[Part, ...]] = {
+    "flash_attn": (
+        Part("attention_forward", ("dense",)),
+        Part("attention_forward", ("window",), what="sliding window"),
+        Part("attention_forward", ("gqa",), what="GQA"),
+        Part("attention_forward", ("mha",), what="GQA vs. MHA"),
+        Part("attention_backward", ("backward",), what="backward"),
+        Part("attention_backward", ("deterministic",), what="deterministic backward"),
+        Part("attention_backward_gqa", ("gqa",), what="GQA, backward"),
+    ),
+    "flash_attn_varlen": (
+        Part("attention_forward", ("varlen",)),
+        Part("attention_backward_varlen", ("backward",), what="backward"),
+    ),
+    "gemm": (
+        Part("gemm", ("large",)),
+        Part("gemm", ("rows",), what="b row-major"),
+        Part("gemm", ("epilogue",), what="bias and activation"),
+        Part("gemm", ("few",), what="small M"),
+        Part("gemm", ("batched",), what="batched"),
+    ),
+    "fp8_gemm": (
+        Part("fp8_gemm", ("tensor", "row", "block")),
+        Part("fp8_gemm", ("line",), what="scales 1x128 on both"),
+        Part("fp8_gemm", ("epilogue",), what="bias and activation"),
+        Part("fp8_gemm", ("few",), what="small M"),
+    ),
+    "grouped_gemm": (
+        Part("grouped_gemm", ("bf16", "row", "block")),
+        Part("grouped_gemm", ("gradient", "gradient_row", "gradient_line"), what="K-grouped"),
+    ),
+    "quantize_fp8": (
+        Part("quantize", ("row", "block", "tile", "tensor")),
+        Part("quantize", ("transpose",), what="with transpose"),
+    ),
+    "rmsnorm": (
+        Part("norms", ("forward",), ("rmsnorm",)),
+        Part("norms", ("residual",), what="residual"),
+        Part("norms", ("heads",), ("rmsnorm heads",), "per head"),
+        Part("norms", ("heads",), ("rmsnorm heads backward",), "per head, backward"),
+        Part("norm_backward", ("backward",), ("rmsnorm_backward",), "backward"),
+    ),
+    "layernorm": (
+        Part("norms", ("forward",), ("layernorm",)),
+        Part("norm_backward", ("backward",), ("layernorm_backward",), "backward"),
+    ),
+    "rmsnorm_quant": (
+        Part("norms", ("quant",), ("rmsnorm_quant row", "rmsnorm_quant block", "rmsnorm_quant + residual",
+                                   "rmsnorm_quant + bias row", "rmsnorm_quant + bias block")),
+    ),
+    "layernorm_quant": (
+        Part("norms", ("quant",), ("layernorm_quant row", "layernorm_quant block", "layernorm_quant + bias row",
+                                   "layernorm_quant + bias block")),
+    ),
+    "softmax": (Part("softmax", ("forward",)), Part("softmax", ("backward",), what="backward")),
+    "cross_entropy": (
+        Part("cross_entropy", ("forward", "mean")),
+        Part("cross_entropy", ("backward",), what="backward"),
+    ),
+    "cross_entropy_and_gradient": (Part("cross_entropy", ("both",)),),
+    "linear_cross_entropy": (Part("linear_cross_entropy", ("linear",)),),
+    "rope": (
+        Part("pointwise", ("rope",), ("rope",)),
+        Part("pointwise", ("rope",), ("rope backward",), "backward"),
+    ),
+    "rope_qk": (Part("pointwise", ("rope",), ("rope_qk",)),),
+    "swiglu": (
+        Part("pointwise", ("gated",), ("swiglu",)),
+        Part("pointwise", ("gated",), ("swiglu backward",), "backward"),
+    ),
+    "geglu": (
+        Part("pointwise", ("gated",), ("geglu", "geglu_tanh")),
+        Part("pointwise", ("gated",), ("geglu backward", "geglu_tanh backward"), "backward"),
+    ),
+}
+# files that measure something else by a main of their own: clocks, the docs' kernels, starting, a whole model
+EXTRAS = {"sustained": "sustained", "fp8_sums": "fp8_accumulation_error", "chapters": "chapters",
+          "cold_start": "cold_start", "llama": "llama"}
+WITHOUT = ("sustained",)  # those that take --without: they have peers that compile for long
+
+# --against: by name, the candidates it means
+AGAINST: dict[str, tuple[str, ...]] = {
+    "torch.compile": ("torch.compile", "torch.compile autotuned"),
+    "cudnn": ("cuDNN",),
+    "cublas": ("cuBLAS",),
+    "quack": ("QuACK",),
+    "quack-tuned": ("QuACK tuned",),
+    "fa4": ("FA4", "FA4, deterministic"),
+    "liger": ("Liger", "Liger CuTe"),
+    "deepgemm": ("DeepGEMM",),
+    "fa3": ("FA3",),
+    "torch": ("torch", "torch._addmm_activation", "flash SDPA"),
+}
+USUAL = tuple(name for name in AGAINST if name != "quack-tuned")  # that one compiles 44 kernels
+CUBLAS_IN_TORCH = ("fp8_gemm",)  # where the candidate "torch" is a product of cuBLASLt's
+PACKAGES = {"quack": "quack-kernels", "quack-tuned": "quack-kernels", "fa4": "flash-attn-4", "liger": "liger-kernel",
+            "torch.compile": "triton"}
+MODULES = {"deepgemm": ("deep_gemm", "vllm"), "fa3": ("flash_attn_interface",)}  # that one of them is there says it
+
+
+def bench_of(name: str) -> Bench:
+    """The cases of bench/ops/NAME.py, or of one of `EXTRAS`."""
+    return importlib.import_module(f"bench.{'studies' if name in EXTRAS else 'ops'}.{name}").BENCH
+
+
+def extra_of(name: str):
+    """One of `EXTRAS`: a module with a main."""
+    return importlib.import_module(f"bench.studies.{EXTRAS[name]}")
+
+
+def unknown(what: str, given: Iterable[str], valid: Iterable[str]) -> str | None:
+    """What is wrong with these names, with the valid ones; None if nothing is."""
+    valid = tuple(valid)
+    bad = [name for name in given if name not in valid]
+    if not bad:
+        return None
+    near = difflib.get_close_matches(bad[0], valid, 1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"{what}: unknown {', '.join(bad)}{hint} Valid: {', '.join(valid)}"
+
+
+def absent(against: Iterable[str]) -> dict[str, str]:
+    """Of these peers those that are not installed, with the reason."""
+    found = {}
+    for name in against:
+        if name == "cudnn":
+            import torch
+
+            if not torch.backends.cudnn.is_available():
+                found[name] = "PyTorch has no cuDNN here"
+        elif name in MODULES:
+            if not any(importlib.util.find_spec(module) for module in MODULES[name]):
+                found[name] = f"{MODULES[name][0]} is not installed"
+        elif name in PACKAGES:
+            try:
+                metadata.version(PACKAGES[name])
+            except metadata.PackageNotFoundError:
+                found[name] = f"{PACKAGES[name]} is not installed"
+    return found
+
+
+def meant(name: str, job: Job) -> tuple[str, ...]:
+    """The candidates that a name of `AGAINST` means for a job."""
+    in_torch = name == "cublas" and job.peer_op in CUBLAS_IN_TORCH
+    return AGAINST[name] + (("torch",) if in_torch else ())
+
+
+def beside(job: Job, against: Iterable[str]) -> tuple[str, ...]:
+    """Of a job's peers those that are asked for, and what shows the roof or a cost."""
+    wanted = {peer for name in against for peer in meant(name, job)}
+    return tuple(name for name in job.peer_names if name in wanted or not is_rival(name))
+
+
+# by (op, section) or op: the title of a case whose own name is not the public function's
+NAMES = {("attention_forward", "varlen"): "flash_attn_varlen", "attention_forward": "flash_attn",
+         ("attention_backward", "deterministic"): "flash_attn, deterministic backward",
+         "attention_backward": "flash_attn, backward", "attention_backward_varlen": "flash_attn_varlen, backward",
+         "both": "cross_entropy_and_gradient", "cross_entropy_mean": "cross_entropy, mean"}
+NAMES |= {f"{op}_backward": f"{op}, backward" for op in ("rmsnorm", "layernorm", "softmax", "cross_entropy")}
+# by the first word of an op: the other words as pages and pictures have them
+_FP8 = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales 1x128 and 128x128",
+        "line": "scales 1x128 on both"}
+_ONE = {"tensor": "scales per tensor", "row": "scales per row", "block": "scales 1x128", "tile": "scales 128x128",
+        "transpose": "with transpose"}
+_GROUPED = {"row": _FP8["row"], "block": _FP8["block"], "gradient": "K-grouped, bf16",
+            "gradient_row": f"K-grouped, {_FP8['row']}", "gradient_line": f"K-grouped, {_FP8['line']}"}
+FUNCTIONS = {"quantize": "quantize_fp8"}
+WORDS = {"fp8_gemm": _FP8, "gemm": _FP8, "quantize": _ONE, "rmsnorm_quant": _ONE,
+         "layernorm_quant": _ONE, "grouped_gemm": _GROUPED, "rmsnorm": {"heads": "per head"}}
+
+
+def shown(op: str, section: str) -> str:
+    """The title of a case on pages and in pictures: the public function, then its variants behind commas."""
+    name = NAMES.get((op, section), NAMES.get(op, op))
+    if "," in name or " " not in name:
+        return name
+    function, *words = name.replace(" + ", "+").split()
+    variants = [WORDS.get(function.partition("+")[0], {}).get(word, word) for word in words]
+    function = FUNCTIONS.get(function, "fp8_gemm" if function == "gemm" and set(words) & set(_FP8) else function)
+    return ", ".join((function.replace("+", " + "), *variants))
+
+
+def is_float8(op: str, unit: str) -> bool:
+    """Does a case's operation multiply float8? Of those that are judged by operations."""
+    words = {"fp8_gemm", "tensor", "row", "block", "tile", "line", "gradient_row", "gradient_line"}
+    return unit == "TFLOP/s" and bool(words & set(op.split()))
+
+
+def title(file: str, section: str, op: str) -> str | None:
+    """A case's row in the summary table: the public function and its variant. None for a case outside `OPS`. file: the
+    results file, whose name begins with that of the file of cases."""
+    bench = max((part.bench for parts in OPS.values() for part in parts if file.startswith(part.bench)), key=len,
+                default="")
+    for name, parts in OPS.items():
+        for part in parts:
+            if part.bench == bench and part.has(section, op):
+                return f"{name}, {part.what}" if part.what else name
+    return None

@@ -1,0 +1,1 @@
+"""The cases of each operation: `python -m bench.ops.norms` runs one file."""

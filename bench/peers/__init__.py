@@ -1,0 +1,1 @@
+"""Other libraries' kernels, called as tkq's are."""

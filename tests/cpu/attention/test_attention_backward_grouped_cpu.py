@@ -1,0 +1,159 @@
+"""Query heads that share a K/V head, with background: in which order parts come, and that nobody waits for ever."""
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tkq.attention.backward.gqa_config import GroupedConfig, part_of_turn
+from tkq.attention.backward.plan import _BEHIND, plan
+from tkq.attention.backward.spec import WIDTHS, BackwardSpec
+from tkq.attention.common.query_mask import place
+from tkq.attention.common.tile_order import lead_of
+from tkq.attention.forward.plan import LENGTHS
+
+
+def tasks_of(kv_heads, share, blocks, section, tail, rounds=1):
+    """(part, block), as blocks claim them."""
+    parts = kv_heads * share
+    order = [place(i, blocks, parts, section, True, tail * rounds) for i in range(parts * blocks)]
+    return [(part_of_turn(head, parts, share, section, tail), block) for head, block in order]
+
+
+SIZES = dict(kv_heads=st.integers(1, 7), share=st.integers(1, 4), blocks=st.integers(1, 5), section=st.integers(1, 9),
+             tail=st.integers(1, 12))
+
+
+@given(**SIZES)
+def test_parts_come_one_after_the_other(kv_heads, share, blocks, section, tail):
+    """So a task may wait for the parts before it: they have been claimed."""
+    heads = kv_heads * share
+    order = tasks_of(kv_heads, share, blocks, min(section, heads), tail)
+    assert sorted(order) == [(head, block) for head in range(heads) for block in range(blocks)]
+    begun = {task: i for i, task in enumerate(order)}
+    assert all(begun[head - 1, block] < begun[head, block] for head, block in order if head % share)
+
+
+def test_the_first_parts_of_some_heads_come_before_their_second_ones():
+    order = [part_of_turn(i, 10, 2, 1, 3) for i in range(10)]
+    assert order == [0, 2, 1, 3, 4, 6, 5, 7, 8, 9]
+
+
+class Machine:
+    """Blocks that claim tasks, and beside each a warp that zeroes and finishes tiles, as ``GroupedBackward`` has them.
+    Each is a generator that yields what it waits for."""
+
+    def __init__(self, order, share, of_part, tiles, lead):
+        self.order, self.share, self.of_part, self.tiles, self.lead = order, share, of_part, tiles, lead
+        self.blocks = 1 + max(block for _, block in order)
+        self.parts = 1 + max(part for part, _ in order)
+        self.claimed, self.zeroed, self.finishing, self.finished = 0, 0, 0, 0
+        self.ready, self.added = ([0] * (self.parts * of_part) for _ in range(2))
+        self.handed = {}
+        seen = list(dict.fromkeys(part for part, _ in order))
+        assert sorted(seen) == list(range(self.parts))
+
+    def heads_in_order(self, turn):
+        return [turn(i) * self.of_part + h for i in range(self.parts) for h in range(self.of_part)]
+
+    def block(self, heads):
+        while self.claimed < len(self.order):
+            part, block = self.order[self.claimed]
+            self.claimed += 1
+            for head in range(part * self.of_part, (part + 1) * self.of_part):
+                while self.ready[head] < self.tiles:
+                    yield
+                self.added[head] += 1
+                yield None
+            kv_head, number = divmod(part, self.share)
+            while self.handed.get((kv_head, block), 0) < number:
+                yield
+            self.handed[kv_head, block] = number + 1
+        yield from self.behind(heads)
+
+    def behind(self, heads):
+        end, zeroed = len(heads) * self.tiles, 0
+        while self.finishing < end:
+            n = self.finishing
+            self.finishing += 1
+            goal = min(n + self.lead, end)
+            while zeroed < goal:
+                zeroed, self.zeroed = self.zeroed, self.zeroed + 1
+                if zeroed < end:
+                    self.ready[heads[zeroed // self.tiles]] += 1
+                zeroed += 1
+            if n >= end:
+                return
+            head = heads[n // self.tiles]
+            while self.ready[head] < self.tiles or self.added[head] < self.blocks:
+                yield
+            self.finished += 1
+
+    def run(self, processors, heads, turns):
+        """turns: who goes on, of those that can; the rest take it in order."""
+        going = [work for _ in range(processors) for work in (self.block(heads), self.behind(heads))]
+        for step in range(100000):
+            before = self.claimed, self.zeroed, self.finishing, self.finished, sum(self.added), sum(
+                self.handed.values()), len(going)
+            first = turns[step % len(turns)] % len(going)
+            for work in going[first:] + going[:first]:
+                try:
+                    next(work)
+                except StopIteration:
+                    going.remove(work)
+            if not going:
+                return
+            after = self.claimed, self.zeroed, self.finishing, self.finished, sum(self.added), sum(
+                self.handed.values()), len(going)
+            assert after != before, "all wait"
+
+
+@given(**SIZES, of_part=st.integers(1, 3), tiles=st.integers(1, 3), processors=st.integers(1, 6),
+       rounds=st.integers(1, 2), turns=st.lists(st.integers(0, 20), min_size=1, max_size=8))
+@settings(max_examples=80)
+def test_nobody_waits_for_ever(kv_heads, share, blocks, section, tail, of_part, tiles, processors, rounds, turns):
+    section = min(section, kv_heads * share)
+    order = tasks_of(kv_heads, share, blocks, section, tail, rounds)
+    machine = Machine(order, share, of_part, tiles, lead_of(section, tail, of_part * tiles) * rounds)
+    heads = machine.heads_in_order(lambda i: part_of_turn(i, kv_heads * share, share, section, tail))
+    machine.run(processors, heads, turns)
+    assert machine.finished == len(heads) * tiles
+
+
+def test_a_model_that_hangs_is_found():
+    """Zeroes in another order than the tasks', and none ahead."""
+    order = tasks_of(4, 2, 2, 2, 1)
+    machine = Machine(order, 2, 1, 1, 1)
+    with pytest.raises(AssertionError, match="all wait"):
+        machine.run(1, list(range(7, -1, -1)), [0])
+
+
+@given(length=st.sampled_from(LENGTHS), group=st.integers(1, 9), varlen=st.booleans(), width=st.sampled_from(WIDTHS),
+       right=st.booleans(), left=st.booleans(), softcap=st.booleans(), deterministic=st.booleans())
+def test_planned_for_shared_heads_alone(length, group, **options):
+    """Of sequences that are not packed, and with what ``GroupedBackward`` takes."""
+    spec = BackwardSpec(**options)
+    config = plan(spec, length, group)
+    if isinstance(config, GroupedConfig):
+        assert group > 1 and not (spec.varlen or spec.left or spec.softcap or spec.deterministic)
+        assert not config.split or (group % config.split == 0 and group > config.split and spec.right)
+
+
+@given(st.integers(1, 100_000), st.integers(1, 9))
+def test_the_workspace_has_room_for_the_counters(rows, heads):
+    """Behind the accumulator, which begins at a multiple of 16 bytes: two of as many query heads as there are tiles,
+    and one more; and the kernel before, which clears 8 for each tile, clears them all."""
+    config, spec = GroupedConfig.of(_BEHIND[128]), BackwardSpec(right=True)
+    tiles = heads * -(-rows // config.tile)
+    end = -(-(tiles * 2 * config.tile) // 4) * 4 + tiles * config.tile * spec.width
+    assert end + 3 + 2 * (tiles + 1) <= heads * config.workspace_floats(spec, rows)
+    assert 3 + 2 * (tiles + 1) <= 8 * tiles
+
+
+def test_what_cannot_run_is_refused():
+    GroupedConfig.of(_BEHIND[128], split=2).check(128)
+    for wrong in ({"background": False}, {"rounds": 0}, {"dq_add": "red"}):
+        with pytest.raises(ValueError, match="share a K/V head"):
+            GroupedConfig.of(_BEHIND[128], **wrong).check(128)
+    with pytest.raises(ValueError, match="share a K/V head"):
+        GroupedConfig.of(_BEHIND[128]).check(256)
+    with pytest.raises(ValueError, match="persistent"):
+        GroupedConfig.of(_BEHIND[128], persistent=False).check(128)

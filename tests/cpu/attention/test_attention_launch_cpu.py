@@ -1,0 +1,139 @@
+"""The way of a GPU call of flash_attn and flash_attn_varlen, with a launcher that only writes down."""
+import numpy
+import pytest
+import torch
+
+import tkq
+from tkq.attention import ops, varlen_ops
+from tkq.attention.arguments import Lengths, Options
+from tkq.attention.backward import ops as backward_ops
+from tkq.attention.backward import varlen_ops as backward_varlen_ops
+from tkq.runtime.call.ops import Known
+
+BF16, INT = torch.bfloat16, torch.int32
+FLAGS = "causal", "deterministic", "return_lse"
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """CPU tensors go the way of GPU tensors; a list of (spec, numbers) of what was launched."""
+    calls = []
+
+    def launcher_of(device, spec, length, config=None):
+        return lambda operands, sequences, counter, numbers: calls.append((spec, numbers)), 132, 0.1
+
+    for module in (ops, varlen_ops):
+        monkeypatch.setattr(module, "launcher_of", launcher_of)
+        monkeypatch.setattr(module, "_cpu", module.forward)
+        monkeypatch.setattr(module, "_launchers", {})
+        monkeypatch.setattr(module, "_known", Known())
+    monkeypatch.setattr(ops.counters, "counter", lambda index: None)
+    monkeypatch.setattr(ops.alloc, "empty", lambda index, shape, strides, dtype: torch.empty(shape, dtype=dtype))
+    return calls
+
+
+def dense(rows=64, **options):
+    q = torch.zeros(1, rows, 2, 64, dtype=BF16)
+    return tkq.flash_attn(q, q, q, **options)
+
+
+def packed(max_q=64, max_k=64, change=lambda x: x, **options):
+    q, cu = torch.zeros(64, 2, 64, dtype=BF16), torch.tensor([0, 64], dtype=INT)
+    return tkq.flash_attn_varlen(change(q), q, q, cu, cu, max_q, max_k, **options)
+
+
+@pytest.mark.parametrize("call", (dense, packed))
+@pytest.mark.parametrize("left", (None, 5))
+def test_a_right_of_0_is_causal(call, left, launched):
+    for options in (dict(window_size=(left, 0)), dict(causal=True, window_size=(left, 0)),
+                    dict(causal=True, window_size=(left, 7)), dict(causal=True, window_size=(left, None))):
+        call(**options)
+        call(**options)  # a call that is known
+    assert len(launched) == 8
+    for spec, numbers in launched:
+        assert spec.causal and not spec.right and spec.left == (left is not None) and numbers[3] == -1
+    call(window_size=(left, 7))
+    assert launched[-1][0].right and not launched[-1][0].causal and launched[-1][1][3] == 7
+
+
+@pytest.mark.parametrize("call", (dense, packed))
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("bad", (0, 1, None, "no", numpy.False_, numpy.True_, torch.tensor(True)), ids=str)
+def test_flags_are_true_or_false(call, name, bad, launched):
+    """Also after a call with the flag that equals what came: 0 == False."""
+    for flag in (False, True):
+        call(**{name: flag, "window_size": (5, 0)})
+    with pytest.raises(TypeError, match=f"{name}: got .*, allowed are True and False"):
+        call(**{name: bad, "window_size": (5, 0)})
+    assert len(launched) == 2
+
+
+@pytest.mark.parametrize("call", (dense, packed))
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_true_or_false_on_the_cpu_and_traced(call, name):
+    with pytest.raises(TypeError, match=f"{name}: got 0, allowed are True and False"):
+        call(**{name: 0})
+    with pytest.raises(Exception, match=f"{name}: got 0, allowed are True and False"):
+        torch.compile(lambda: call(**{name: 0}), fullgraph=True, backend="eager")()
+
+
+@pytest.mark.parametrize("bad, error", ((-5, ValueError), (True, TypeError), (64.0, TypeError),
+                                        (torch.tensor(64), TypeError), (numpy.True_, TypeError)), ids=str)
+@pytest.mark.parametrize("name", ("max_q", "max_k"))
+def test_longest_lengths_are_numbers(bad, error, name, launched):
+    packed()
+    packed(1, 1)
+    for _ in range(2):
+        with pytest.raises(error, match=f"max_seqlen_{name[-1]}: got"):
+            packed(**{name: bad})
+    assert len(launched) == 2 == len(varlen_ops._known) and len(varlen_ops._launchers) == 1
+
+
+def test_what_is_not_in_use_is_filled_after_the_checks(launched, monkeypatch):
+    filled = []
+    monkeypatch.setattr(varlen_ops, "nothing_seen", lambda *a: filled.append(a))
+    used = torch.tensor([5], dtype=INT)
+    packed(seqused_q=used, return_lse=True)
+    assert len(filled) == 1 == len(launched)
+    with pytest.raises(ValueError, match="q has strides"):
+        packed(seqused_q=used, return_lse=True, change=lambda q: q.transpose(1, 2).contiguous().transpose(1, 2))
+    with pytest.raises(TypeError, match="softcap: got str, expected a float"):
+        packed(seqused_q=used, return_lse=True, softcap="1")
+    assert len(filled) == 1 == len(launched)
+
+
+class Copied(torch.Tensor):
+    """Tells of its clones."""
+
+    times = 0
+
+    def clone(self, **options):
+        Copied.times += 1
+        return super().clone(**options)
+
+
+@pytest.mark.parametrize("bad", (torch.Tensor.half, lambda k: torch.cat((k, k), -1)[..., ::2]), ids=("dtype", "stride"))
+@pytest.mark.parametrize("ragged", (False, True))
+def test_do_is_copied_after_the_checks(ragged, bad, monkeypatch):
+    """A do that must be copied, beside a k that cannot be taken."""
+    module = backward_varlen_ops if ragged else backward_ops
+    monkeypatch.setattr(module, "run", lambda *a, **more: pytest.fail("launched"))
+    monkeypatch.setattr(Copied, "times", 0)
+    q = torch.zeros(*[1] * (not ragged), 64, 2, 64, dtype=BF16)
+    do, lse = q.transpose(-1, -2).contiguous().transpose(-1, -2).as_subclass(Copied), torch.zeros(*q.shape[:-3], 2, 64)
+    cu = torch.tensor([0, 64], dtype=INT)
+    more = (Lengths(cu, cu, None, None, 64, 64),) if ragged else ()
+    with pytest.raises((TypeError, ValueError), match="k"):
+        module._cuda((do, q, bad(q), q, q, lse, None), None, *more, Options(), False, (True,) * 4)
+    assert Copied.times == 0
+
+
+def test_sequences_begin_with_0():
+    q, cu = torch.zeros(64, 2, 64, dtype=BF16), torch.tensor([0, 64], dtype=INT)
+    later = torch.tensor([10, 64], dtype=INT)
+    for name, given in (("cu_seqlens_q", (later, cu)), ("cu_seqlens_k", (cu, later))):
+        with pytest.raises(ValueError, match=f"{name} begins with 10, allowed is 0"):
+            tkq.flash_attn_varlen(q, q, q, *given, 64, 64)
+        lengths = Lengths(*given, None, None, 64, 64)
+        with pytest.raises(ValueError, match=f"{name} begins with 10, allowed is 0"):
+            backward_varlen_ops.attention_varlen_backward((q, q, q, q, q, torch.zeros(2, 64), None), None, lengths)

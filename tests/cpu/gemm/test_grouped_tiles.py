@@ -1,0 +1,93 @@
+"""Which block of a grouped GEMM works on what: the kernel's own order, with Python's numbers in place of the GPU's."""
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tkq.gemm.fp8 import kernel as fp8
+from tkq.gemm.grouped import kernel as grouped
+from tkq.gemm.grouped.spec import FAST, PROMOTED, GroupedSpec, fitted
+
+SPECS = {"rows": GroupedSpec(), "blocks": GroupedSpec("m", "e4m3", "e4m3", "bf16", "block"),
+         "along k": GroupedSpec("k", b_major="n")}
+
+
+def ceil_div(a, b):
+    return -(-a // b)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Where the next block is; its arithmetic is Python's."""
+    here = SimpleNamespace(block=0, blocks=1, cluster=1)
+    arch = SimpleNamespace(grid_dim=lambda: (here.blocks, 1, 1), block_idx=lambda: (here.block, 0, 0),
+                           make_warp_uniform=lambda x: x)
+    monkeypatch.setattr(grouped, "cute", SimpleNamespace(ceil_div=ceil_div, arch=arch))
+    monkeypatch.setattr(grouped, "cutlass", SimpleNamespace(max=max, min=min, select_=lambda so, a, b: a if so else b))
+    monkeypatch.setattr(grouped, "Int32", int)
+    monkeypatch.setattr(fp8.tk, "cluster_rank", lambda: here.block % here.cluster)
+    return here
+
+
+def seek(counts, cursor, number):
+    """As the kernel's, which is compiled."""
+    while counts[cursor[0] + 1] <= number:
+        cursor[0] += 1
+
+
+def tables(kernel, g, sizes):
+    """What the kernel counts first: where groups begin, and their tiles."""
+    tall, wide = kernel.span()
+    begins, counts = [0], [0]
+    for size in sizes:
+        begins.append(begins[-1] + size)
+        counts.append(counts[-1] + ceil_div(g.m if kernel.along_k else size, tall) * ceil_div(g.n, wide))
+    return SimpleNamespace(begins=begins, counts=counts)
+
+
+def dealt(here, spec, config, g, sizes, blocks):
+    """(block, tile) of all blocks."""
+    kernel = grouped.GroupedGemm(spec, config)
+    kernel.seek = seek
+    s, here.cluster, here.blocks = tables(kernel, g, sizes), config.cluster, blocks // config.cluster * config.cluster
+    for block in range(here.blocks):
+        here.block = block
+        order = grouped.Order(s.counts[-1], config.cluster, [0])
+        number = order.first()
+        while number < order.tasks:
+            yield block, kernel.tile(g, s, order, number)
+            number = order.following(number)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.one_of(st.just(0), st.integers(0, 40), st.integers(0, 2000)), min_size=1, max_size=12),
+       m=st.integers(1, 700), n=st.integers(1, 1500), tile=st.integers(0, 3), blocks=st.integers(2, 132))
+def test_every_tile_once(gpu, name, sizes, m, n, tile, blocks):
+    spec = SPECS[name]
+    config = fitted((PROMOTED if spec.promote else FAST)[tile], spec)
+    rows = m if spec.along == "k" else sum(sizes)
+    found = list(dealt(gpu, spec, config, SimpleNamespace(m=rows, n=n), sizes, blocks))
+    places = [(t.group, t.row, t.col) for _, t in found]
+    assert len(set(places)) == len(places)
+    down, right = (1, config.cluster) if config.across else (config.cluster, 1)
+    wanted = set()
+    for group, size in enumerate(sizes):
+        high = ceil_div(m if spec.along == "k" else size, config.m * down) * down
+        wide = ceil_div(n, config.n * right) * right
+        wanted |= {(group, row, col) for row in range(high) for col in range(wide)}
+    assert set(places) == wanted  # and those past an end, which are the rest of a cluster, write nothing
+    assert all((t.first, t.size) == (sum(sizes[:t.group]), sizes[t.group]) for _, t in found)
+
+
+def test_a_cluster_works_on_tiles_side_by_side_and_rounds_are_even(gpu):
+    spec = SPECS["rows"]
+    config = fitted(FAST[0], spec)
+    g, sizes = SimpleNamespace(m=4096, n=1024), [1024, 0, 3072]
+    found = list(dealt(gpu, spec, config, g, sizes, 132))
+    assert config.cluster == 2 and not config.across
+    for (_, upper), (_, lower) in zip([f for f in found if f[0] % 2 == 0], [f for f in found if f[0] % 2]):
+        assert (upper.group, upper.col, upper.row + 1) == (lower.group, lower.col, lower.row)
+    work = [sum(block == b for block, _ in found) for b in range(132)]
+    assert max(work) == 1 and sum(work) == 16 * 2 * 4

@@ -1,0 +1,172 @@
+"""What calls of products hand to their kernels, of whatever strides and addresses, is what those are compiled for:
+sizes, strides and addresses of tensors against the fake ones of each kernel's builder. CPU tensors pose as a GPU's."""
+import random
+
+import pytest
+import torch
+
+import tkq
+from tests.helpers.gemm.fp8_cases import E4M3, scale_shapes
+from tkq.gemm.dense import launch
+from tkq.gemm.fp8 import ops
+from tkq.gemm.grouped import ops as grouped_ops
+from tkq.quantize import ops as quantize
+from tkq.runtime.compile import build
+from tkq.runtime.device import arch
+
+BF16, F32 = torch.bfloat16, torch.float32
+MEMORY = {dtype: torch.zeros(1 << 20, dtype=dtype) for dtype in (BF16, F32, E4M3)}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """[(recipe, arguments)] of what is launched."""
+    seen = []
+    for name, value in (("require_hopper", lambda device: None), ("processors", lambda device: 132),
+                        ("_index", lambda device: 0), ("model", lambda device: "a GPU")):
+        monkeypatch.setattr(arch, name, value)
+    for module in (launch, ops, grouped_ops, quantize):
+        monkeypatch.setattr(module, "function", lambda recipe: lambda *args: seen.append((recipe, args)))
+    _forget()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    with torch.no_grad():
+        yield seen
+    _forget()
+
+
+def _forget():
+    launch.forget()
+    for cached in (ops._launcher, grouped_ops._launcher, quantize._runs):
+        cached.cache_clear()
+
+
+FAKES = {}  # recipe -> the fake arguments
+
+
+def check(launched):
+    """Every argument of every launch."""
+    assert launched
+    for recipe, args in launched:
+        if recipe not in FAKES:
+            FAKES[recipe] = build._made(recipe)[1]
+        sizes = {}
+        for fake, given in zip(FAKES[recipe], args, strict=True):
+            assert (fake is None) == (given is None), recipe
+            if isinstance(given, torch.Tensor):
+                wrong = misfit(fake, given, sizes)
+                assert not wrong, f"{recipe}: {wrong}"
+    launched.clear()
+
+
+def misfit(fake, given, sizes):
+    """What is wrong with a tensor; None. sizes: {a fake's symbol: the size that it stands for}, which is added to."""
+    what = f"{tuple(given.shape)}, strides {given.stride()}, address {given.data_ptr() % 16} of 16"
+    if given.element_size() * 8 != fake.element_type.width or given.dim() != len(fake.shape):
+        return f"another type or rank: {what}"
+    if given.data_ptr() % fake._assumed_align:
+        return f"its address is no multiple of {fake._assumed_align}: {what}"
+    for asked, stride, size, step in zip(fake.shape, fake.stride, given.shape, given.stride()):
+        if isinstance(asked, int):
+            fits = asked == size
+        else:
+            fits = size % asked.divisibility == 0 and sizes.setdefault(id(asked), size) == size
+        if not fits or (size != 1 and (step != stride if isinstance(stride, int) else step % stride.divisibility)):
+            return f"{fake.shape}, {fake.stride} was asked for: {what}"
+    return None
+
+
+class Draw(random.Random):
+    """Matrices anywhere in memory."""
+
+    def view(self, rows, cols, dtype=BF16, batch=0, turned=False, unit=1):
+        """(rows, cols), in a batch, or where ``turned`` lying as its transpose; addresses, pitches and distances are
+        multiples of so many elements (and often of 16 bytes)."""
+        lines, length = (cols, rows) if turned else (rows, cols)
+        nice = 16 // dtype.itemsize
+
+        def some():
+            return self.choice((0, 0, nice, 2 * nice, unit, 3 * unit))
+
+        def whole(n):
+            return -(-n // unit) * unit
+
+        pitch = whole(self.choice((length, -(-length // nice) * nice)) + some())
+        strides, shape = (pitch, 1), (lines, length)
+        if batch:
+            strides, shape = (whole(self.choice((0, pitch * lines)) + some()), *strides), (batch, *shape)
+        x = MEMORY[dtype].as_strided(shape, strides, some())
+        return x.mT if turned else x
+
+
+def test_gemm(launched):
+    draw, ways = Draw(0), set()
+    for _ in range(200):
+        M, N, K = draw.choice((1, 2, 40, 128, 130)), draw.choice((1, 2, 8, 16, 24, 33, 48)), draw.choice((8, 24, 64))
+        batch, gated = draw.choice((0, 0, 1, 3)), N % 2 == 0 and draw.random() < 0.3
+        activation = draw.choice(("swiglu", "geglu_interleaved")) if gated else draw.choice((None, "silu"))
+        out = draw.choice((BF16, F32))
+        a = draw.view(M, K, batch=batch, turned=draw.random() < 0.3)
+        b = draw.view(K, N, batch=batch, turned=draw.random() < 0.5)
+        kw = dict(activation=activation, alpha=draw.choice((1.0, 2.0)), out_dtype=out,
+                  bias=draw.choice((None, MEMORY[BF16][1:N + 1], MEMORY[F32][:N])))
+        if not gated and draw.random() < 0.4:
+            c = draw.view(M, N, out, batch)
+            kw |= dict(c=c, beta=draw.choice((1.0, 0.5)))
+        for _ in range(2):  # the second by the short way
+            tkq.gemm(a, b, **kw)
+        ways |= {(getattr(r.args[0], "load", ""), getattr(r.args[0], "store", "")) for r, _ in launched}
+        check(launched)
+    assert ways == {("tma", "tma"), ("tma", "rows"), ("tma", "elements"), ("elements", "elements")}
+
+
+def test_gemm_into_out(launched):
+    """Results between others, in memory of their own."""
+    draw = Draw(1)
+    for _ in range(60):
+        M, N, K = draw.choice((1, 2, 130)), draw.choice((1, 8, 24, 33)), draw.choice((8, 64))
+        dtype = draw.choice((BF16, F32))
+        pitch = N + draw.choice((0, 1, 8, 16))
+        out = torch.zeros((M + 1) * pitch, dtype=dtype)[draw.choice((0, 1, 8)):].as_strided((M, N), (pitch, 1))
+        a, b = draw.view(M, K), draw.view(K, N, turned=draw.random() < 0.5)
+        for _ in range(2):
+            assert tkq.gemm(a, b, out=out) is out
+        check(launched)
+
+
+def test_fp8_gemm(launched):
+    draw = Draw(2)
+    for _ in range(80):
+        M, N, K = draw.choice((1, 40, 130)), draw.choice((1, 8, 16, 33, 144)), draw.choice((16, 144, 400))
+        kind, out = draw.choice(("tensor", "row", "block", "line")), draw.choice((BF16, F32, E4M3))
+        scales = [torch.ones(shape) for shape in scale_shapes(kind, M, N, K)]
+        a, b = draw.view(M, K, E4M3, unit=16), draw.view(K, N, E4M3, turned=True, unit=16)
+        tkq.fp8_gemm(a, b, *scales, out_dtype=out, out_scale=torch.ones(1) if out == E4M3 else None,
+                     bias=draw.choice((None, MEMORY[BF16][1:N + 1])))
+        check(launched)
+
+
+def test_grouped_gemm(launched):
+    draw = Draw(3)
+    for _ in range(60):
+        M, N, K, groups = draw.choice((1, 40, 200)), draw.choice((8, 24, 264)), draw.choice((16, 400)), 3
+        offsets, kind = torch.zeros(groups, dtype=torch.int32), draw.choice(("none", "row", "block"))
+        if kind == "none":
+            a, b = draw.view(M, K, unit=8), draw.view(K, N, batch=groups, turned=draw.random() < 0.5, unit=8)
+            tkq.grouped_gemm(a, b, offsets, out_dtype=draw.choice((None, F32)))
+            tkq.grouped_gemm(draw.view(M, 8 * M, unit=8).t(), draw.view(M, N, unit=8), offsets)
+        else:
+            steps = -(-K // 128)
+            shapes = (M, 1), (groups, 1, N)
+            shapes = ((M, steps), (groups, steps, -(-N // 128))) if kind == "block" else shapes
+            a, b = draw.view(M, K, E4M3, unit=16), draw.view(K, N, E4M3, groups, True, unit=16)
+            tkq.grouped_gemm(a, b, offsets, scale_a=torch.ones(shapes[0]), scale_b=torch.ones(shapes[1]))
+        check(launched)
+
+
+def test_quantize_fp8(launched):
+    draw = Draw(4)
+    for _ in range(80):
+        M, N, dtype = draw.choice((1, 40, 133)), draw.choice((1, 8, 24, 33, 264)), draw.choice((BF16, F32))
+        granularity = draw.choice(("tensor", "row", "block", "tile"))
+        tkq.quantize_fp8(draw.view(M, N, dtype), granularity, transpose=draw.random() < 0.5)
+        check(launched)

@@ -1,0 +1,35 @@
+"""LayerNormSeveral: which specs take it, and its machine code. What it computes:
+tests/gpu/norms/test_norm_several.py."""
+import pytest
+
+from tkq.norms import catalog
+from tkq.norms.config import Config, waits_together
+from tkq.norms.launch import recipe
+from tkq.norms.plan import plan
+from tkq.norms.spec import NormSpec
+from tkq.testing import sass
+
+
+def spec(N, bias="fp32", kind="layernorm", **options):
+    return NormSpec(kind, N, "bf16", "fp32", bias, **{"vector": 8, **options})
+
+
+def test_who_waits_together():
+    assert waits_together(spec(65536),
+                          plan(spec(65536))) and recipe(spec(65536)).module == "tkq.norms.forward.layernorm_multi_row"
+    several = Config(256, 256, 8, "shared", False, 2)
+    for other, config in ((spec(65528), plan(spec(65528))), (spec(65536, kind="rmsnorm"), several),
+                          (spec(65536, out="e4m3", scale="row"), several), (spec(4096), plan(spec(4096))),
+                          (spec(65536), Config(256, 256, 8)), (spec(16384), Config(512, 512, 1, "shared", False, 2))):
+        assert not waits_together(other, config) and recipe(other, config).module == "tkq.norms.forward.build"
+
+
+@pytest.mark.parametrize("stats", [False, True])
+def test_machine_code(stats):
+    if sass.nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    s = spec(65536, stats=stats)
+    config = plan(s)
+    kernel, = found = sass.report(recipe(s))
+    assert sass.expect_all(found, catalog.expectation(s, config)) == [], sass.text("several", found)
+    assert kernel.count("STAS") == config.rows_each == 3

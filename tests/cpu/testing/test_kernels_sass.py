@@ -1,0 +1,56 @@
+"""The machine code of every kernel that tkq ships: no spills, tensor cores not serialised, wide accesses, budgets.
+
+By default the kernels that stand for the others; all of them with --all-kernels."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tkq.testing import sass
+from tkq.warmup import catalog
+
+
+def pytest_generate_tests(metafunc):
+    if "kernel" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--all-kernels")
+        chosen = [kernel for kernel in catalog.shipped() if every or kernel.quick]
+        metafunc.parametrize("kernel", chosen, ids=[kernel.name for kernel in chosen])
+
+
+def test_machine_code(kernel):
+    if sass.nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    found = sass.report(kernel.recipe)
+    assert sass.expect_all(found, kernel.expectation) == [], "\n" + sass.text(kernel.name, found)
+
+
+def test_the_quick_kernels_are_some_of_each_kind():
+    kernels = catalog.shipped()
+    for kind in ("flash_attn", "rmsnorm", "layernorm", "gemm"):
+        of_kind = [kernel.quick for kernel in kernels if kernel.name.startswith(kind)]
+        assert any(of_kind), kind
+    assert sum(kernel.quick for kernel in kernels) <= 64  # with 61, `make test` takes 10 min 40 s on two cores
+
+
+def test_every_expectation_asks_for_something():
+    for kernel in catalog.shipped():
+        wanted = kernel.expectation
+        assert wanted.tensor or wanted.instructions, kernel.name
+        assert wanted.local_memory == 0, kernel.name
+
+
+def test_every_process_has_them_in_the_same_order():
+    """As pytest-xdist asks of its workers. A set's order depends on the process."""
+    names = "from tkq.warmup import catalog; print(*(kernel.name for kernel in catalog.shipped()))"
+    seen = [subprocess.run([sys.executable, "-c", names], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
+                           capture_output=True, text=True).stdout.split() for seed in "123"]
+    assert seen == [[kernel.name for kernel in catalog.shipped()]] * 3
+
+
+def test_select():
+    assert [k.name for k in catalog.select(["flash_attn_bf16"])] == [
+        k.name for k in catalog.shipped() if "flash_attn_bf16" in k.name]
+    assert len(catalog.select([])) == len(catalog.shipped())
+    with pytest.raises(ValueError, match="no_such"):
+        catalog.select(["gemm", "no_such"])

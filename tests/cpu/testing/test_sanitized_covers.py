@@ -1,0 +1,31 @@
+"""The small calls that run under a sanitizer take a kernel of every kind that tkq ships: found out by a rehearsal, as
+there is no GPU here."""
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[3]
+REHEARSED = """
+import json
+from tkq.runtime.compile import dry_run as rehearsal
+
+rehearsal.begin()
+from tests.helpers.sanitizer import calls as sanitized, attention_calls as sanitized_attention
+
+for family in (*sanitized.FAMILIES.values(), *sanitized_attention.FAMILIES.values()):
+    for case in family("meta"):
+        pass
+print(json.dumps(sorted({(r.builder, *(type(arg).__name__ for arg in r.args)) for r in rehearsal.taken()})))
+"""
+
+
+def test_a_kernel_of_each_kind_is_run():
+    """A kind: who builds it, and from specs and configurations of which classes."""
+    from tkq.warmup import catalog
+
+    done = subprocess.run([sys.executable, "-c", REHEARSED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    taken = {tuple(kind) for kind in json.loads(done.stdout.splitlines()[-1])}
+    kinds = {(k.recipe.builder, *(type(arg).__name__ for arg in k.recipe.args)) for k in catalog.shipped()}
+    assert len(kinds) > 25 and not kinds - taken

@@ -1,0 +1,36 @@
+"""The examples as a user runs them: each checks its results itself and prints what it timed. The Llamas in small."""
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def is_llama(path):
+    return path.stem.startswith("llama")
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 4
+
+
+@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=pytest.mark.slow if is_llama(p) else ())
+                                  for p in EXAMPLES])
+def test_example(path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    llama = is_llama(path)
+    if llama and importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    command = [sys.executable, str(path), *(["--small"] if llama else [])]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+    report = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, report
+    times = [float(n) for n in re.findall(r"([\d.]+) (?:ms|us)\b", done.stdout)]
+    assert len(times) >= 2 and min(times) > 0.0, f"no times in what it printed:\n{report}"
+    assert "nothing" not in done.stdout and "failed" not in done.stdout, report

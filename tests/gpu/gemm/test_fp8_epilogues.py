@@ -1,0 +1,105 @@
+"""Bias and activation of float8 products in each tile: a column's own bias, and what waits for the next tile."""
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.helpers.gemm.fp8_cases import E4M3, exact, operands
+from tkq.gemm.fp8 import ops
+from tkq.gemm.fp8.config import PacedFp8Config
+from tkq.gemm.fp8.plan import BLOCKS, FAST, PROMOTED, SMALL, fitted, with_epilogue
+from tkq.gemm.fp8.spec import Fp8Spec
+from tkq.testing import assert_2x
+
+GELU = Fp8Spec(scales="block", promote=True, activation="gelu")
+ROLLING = (BLOCKS[0], PROMOTED[1])
+WAITING = tuple(dict.fromkeys(("block", with_epilogue(tile, spec)) for tile in ROLLING  # as planned
+                              for spec in (GELU, replace(GELU, activation="silu"))))
+TILES = [("row", tile) for tile in (*FAST, SMALL[0], replace(FAST[0], spread=0))]
+TILES += [("block", tile) for tile in (BLOCKS + PROMOTED + SMALL)]
+TILES += [*WAITING, *((kind, replace(tile, by_warp=False)) for kind, tile in WAITING)]
+TILES += [("block", replace(tile, spread=n, by_warp=bool(n % 2))) for tile in ROLLING for n in (1, tile.n // 32)]
+TILES += [("line", PROMOTED[1]), ("row", PacedFp8Config.of(FAST[0])), ("block", PacedFp8Config.of(PROMOTED[1], 8)),
+          ("block", PacedFp8Config.of(BLOCKS[0], 8))]
+TILES += [(kind, replace(tile, by_warp=True)) for kind, tile in (
+    ("row", FAST[0]), ("row", FAST[1]), ("row", replace(FAST[0], spread=0)), ("block", BLOCKS[0]))]
+CURVES = [(*each, "gelu") for each in TILES] + [
+    (*each, curve) for each in (*WAITING, ("row", with_epilogue(FAST[0], Fp8Spec(activation="silu"))))
+    for curve in ("silu", "gelu_tanh")]
+# One tile and several, that end anywhere; sums of fewer steps than roll, of as many (4 and 8), and of more
+SIZES = ((1, 16, 16), (145, 136, 272), (700, 1048, 1168), (513, 776, 512), (300, 528, 1024), (257, 528, 2048))
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "e4m3": E4M3}
+POISON = -77.0
+
+
+def run(kind, tile, size, bias, activation, out="bf16", store="tma"):
+    """(what comes out, the truth): between guards, which are checked; of whole numbers and of scales that are powers of
+    two, so that every sum is exact. Six blocks take all tiles."""
+    m, n, k = size
+    promote = kind in ("block", "line")
+    spec = Fp8Spec(out=out, scales=kind, promote=promote, bias=bias, activation=activation, store=store)
+    args = operands(m, n, k, kind, device="cuda", whole=True, powers=True)
+    curved, scale = activation not in (None, "relu"), torch.tensor([4.0], device="cuda")
+    if curved:  # where they curve
+        args = (*args[:2], args[2] * 2.0 ** -exact(args).abs().median().log2().round().item(), *args[3:])
+    numbers = (torch.randint(-64, 65, (n,), device="cuda") / (32 if curved else 1)).to(DTYPES[bias])
+    buffer = torch.full((m + 2, -(-n // 16) * 16 + 32), POISON, device="cuda").to(DTYPES[out])
+    inside = buffer[1:-1, 16:16 + n]
+    ops.run(spec, *args, inside, fitted(tile, spec), 6, bias=numbers, out_scale=scale if out == "e4m3" else None)
+    got = inside.clone()
+    inside.copy_(torch.full_like(got.float(), POISON))
+    assert (buffer.float() == torch.tensor(POISON).to(DTYPES[out]).float().item()).all(), "a guard was written to"
+    return got, exact(args, bias=numbers, activation=activation) / (4 if out == "e4m3" else 1)
+
+
+def check_bits(got, truth, what):
+    want = (truth.clamp(-448, 448) if got.dtype is E4M3 else truth).to(torch.float32).to(got.dtype)
+    wrong = got.float() != want.float()
+    assert not wrong.any(), f"{what}: {int(wrong.sum())} wrong, one at {wrong.nonzero()[0].tolist()}"
+
+
+def check_curve(got, truth, what):
+    assert_2x(got, truth, truth.to(got.dtype), ulps=0.05, what=what)
+
+
+def name(x):
+    return x if isinstance(x, str) else x.name
+
+
+@pytest.mark.parametrize("kind, tile", TILES, ids=name)
+def test_bias(kind, tile):
+    """To the bit: a sum, its column's bias and relu are whole numbers, rounded once."""
+    dtype = ("bf16", "fp32", "fp16")[TILES.index((kind, tile)) % 3]
+    for i, size in enumerate(SIZES):
+        check_bits(*run(kind, tile, size, dtype, (None, "relu")[i % 2]), f"{kind} {tile.name} {size}")
+
+
+@pytest.mark.parametrize("kind, tile, activation", CURVES, ids=name)
+def test_activations(kind, tile, activation):
+    for size in SIZES[2:5]:
+        check_curve(*run(kind, tile, size, "bf16", activation), f"{kind} {tile.name} {size}")
+
+
+@pytest.mark.parametrize("out, activation", (("fp16", "gelu"), ("fp32", "gelu"), ("fp16", "silu")))
+@pytest.mark.parametrize("tile", ROLLING, ids=name)
+def test_other_types_as_planned(tile, out, activation):
+    """Panels of 16 columns in fp32; the exact silu in fp16."""
+    check_types(with_epilogue(tile, replace(GELU, out=out, activation=activation)), activation, out)
+
+
+def test_an_exact_silu_that_waits():
+    """As no plan has it: of fp16, where bf16 has another."""
+    check_types(replace(BLOCKS[0], spread=6, by_warp=True), "silu", "fp16")
+
+
+def check_types(tile, activation, out):
+    for size in SIZES[2:5]:
+        check_curve(*run("block", tile, size, "bf16", activation, out), f"{tile.name} {size}")
+
+
+@pytest.mark.parametrize("tile", (*ROLLING, replace(BLOCKS[0], by_warp=True)), ids=name)
+def test_results_that_do_not_wait(tile):
+    """In e4m3, and in rows that TMA cannot store."""
+    for m, n, k in SIZES[2:5]:
+        check_bits(*run("block", tile, (m, n // 16 * 16, k), "bf16", None, "e4m3"), f"{tile.name} {m, n, k}")
+        check_bits(*run("block", tile, (m, n - 3, k), "fp32", "relu", store="elements"), f"{tile.name} {m, n - 3, k}")

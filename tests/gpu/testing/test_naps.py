@@ -1,0 +1,35 @@
+"""Each kernel family under pressure, each in a process of its own: what a missing wait, or a stage freed too early,
+would do to results. See tests/helpers/sanitizer/pressed.py."""
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.sanitizer import pressed
+
+LOADED = (
+    "attention", "attention_bridge", "attention_packed", "attention_window", "backward_in_background",
+    "backward_of_one_task", "backward_wide", "backward_in_order", "backward_seamless", "gemm", "gemm_long",
+    "gemm_not_held", "gemm_few_rows", "fp8", "fp8_not_spread", "fp8_promoted", "fp8_blocks", "fp8_few_rows",
+    "fp8_few_rows_blocks", "grouped", "grouped_long", "norm_backward", "norm_backward_warps", "norm_quantised")
+STORED = "backward_first", "backward_chain", "backward_grouped", "backward_grouped_at_once"
+CLUSTER = "attention_cluster",
+FIRSTS = "backward_first_at_once", "backward_chain"
+ROLES = ("attention", "attention_window", "backward_in_background", "backward_of_one_task", "backward_wide_one_p",
+         "backward_in_order", "backward_chain", "backward_seamless")
+COUNTED = "quantize", "quantize_few", "quantize_claimed", "quantize_claimed_few"
+
+
+def ids(kind, cases):
+    return [pytest.param(kind, case, id=f"{kind}-{case}") for case in cases]
+
+
+@pytest.mark.parametrize("kind, case", ids("naps", pressed.CASES) + ids("loads", LOADED)
+                         + ids("loads", CLUSTER) + ids("reads", CLUSTER) + ids("reads", LOADED)
+                         + ids("stores", STORED) + ids("firsts", FIRSTS) + ids("roles", ROLES)
+                         + ids("barriers", COUNTED))
+def test_under_pressure(kind, case):
+    found = subprocess.run([sys.executable, "-m", "tests.helpers.sanitizer.pressed", kind, case], timeout=100,
+                           capture_output=True,
+                           text=True)
+    assert found.returncode == 0, "\n".join((found.stdout + found.stderr).splitlines()[-8:])

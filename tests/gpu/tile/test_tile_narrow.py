@@ -1,0 +1,43 @@
+"""Results rounded as they are made; column vectors from shared memory; blocks of several roles."""
+import pytest
+import torch
+
+from tests.helpers.tile import cases
+from tests.helpers.tile.run import DTYPES, normal, poisoned, run, same
+
+NARROW = {
+    "product": lambda a, b, v, w, n: a * b,
+    "vectors": lambda a, b, v, w, n: (a + b + v) * w,
+    "number": lambda a, b, v, w, n: b * 3.0,
+    "column": lambda a, b, v, w, n: torch.where(torch.arange(a.shape[1], device="cuda") < n, a, 0.0),
+}
+
+
+@pytest.mark.parametrize("dtype,cols", cases.NARROW)
+def test_apply_narrow(dtype, cols):
+    a, b = normal("fp32", 64, cols), normal(dtype, 64, cols, seed=1)
+    v, w = normal("fp32", 64, seed=2), normal("fp32", cols, seed=3)
+    for n in (-5, 0, 1, 13, cols - 1, cols + 9):
+        out, limit = poisoned(dtype, len(NARROW), 64, cols), torch.tensor([n], dtype=torch.int32, device="cuda")
+        run("narrow:build_narrow", (dtype, cols), (a, b, v, w, limit, out))
+        for got, (name, f) in zip(out, NARROW.items()):
+            same(got, f(a, b.float(), v[:, None], w, n).to(DTYPES[dtype]), f"{name} {n}")
+
+
+@pytest.mark.parametrize("roles", cases.ROLES, ids=str)
+def test_roles(roles):
+    threads = 128 * sum(groups for _, groups, _ in roles)
+    out = poisoned("int32", 3, threads)
+    run("narrow:build_roles", (roles,), out)
+    expected = []
+    for number, (_, groups, warps) in enumerate(roles):
+        for group in range(groups):
+            for warp in range(4):
+                expected += [1000 * number + 100 * group + warp if warp < warps else -77] * 32
+    assert out.tolist() == [expected] * 3
+
+
+def test_scratch():
+    x, y = normal("bf16", 128, 64), poisoned("bf16", 128, 64)
+    run("narrow:build_scratch", (), x, normal("bf16", 64, 128, seed=1), y)
+    same(y, x)

@@ -1,0 +1,61 @@
+"""CPU tensors that pose as a GPU's, and kernels that are notes: what a call would launch, where there is no GPU."""
+import contextlib
+import importlib
+import pkgutil
+import sys
+
+import pytest
+import torch
+
+import tkq
+from tkq.runtime.call import counters
+from tkq.runtime.compile import build
+from tkq.runtime.device import arch, clusters
+
+_TABLES = ("_known", "_seen", "_launchers", "_calls")
+
+
+@contextlib.contextmanager
+def launches():
+    """[(recipe, arguments)] of what is launched meanwhile. A kernel writes nothing."""
+    seen = []
+
+    def function(recipe):
+        return lambda *args: seen.append((recipe, args))
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in (("require_hopper", lambda device: None), ("processors", lambda device: 132),
+                            ("_index", lambda device: 0), ("model", lambda device: "a GPU")):
+            patched.setattr(arch, name, value)
+        patched.setattr(clusters, "resident", lambda *args: 132)
+        room = torch.zeros(4096, dtype=torch.int32)
+        patched.setattr(counters, "counter", lambda index: room[:1])
+        patched.setattr(counters, "room", lambda index, size: room[:size])
+        for module in pkgutil.walk_packages(tkq.__path__, "tkq."):  # or one would find the notes and keep them
+            if module.name.endswith("ops"):
+                importlib.import_module(module.name)
+        real = build.function
+        for name, module in list(sys.modules.items()):
+            if name.startswith("tkq"):
+                if getattr(module, "function", None) is real:
+                    patched.setattr(module, "function", function)
+                for table in _TABLES:
+                    if isinstance(getattr(module, table, None), dict):
+                        patched.setattr(module, table, type(getattr(module, table))())
+        _forget()
+        patched.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+        try:
+            yield seen
+        finally:
+            _forget()
+
+
+def _forget():
+    from tkq.gemm.dense import launch
+    from tkq.gemm.fp8 import ops
+    from tkq.gemm.grouped import ops as grouped_ops
+    from tkq.quantize import ops as quantize
+
+    launch.forget()
+    for cached in (ops._launcher, grouped_ops._launcher, quantize._runs):
+        cached.cache_clear()

@@ -1,0 +1,143 @@
+"""For each public function a call by keywords, and the values that an argument of its table refuses.
+
+`call(name, device)` gives the keywords of a call that is right; `refused(argument)` the values that have to be refused
+in the place of one argument, with the error that the docstring promises.
+"""
+import fractions
+import inspect
+import os
+
+import numpy
+import torch
+
+import tkq
+from tests.helpers.ops.every_op import BF16, F8, F32, INT, Maker
+from tkq.runtime import arguments
+
+FUNCTIONS = [name for name in arguments.names() if name not in ("tune", "prefetch")]
+HUGE = 10**5000  # of which Python makes no text
+
+
+def call(name: str, device="cpu") -> dict:
+    """Keywords of a right call: tensors, and what has no default."""
+    t = Maker(device, 16, 0, BF16)
+    x, vector = dict(x=t(16, 64)), dict(weight=t(64), bias=t(64), residual=t(16, 64))
+    classes, flat = t.integers(0, 64, 16, dtype=torch.int64), t(16, 4, 64)
+    starts = t.starts(3)
+    return {
+        "softmax": lambda: x,
+        "log_softmax": lambda: x,
+        "rmsnorm": lambda: x | vector,
+        "layernorm": lambda: x | vector,
+        "rmsnorm_quant": lambda: x | vector,
+        "layernorm_quant": lambda: x | vector,
+        "cross_entropy": lambda: dict(logits=t(16, 64), target=classes, weight=t.ones(64)),
+        "cross_entropy_and_gradient": lambda: dict(logits=t(16, 64), target=classes, weight=t.ones(64)),
+        "linear_cross_entropy": lambda: x | dict(weight=t(64, 64), target=classes, class_weight=t.ones(64)),
+        "rope": lambda: dict(x=flat, cos=t(64, 32, dtype=F32), sin=t(64, 32, dtype=F32), cu_seqlens=starts),
+        "rope_qk": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 2, 64), cos=t(64, 32, dtype=F32),
+                                sin=t(64, 32, dtype=F32), position_ids=t.integers(0, 64, 1, 16)),
+        "rope_cos_sin": lambda: dict(seqlen=16, dim=64, device=device, inv_freq=t.ones(32)),
+        "swiglu": lambda: dict(gate=t(16, 64), up=t(16, 64)),
+        "geglu": lambda: dict(gate=t(16, 64), up=t(16, 64)),
+        "gemm": lambda: dict(a=t(16, 64), b=t(64, 32), bias=t(32)),
+        "fp8_gemm": lambda: dict(a=t(16, 64, dtype=F8), b=t(32, 64, dtype=F8).t(), scale_a=t.ones(1), scale_b=t.ones(1),
+                                 bias=t(32)),
+        "quantize_fp8": lambda: x,
+        "grouped_gemm": lambda: dict(a=t(16, 64), b=t(3, 64, 32), offsets=t.ends(3)),
+        "flash_attn": lambda: dict(q=t(1, 16, 4, 64), k=t(1, 16, 4, 64), v=t(1, 16, 4, 64), sinks=t(4, dtype=F32)),
+        "flash_attn_varlen": lambda: dict(q=flat, k=t(16, 4, 64), v=t(16, 4, 64), cu_seqlens_q=starts,
+                                          cu_seqlens_k=starts, max_seqlen_q=16, max_seqlen_k=16,
+                                          seqused_k=torch.ones(3, dtype=INT, device=device)),
+    }[name]()
+
+
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, as a view with a pending negation; float8, which torch cannot negate, as it is."""
+    return torch._neg_view(x.neg()) if x.itemsize > 1 else x
+
+
+def run(name: str, given: dict):
+    return getattr(tkq, name)(**given)
+
+
+def signature(name: str):
+    return inspect.signature(getattr(tkq, name)).parameters
+
+
+NO_NUMBERS = (True, False, numpy.True_, "1", b"1", [1.0], {}, 1j, object(), torch.tensor(1.0), torch.tensor([1.0, 2.0]),
+              numpy.array([1.0, 2.0]))
+NO_FLAGS = (0, 1, 2, 1.0, "yes", "", [], object(), numpy.True_, float("nan"), torch.tensor(True),
+            torch.tensor([True, False]), numpy.array([True, False]))
+NO_WORDS = (1, True, b"row", ["row"], {}, object(), torch.tensor(1), numpy.array(["row", "block"]))
+NO_DTYPES = ("bf16", "float32", float, 5, [F32], numpy.float32, torch.tensor(1.0))
+
+
+def refused(argument):
+    """(value, error) of all that is to be refused in an argument's place."""
+    values = []
+    if not argument.none:
+        values.append((None, TypeError))
+    values += [(value, error) for value, error in getattr(_Refused, argument.kind)(argument)
+               if not (argument.dtypes and argument.kind == "integer" and isinstance(value, torch.Tensor))]
+    return values
+
+
+class _Refused:
+    @staticmethod
+    def flag(_):
+        return [(value, TypeError) for value in NO_FLAGS]
+
+    @staticmethod
+    def number(a):
+        values = [(value, TypeError) for value in NO_NUMBERS]
+        values += [(value, ValueError) for value in (float("nan"), float("inf"), -float("inf"), HUGE, -HUGE,
+                                                     fractions.Fraction(HUGE))]
+        if a.end < 1e300:
+            values += [(1e39, ValueError), (10**39, ValueError), (numpy.float64(1e39), ValueError)]
+        if a.low is not None:
+            values += [(a.low - 1, ValueError), (a.low - 1e-3, ValueError)] + [(a.low, ValueError)] * a.above
+        return values + ([] if a.high is None else [(a.high + 1, ValueError)])
+
+    @staticmethod
+    def integer(a):
+        values = [(value, TypeError) for value in (*NO_NUMBERS, 1.0, 2.5, numpy.float32(1), float("nan"))]
+        if a.low is not None:
+            values.append((a.low - 1, ValueError))
+        if a.high is not None:
+            values += [(a.high + 1, ValueError), (HUGE, ValueError)]
+        return values
+
+    @staticmethod
+    def choice(a):
+        return [(value, TypeError) for value in NO_WORDS] + [
+            (value, a.error) for value in ("", "nonsense", "a\0b", "x" * 10000)]
+
+    @staticmethod
+    def function(_):
+        return [(value, TypeError) for value in (1, True, ["relu"], object(), max, os.system, str, torch.tensor(1))] + [
+            (value, ValueError) for value in ("nonsense", ":", "os:system", "math:sqrt", "a\0b", lambda x: x)]
+
+    @staticmethod
+    def dtype(a):
+        return [(value, TypeError) for value in (*NO_DTYPES, torch.float64, torch.int32, torch.complex64, torch.bool)]
+
+    @staticmethod
+    def window(_):
+        return [(value, TypeError) for value in (None, 5, (1,), (1, 2, 3), "12", (1.0, 2), ("a", 1), (True, False),
+                                                 {1: 2, 3: 4}, torch.tensor([1, 2]), (torch.tensor(1), 1))] + [
+            (value, ValueError) for value in ((-2, 0), (1 << 30, 0), (0, 10**30))]
+
+    @staticmethod
+    def device(_):
+        return [(value, TypeError) for value in ([], 1.5, True)] + [
+            (value, ValueError) for value in ("nonsense", "cuda:99", "cpu:5", "mps", "xpu:0")]
+
+    @staticmethod
+    def tensor(a):
+        x = torch.ones(4, 64)
+        not_tensors = [1.5, "x", [1.0], object(), numpy.ones((4, 64), dtype=numpy.float32)]
+        not_dense = [x.to_sparse(), x.to_sparse_csr(), torch.nested.nested_tensor([x, x]),
+                     torch.nested.nested_tensor([x, x], layout=torch.jagged), x.to_mkldnn()]
+        others = {torch.float64, torch.int8, torch.bool, torch.complex64} - set(a.types)
+        return [(value, TypeError) for value in (*not_tensors, *not_dense, *(x.to(dtype) for dtype in others))]

@@ -1,0 +1,180 @@
+"""One small call of each kind of attention kernel, beside the same call on the CPU; for a sanitizer.
+
+    python -m tests.helpers.sanitizer.attention_calls [FAMILY ...] [--list]
+
+As `tests/helpers/sanitizer/calls.py`, whose command line this has.
+"""
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from tests.helpers.sanitizer.calls import BF16, main, on, randn
+from tkq import reference
+from tkq.attention.arguments import Lengths, Options
+from tkq.attention.backward import ops
+from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.ops import attention_backward
+from tkq.attention.backward.plan import SINGLE
+from tkq.attention.backward.varlen_ops import attention_varlen_backward
+from tkq.reference import attention_backward as formula
+
+
+def qkv(rows, keys, heads, kv_heads, dim, dim_v=None):
+    return randn(0, 1, rows, heads, dim), randn(1, 1, keys, kv_heads, dim), randn(2, 1, keys, kv_heads, dim_v or dim)
+
+
+def forward(device):
+    """Plans of short, medium and long sequences: two consumers and three, pairs of blocks, O through its own tile,
+    through Q's and from registers."""
+    import tkq
+
+    for rows, keys, dims, causal in ((150, 300, (128, 128), True), (200, 200, (128, 128), False),
+                                     (130, 8200, (128, 128), False), (130, 8200, (128, 128), True),
+                                     (200, 2100, (64, 64), False), (150, 300, (96, 96), True),
+                                     (150, 300, (192, 128), True), (150, 300, (192, 192), False),
+                                     (150, 300, (256, 256), True), (200, 200, (256, 256), False)):
+        q, k, v = on(device, *qkv(rows, keys, 2, 1, *dims))
+        found = tkq.flash_attn(q, k, v, causal=causal, return_lse=True)
+        yield f"{rows} x {keys} D{dims[0]}/{dims[1]} {'causal' if causal else 'full'}", found
+
+
+def options(device):
+    """Limits on either side, also by halves of tiles, softcap, sinks, heads that share a tile."""
+    import tkq
+
+    sinks = randn(3, 4, dtype=torch.float32)
+    for name, rows, more in (("window", 200, dict(window_size=(70, 20))),
+                             ("far window", 800, dict(window_size=(700, 0))),
+                             ("softcap", 100, dict(softcap=15.0)), ("packed heads", 3, dict(causal=True))):
+        q, k, v, s = on(device, *qkv(rows, 900, 4, 1, 128), sinks)
+        yield name, tkq.flash_attn(q, k, v, sinks=s, return_lse=True, **more)
+    q, k, v = on(device, *qkv(1300, 2100, 2, 1, 128))
+    yield "halves", tkq.flash_attn(q, k, v, window_size=(600, 0), return_lse=True)
+
+
+def varlen(device):
+    """Sequences of any length, also of none, in use up to some row."""
+    import tkq
+
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
+    for dim, causal, more in ((128, True, {}), (64, False, {}), (256, True, {}), (128, True, dict(seqused_k=used))):
+        q, k, v, c, *u = on(device, *(x[0] for x in qkv(300, 300, 2, 1, dim)), cu, *more.values())
+        o = tkq.flash_attn_varlen(q, k, v, c, c, 150, 150, causal=causal, **dict(zip(more, u)))
+        yield f"D{dim} {'causal' if causal else 'full'} {', '.join(more)}", (o,)
+
+
+def gradients(device):
+    """Blocks that have one task, that stay, also with dQ made behind, that by query heads, and dQ by a kernel of its
+    own."""
+    stays = {"direct": True, "persistent": True}
+    behind = {**stays, "background": True, "registers": (32, 64, 208)}
+    forms = (("by itself", {}), ("stays", stays), ("dQ by itself", None), ("behind", behind),
+             ("behind, by query heads", {**behind, "dq_add": "bulk", "split": 1}))
+    for dim in (64, 128, 256):
+        q, k, v = qkv(130, 200, 2, 1, dim)
+        o, lse = reference.flash_attn(q, k, v, True)
+        do, q, k, v, o, lse = on(device, randn(3, *q.shape), q, k, v, o, lse)
+        for name, change in forms:
+            if dim == 256 and name.startswith("behind"):
+                continue
+            if device == "cpu":
+                found = formula.flash_attn_backward(do, q, k, v, o, lse, None, True)[:3]
+            else:
+                found = [torch.empty_like(x) for x in (q, k, v)]
+                ops.run((do, q, k, v, o, lse, None), found, Options(True), deterministic=change is None,
+                                 config=config_of(dim, change))
+            yield f"D{dim} {name}", found
+
+
+def config_of(dim, change):
+    if change is None:
+        return None
+    return (GroupedConfig.of if "split" in change else replace)(SINGLE[dim], **change)
+
+
+def more_forward(device):
+    """Long causal sequences of head_dim 64, fp16; of packed sequences pairs of blocks that fetch their tasks, long
+    causal ones, O from registers, other widths, queries that are not in use."""
+    import tkq
+
+    for rows, keys, dim, dtype in ((130, 8200, 64, BF16), (150, 300, 128, torch.float16)):
+        q, k, v = on(device, *(x.to(dtype) for x in qkv(rows, keys, 2, 2, dim)))
+        yield f"{rows} x {keys} D{dim} {dtype}", tkq.flash_attn(q, k, v, causal=True, return_lse=True)
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
+    for dims, causal, longest, more in (
+            ((128, 128), False, 8200, {}), ((128, 128), True, 8200, {}), ((192, 128), True, 150, {}),
+            ((96, 96), True, 150, {}), ((64, 64), True, 150, dict(seqused_q=used, seqused_k=used))):
+        q, k, v, c, *u = on(device, *(x[0] for x in qkv(300, 300, 2, 2, *dims)), cu, *more.values())
+        found = tkq.flash_attn_varlen(q, k, v, c, c, longest, longest, causal=causal, return_lse=True,
+                                      **dict(zip(more, u)))
+        yield f"packed D{dims[0]}/{dims[1]} up to {longest} {'causal' if causal else 'full'} {', '.join(more)}", found
+
+
+def more_gradients(device):
+    """All keys, windows, softcap, sinks, a gradient of lse."""
+    sinks = randn(5, 4, dtype=torch.float32)
+    for dim, given, more in ((128, Options(), {}), (64, Options(False, None, 70, 0), {}),
+                             (128, Options(False, None, 70, 20), {}), (128, Options(True, None, -1, -1, 15.0), {}),
+                             (256, Options(True, None, -1, -1, 15.0), {}), (128, Options(True), dict(dlse=True)),
+                             (128, Options(False, None, 70, 0), dict(deterministic=True))):
+        q, k, v = qkv(130, 200, 4, 4, dim)
+        o, lse = reference.flash_attn(q, k, v, *given, sinks)
+        dlse = randn(4, *lse.shape, dtype=torch.float32) if more.get("dlse") else None
+        do, q, k, v, o, lse, s = on(device, randn(3, *q.shape), q, k, v, o, lse, sinks)
+        dlse = None if dlse is None else dlse.to(device)
+        yield f"D{dim} {given} {more}", attention_backward((do, q, k, v, o, lse, dlse), s, given,
+                                                           deterministic=more.get("deterministic", False))
+
+
+def shared_heads(device):
+    """Query heads that share K/V heads, of short, medium and long sequences: a tile's first part of dQ stored, two
+    query heads at a time. In bf16 dS is a product of pairs, in fp16 it is not; and so of long packed sequences."""
+    causal = Options(True)
+    for dtype in (BF16, torch.float16):
+        for keys in (200, 2100, 8300):
+            q, k, v = (x.to(dtype) for x in qkv(130, keys, 8, 2, 128))
+            o, lse = reference.flash_attn(q, k, v, True)
+            tensors = *on(device, randn(3, *q.shape).to(dtype), q, k, v, o, lse), None
+            yield f"D128 8/2 130 x {keys} {dtype}", attention_backward(tensors, None, causal)[:3]
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    q, k, v = (x[0].half() for x in qkv(300, 300, 2, 2, 128))
+    o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, None, None, *causal)
+    *tensors, c = on(device, randn(3, *q.shape).half(), q, k, v, o, lse, cu)
+    found = attention_varlen_backward((*tensors, None), None, Lengths(c, c, None, None, 8300, 8300), causal)
+    yield "packed D128 up to 8300 fp16", found[:3]
+
+
+def varlen_gradients(device):
+    """Of packed sequences: dQ from block to block, blocks that have one task, that stay, with dQ made behind, also the
+    statistics; dQ by a kernel of its own; windows, softcap, rows that are not in use."""
+    cu = torch.tensor([0, 150, 150, 151, 300], dtype=torch.int32)
+    used = torch.tensor([100, 0, 1, 149], dtype=torch.int32)
+    causal, window, capped = Options(True), Options(False, None, 70, 0), Options(True, None, -1, -1, 15.0)
+    for dim, heads, kv_heads, longest, given, in_use, deterministic in (
+            (64, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, False),
+            (64, 2, 1, 900, causal, False, False), (64, 2, 2, 900, causal, False, False),
+            (128, 2, 1, 900, causal, False, False), (128, 2, 2, 4096, causal, False, False),
+            (128, 2, 2, 4096, Options(), False, False), (128, 2, 1, 4096, causal, False, False),
+            (128, 2, 2, 8200, causal, False, False),
+            (256, 2, 1, 150, causal, False, False), (128, 2, 1, 150, causal, False, True),
+            (128, 2, 1, 150, window, False, False), (128, 2, 1, 150, capped, False, False),
+            (128, 2, 1, 150, causal, True, False)):
+        q, k, v = (x[0] for x in qkv(300, 300, heads, kv_heads, dim))
+        sinks, of_use = randn(5, heads, dtype=torch.float32), (used, used) if in_use else ()
+        o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, *(of_use or (None, None)), *given, sinks)
+        do, q, k, v, o, lse, s, c, *u = on(device, randn(3, *q.shape), q, k, v, o, lse, sinks, cu, *of_use)
+        lengths = Lengths(c, c, *(u or (None, None)), longest, longest)
+        found = attention_varlen_backward((do, q, k, v, o, lse, None), s, lengths, given, deterministic=deterministic)
+        yield f"D{dim} {heads}/{kv_heads} up to {longest} {given} {in_use} {deterministic}", found
+
+
+FAMILIES = {f.__name__: f for f in (forward, options, varlen, gradients, more_forward, more_gradients,
+                                    shared_heads, varlen_gradients)}
+
+if __name__ == "__main__":
+    sys.exit(main(FAMILIES))

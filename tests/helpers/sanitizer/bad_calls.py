@@ -1,0 +1,159 @@
+"""One small call of each op that takes indices, with indices that no caller means, beside the same call on the CPU; for
+a sanitizer: nothing outside the tensors is read or written.
+
+    python -m tests.helpers.sanitizer.bad_calls [FAMILY ...] [--list]
+
+As `tests/helpers/sanitizer/calls.py`, whose command line this has.
+"""
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import grad
+
+from tests.helpers.ops.bad_indices import CUTS, labels, positions
+from tests.helpers.sanitizer.calls import main, on, randn
+from tkq import reference
+from tkq.attention.arguments import Lengths, Options
+from tkq.attention.backward.varlen_ops import attention_varlen_backward
+
+EVERYTHING = dict(label_smoothing=0.1, z_loss=1e-3, softcap=20.0)
+
+
+def told(*found):
+    """The numbers with 0 for NaN, and where there is NaN; with a 1 behind them, as there may be none."""
+    flat = [F.pad(x.detach().float().flatten(), (0, 1), value=1.0) for x in found]
+    return [part for x in flat for part in (x.nan_to_num(0.0), x.isnan().float())]
+
+
+def of_classes(device, V, rows, dtype, options):
+    import tkq
+    from tkq.losses.ops import cross_entropy_and_gradient
+
+    target, _ = labels(V, dtype, rows)
+    x, t, w = on(device, randn(0, rows, V, grad=True), target, randn(1, V).float().abs() + 0.1)
+    given = dict(weight=w if options else None, ignore_index=1 << 40 if options else -1, **options)
+    loss = tkq.cross_entropy(x, t, reduction="none", **given)
+    yield f"{dtype} {V} {options}", told(loss, *grad(loss.sum(), x))
+    loss = tkq.cross_entropy(x, t, **given)
+    yield f"{dtype} {V} {options} mean", told(loss, *grad(loss, x))
+    both = cross_entropy_and_gradient(x.detach(), t, **given)
+    yield f"{dtype} {V} {options} at once", told(*both)
+
+
+def cross_entropy(device):
+    """Rows that are held, of 32- and 64-bit labels; class weights are looked up with them."""
+    for V, dtype, options in ((1000, torch.int64, EVERYTHING), (1000, torch.int32, {}), (8, torch.int64, {})):
+        yield from of_classes(device, V, 32, dtype, options)
+
+
+def long_rows(device):
+    """Rows that begin anywhere, of a cluster, that are walked along."""
+    for V, options in ((50257, {}), (131072, {}), (131072, EVERYTHING)):
+        yield from of_classes(device, V, 24, torch.int64, options)
+
+
+def linear(device):
+    import tkq
+
+    for dtype in (torch.bfloat16, torch.float16):
+        target, _ = labels(1000, torch.int64, 32)
+        x, w, t, cw = on(device, randn(0, 32, 64, dtype=dtype, grad=True), randn(1, 1000, 64, dtype=dtype, grad=True),
+                         target, randn(2, 1000).float().abs() + 0.1)
+        for class_weight in (None, cw):
+            for reduction in ("none", "mean", "sum"):
+                loss = tkq.linear_cross_entropy(x, w, t, class_weight=class_weight, ignore_index=-1,
+                                                reduction=reduction)
+                yield f"linear {dtype} {reduction}", told(loss, *grad(loss.sum(), (x, w)))
+
+
+def rope(device):
+    import tkq
+
+    cos, sin = tkq.rope_cos_sin(64, 64, device="cpu")
+    for dtype in (torch.int32, torch.int64):
+        ids = positions(64, dtype)
+        x, c, s, i = on(device, randn(0, 1, 64, 3, 64, grad=True), cos, sin, ids)
+        y = tkq.rope(x, c, s, position_ids=i[None])
+        yield f"position_ids {dtype}", told(y, *grad(y, x, torch.ones_like(y)))
+        x, o = on(device, randn(0, 64, 2, 3, 64, grad=True), ids)
+        y = tkq.rope(x, c, s, seqlen_offsets=o)
+        yield f"seqlen_offsets {dtype}", told(y, *grad(y, x, torch.ones_like(y)))
+    for cuts in CUTS:
+        x, k, c, s, cu, o = on(device, randn(0, 300, 3, 64), randn(1, 300, 1, 64), cos, sin,
+                               torch.tensor(cuts, dtype=torch.int32), torch.tensor([0, 2**31 - 1, -3, 5]))
+        for offsets in (0, 2**31 - 1, o):
+            yield f"cu_seqlens {cuts}", told(*tkq.rope_qk(x, k, c, s, cu_seqlens=cu, seqlen_offsets=offsets))
+
+
+def grouped(device):
+    import tkq
+
+    for cuts in CUTS:
+        ends = torch.tensor(cuts, dtype=torch.int32)
+        last = int(ends.clamp(0, 304).max())
+        x, y, b, offsets = on(device, randn(0, 304, 136, grad=True), randn(1, 304, 264),
+                              randn(2, 5, 136, 264, grad=True), ends)
+        c = tkq.grouped_gemm(x, b, offsets)
+        yield f"along M {cuts}", told(c[:last], *grad(c[:last].float().sum(), (x, b)))
+        yield f"along K {cuts}", told(tkq.grouped_gemm(x.detach().t(), y, offsets))
+        found = (*tkq.quantize_fp8(randn(0, 304, 128), "block", transpose=True)[2:],
+                 *tkq.quantize_fp8(randn(1, 304, 264), "block", transpose=True)[2:])
+        xt, sx, yt, sy = on(device, *found)
+        yield f"float8 along K {cuts}", told(tkq.grouped_gemm(xt, yt.t(), offsets, scale_a=sx, scale_b=sy.t()))
+
+
+USED = torch.tensor([1 << 30, -3, -(1 << 31), 20], dtype=torch.int32)  # lengths in use that are none
+
+
+def packed(device, cuts, dim, heads, in_use):
+    """(q, k, v, do, o, lse), o and lse from the CPU, cu_seqlens and what is in use."""
+    cu = torch.tensor(cuts, dtype=torch.int32)
+    used = (USED, USED) if in_use else (None, None)
+    q, k, v, do = (randn(i, 300, n, dim) for i, n in enumerate((heads, 1, 1, heads)))
+    o, lse = reference.flash_attn_varlen(q, k, v, cu, cu, *used, True)
+    # where cu does not begin with 0, which is an error on the CPU, that counts as 0
+    given = cu if device != "cpu" else torch.cat((cu[:1] * 0, cu[1:]))
+    q, k, v, do, o, lse, given = on(device, q, k, v, do, o, lse, given)
+    return (q, k, v, do, o, lse), given, on(device, *used) if in_use else used
+
+
+def attention(device):
+    """Sequences by the running maximum of cu_seqlens; longest: what is said, and is not so."""
+    import tkq
+
+    for dim, heads, longest, in_use in ((128, 2, 0, False), (64, 2, 900, True), (128, 1, 8200, False)):
+        for cuts in CUTS:
+            (q, k, v, *_), cu, used = packed(device, cuts, dim, heads, in_use)
+            o, lse = tkq.flash_attn_varlen(q, k, v, cu, cu, longest, longest, causal=True, return_lse=True,
+                                           seqused_q=used[0], seqused_k=used[1])
+            yield f"{cuts} D{dim} up to {longest}", told(o, lse.nan_to_num(neginf=-9.0))
+
+
+def backward(device, dim, heads, longest, in_use, deterministic=False):
+    for cuts in CUTS:
+        (q, k, v, do, o, lse), cu, used = packed(device, cuts, dim, heads, in_use)
+        found = attention_varlen_backward((do, q, k, v, o, lse, None), None, Lengths(cu, cu, *used, longest, longest),
+                                          Options(True), deterministic=deterministic)
+        yield f"{cuts} D{dim} up to {longest} {deterministic}", told(*found[:3])
+
+
+def gradients(device):
+    """Of blocks that have one task; dQ by a kernel of its own."""
+    yield from backward(device, 128, 2, 0, False)
+    yield from backward(device, 64, 2, 150, True, deterministic=True)
+
+
+def gradients_of_long(device):
+    """Of blocks that stay, with dQ made behind, also the statistics."""
+    yield from backward(device, 64, 2, 900, True)
+    yield from backward(device, 128, 1, 8200, False)
+
+
+FAMILIES = {f.__name__: f for f in (cross_entropy, long_rows, linear, rope, grouped, attention, gradients,
+                                    gradients_of_long)}
+
+if __name__ == "__main__":
+    sys.exit(main(FAMILIES))

@@ -1,0 +1,278 @@
+"""Kernels under pressure (`tkq.testing.pressure`): delays where roles wait for each other, stages that are spoilt
+before each load, stores that take long. A program of its own, as the setting is of a process, and a faulty kernel may
+hang.
+
+    python -m tests.helpers.sanitizer.pressed reads gemm
+
+Each case runs a small problem several times, also with fewer blocks than the device has processors, so that each block
+has several tasks. Results are judged as in the family's own tests, exactly where sums are exact, and where the order of
+all sums is fixed the bits have to be those of the first run.
+"""
+import dataclasses
+import math
+import sys
+
+import torch
+
+from tests.helpers.sanitizer import pressed_attention as attention
+from tests.helpers.sanitizer.repeated import BF16, REPEATS, processors, same_bits
+from tkq.testing import assert_2x, pressure
+
+PLACES = {"start": 3000, "producer": 400, "consumer": 400, "wait": 400, "arrive": 400, "barrier": 300, "cluster": 1500,
+          "store": 300}
+# Who is late: everybody now and then; what is loaded, so that nobody may read before it is there; who reads, so that
+# nobody may write before it was read, nor give it back; what is stored, so that nobody may be told before it has left;
+# the first part of a sum, so that no other may be added before it is there; one role of a block alone;
+# one warpgroup behind the block's barriers, so that nobody may count for it.
+KINDS = {"naps": dict(naps=PLACES), "loads": dict(naps={"load": 6000, "start": 3000}),
+         "reads": dict(naps={"consumer": 4000, "arrive": 4000}, poison=True),
+         "stores": dict(naps={"store": 6000}, late_stores=True, late_additions=True),
+         "firsts": dict(naps={"leave": 8000}, late_stores=True),
+         "roles": dict(naps=dict.fromkeys(("producer", "consumer", "wait", "arrive", "load"), 4000), poison=True,
+                       one_group=True),
+         "barriers": dict(naps={"barrier": 6000}, one_group=True)}
+
+
+# ---- products ------------------------------------------------------------------------------------------
+
+
+def gemm(config=None, size=(300, 600, 1000), blocks=3, b_major="n"):
+    from tests.gpu.gemm.test_gemm import check_run, operands
+    from tkq.gemm.dense import ops
+    from tkq.gemm.dense.config import Config
+
+    (a, b), config = operands(size, "k", b_major), config or Config(cluster=1)
+    check_run(a, b, config, blocks=blocks)
+    c, want = torch.empty(size[:2], device="cuda", dtype=a.dtype), (a.double() @ b.double()).to(a.dtype)
+    for _ in range(2 * REPEATS):
+        ops.run(a, b, c.fill_(math.nan), config, blocks)
+        assert torch.equal(c, want), "other numbers in another run"
+
+
+def gemm_long():
+    gemm(size=(256, 512, 8192), blocks=2, b_major="k")
+
+
+def gemm_cluster():
+    from tkq.gemm.dense.config import Config
+
+    gemm(Config(spread=1), blocks=4)
+
+
+def gemm_not_held():
+    from tkq.gemm.dense.config import Config
+
+    gemm(Config(cluster=1, hold=False))
+
+
+def gemm_paced():
+    from tkq.gemm.dense.wave_sync_config import PacedConfig
+
+    gemm(PacedConfig(spread=1), (700, 1032, 512), 4, "k")
+
+
+def gemm_few_rows():
+    from tests.gpu.gemm.test_gemm import operands
+    from tests.gpu.gemm.test_gemm_epilogue import between_poison, exact
+    from tkq.gemm.dense import small_m_plan
+    from tkq.gemm.dense.small_m_config import NarrowConfig
+    from tkq.gemm.dense.spec import GemmSpec
+
+    a, b = operands((61, 500, 4096), "k", "k")
+    want = exact(a, b)
+    config = small_m_plan.fitted(NarrowConfig(64, 128, 2), GemmSpec())
+    for _ in range(REPEATS):
+        assert torch.equal(between_poison(a, b, config), want)
+
+
+def fp8(kind="row", which="FAST", **options):
+    from tests.gpu.gemm import test_fp8_gemm as cases
+
+    config = dataclasses.replace(getattr(cases, which)[0], cluster=1)
+    for _ in range(4):
+        cases.check_exact(kind, (300, 528, 1168), config, blocks=3, **options)
+
+
+def fp8_not_spread():
+    """A product in flight when the stage before is given back; more steps of K than stages."""
+    from tests.gpu.gemm import test_fp8_gemm as cases
+
+    for _ in range(4):
+        cases.check_exact("row", (300, 272, 1168), cases.FAST[2], blocks=3)
+
+
+def fp8_promoted():
+    fp8("row", "PROMOTED", promote=True)
+
+
+def fp8_blocks():
+    fp8("block", "BLOCKS", promote=True)
+
+
+def fp8_few_rows():
+    from tests.gpu.gemm.test_fp8_narrow import take
+    from tkq.gemm.fp8.small_m_config import NarrowFp8Config
+
+    for _ in range(REPEATS):
+        take("row", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+
+
+def fp8_few_rows_blocks():
+    """Whose scales come step by step."""
+    from tests.gpu.gemm.test_fp8_narrow import take
+    from tkq.gemm.fp8.small_m_config import NarrowFp8Config
+
+    for _ in range(REPEATS):
+        take("block", (61, 136, 2064), NarrowFp8Config(64, 64, 2))
+
+
+def grouped(sizes=None, n=776, k=272, blocks=6):
+    from tests.gpu.gemm import test_grouped as cases
+
+    config = dataclasses.replace(cases.FAST[0], cluster=1)
+    for _ in range(4):
+        cases.check("bf16", sizes or cases.SIZES["skewed"], n, k, config, behind=0, blocks=blocks)
+
+
+def grouped_long():
+    """Groups whose rows are the first consumer's alone, of many more steps than stages: the second, which only lets
+    stages go, would be rounds ahead."""
+    grouped([40, 1, 130, 64, 7], 264, 4096, 2)
+
+
+# ---- rows ----------------------------------------------------------------------------------------------
+
+
+def norm_backward(N=1024):
+    from tests.gpu.norms.test_norm_backward import check, make
+
+    processors(4)
+    given = make(600, N)
+    same_bits(lambda: [x for x in check("rmsnorm", *given) if x is not None])
+
+
+def norm_backward_warps():
+    """Several warps to a row."""
+    norm_backward(4096)
+
+
+def norm_backward_cluster():
+    from tests.gpu.norms.test_norm_backward import check, make
+
+    given = make(300, 131072)
+    same_bits(lambda: [x for x in check("layernorm", *given) if x is not None], repeats=2)
+
+
+def rows_held():
+    """Blocks that come and go: several rows, one row, and a cluster to a row."""
+    from tests.gpu.rows import test_rows_held as cases
+
+    for size in ((4096, 1, 16, 64), (4096, 1, 4, 32), (4096, 2, 8, 32), (40000, 4, 8, 64)):
+        x = cases.randn(1100, size[0])
+        truth, peer = ((torch.softmax(x, -1) * x).sum(-1) for x in (x.double(), x.float()))
+
+        def judged():
+            mean = cases.empty(len(x))  # noqa: B023
+            cases.run(cases.SoftmaxMean, size, x=x, mean=mean)  # noqa: B023
+            assert_2x(mean, truth, peer, ulps=16, bias_ulps=8)  # noqa: B023
+            return [mean]
+
+        same_bits(judged)
+        cases.test_three_exchanges_and_a_vector(size)
+
+
+def norm_quantised():
+    from tests.gpu.norms import test_norm_quant_kept as cases
+    from tkq.norms import fp8_persistent_plan
+
+    p = fp8_persistent_plan.variants(cases.spec_of("layernorm", 65536, "row"))[0]
+    x, extra = cases.make((61, 65536), "bf16", **cases.HEAVY)
+
+    def run():
+        found = cases.run("layernorm", p, x, extra, "row")
+        cases.check_result("layernorm", x, extra, "row", found, "")
+        return found
+
+    same_bits(run, repeats=2)
+
+
+def norm_cluster():
+    from tests.gpu.norms.test_norms import check, make
+
+    x, weight, bias = make((40, 262144), "bf16", "bf16", "bf16")
+    for kind in ("rmsnorm", "layernorm"):
+        same_bits(lambda: [check(kind, x, weight, bias)], repeats=2)  # noqa: B023
+
+
+def softmax():
+    from tests.gpu.losses import test_softmax as cases
+
+    x = cases.make((40, 262144), "bf16")
+    for _ in range(3):
+        cases.check(x)
+
+
+def cross_entropy():
+    from tests.helpers.losses.cases import check, check_both, make
+
+    given = make((40, 131072), "bf16", 2.0)
+    same_bits(lambda: check(*given, label_smoothing=0.1), repeats=2)
+    for _ in range(3):
+        check_both(*given)
+
+
+def rope():
+    from tests.gpu.pointwise.test_rope import check, make, tables
+
+    check(make((2, 37, 5, 128)), *tables(128), make((2, 37, 3, 128), seed=1))
+
+
+def gated():
+    from tests.gpu.pointwise.test_gated import check_forward, make
+
+    check_forward("swiglu", *make((130, 1000), "bf16")[:2])
+
+
+def quantize_claimed():
+    """More tiles than blocks keep."""
+    processors(8)
+    quantize()
+
+
+def quantize(shape=(300, 4096), repeats=4):
+    """Of smaller and smaller numbers: what was largest before is larger."""
+    from tests.gpu.quantize.test_quantize import run
+
+    for i in range(repeats):
+        x = (torch.randn(shape, device="cuda") * 2 ** (7 - i % 8)).to(BF16)
+        for granularity, transpose in (("tensor", True), ("row", True)):
+            run(x, granularity, transpose=transpose)
+
+
+def quantize_few():
+    """Each column's largest is found by two blocks: one warp of either may be the last to add what it found."""
+    quantize((256, 128), 50)
+
+
+def quantize_claimed_few():
+    """A tile, found by one block and written by another."""
+    processors(0)
+    quantize((128, 128), 50)
+
+
+CASES = {f.__name__: f for f in (
+    *attention.CASES, gemm, gemm_long, gemm_cluster, gemm_not_held, gemm_paced, gemm_few_rows, fp8, fp8_not_spread,
+    fp8_promoted, fp8_blocks, fp8_few_rows, fp8_few_rows_blocks, grouped, grouped_long, norm_backward,
+    norm_backward_warps, norm_backward_cluster, norm_cluster, norm_quantised, rows_held, softmax, cross_entropy,
+    quantize, quantize_few, quantize_claimed, quantize_claimed_few, rope, gated)}
+
+
+def main(kind, case):
+    pressure(**KINDS[kind])
+    CASES[case]()
+    torch.cuda.synchronize()
+    print("1 passed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

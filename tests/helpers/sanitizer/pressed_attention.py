@@ -1,0 +1,166 @@
+"""Attention under pressure: cases of `tests.helpers.sanitizer.pressed`."""
+import dataclasses
+import math
+
+import torch
+
+from tests.helpers.sanitizer.repeated import BF16, processors, same_bits
+
+
+def attention(causal=True, bridge=False):
+    """Rows and tasks whose largest scores differ, and rise from block to block, which come last to first."""
+    from tests.helpers.attention.inputs import make
+    from tkq.attention.forward.config import AttentionConfig
+
+    processors(6)
+    q, k, v = make(2, 640, 700, 8, 2, 128)
+    q = (q * torch.rand(2, 640, 8, 1, device="cuda") * 5).to(BF16)
+    k = (k * torch.linspace(4, 0.3, 700, device="cuda")[:, None, None]).to(BF16)
+    forward(q, k, v, AttentionConfig(bridge=True) if bridge else None, causal=causal)
+
+
+def forward(q, k, v, config, **options):
+    from tests.helpers.attention.inputs import compare, run
+
+    def again():
+        o, lse = torch.full_like(q, math.nan), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+        run(q, k, v, o, lse, config, **options)
+        return o, lse
+
+    same_bits(lambda: compare(q, k, v, config=config, **options), again)
+
+
+def attention_bridge():
+    attention(causal=False, bridge=True)
+
+
+def attention_cluster():
+    """Two blocks bring half of each K and V tile to both: a task's Q, behind its own half of K, is there before the
+    other's."""
+    from tests.helpers.attention.inputs import make
+    from tkq.attention.forward.plan import _D128_LONG_FULL
+
+    processors(6)
+    forward(*make(2, 640, 700, 8, 2, 128), _D128_LONG_FULL)
+
+
+def attention_packed():
+    from tests.helpers.attention.varlen_inputs import compare, make
+
+    processors(3)
+    given = make([(513, 513), (64, 64), (1, 900), (0, 70), (113, 203), (300, 100), (2, 63)], 4, 2, 128)
+    for _ in range(2):
+        compare(*given, max_q=520, max_k=900, causal=True)
+
+
+def attention_window():
+    from tests.gpu.attention.test_attention_window_halves import planned
+    from tests.helpers.attention.inputs import make
+
+    processors(3)
+    forward(*make(1, 1300, 1300, 6, 3, 128), planned("causal"), left=575, right=0)
+
+
+def backward(config, dim=128, causal=True, rows=641, few=True, **options):
+    from tests.helpers.attention import gradients as cases
+    from tkq.attention.arguments import Options
+    from tkq.attention.backward import ops
+
+    if few:
+        processors(3)
+    q, k, v, do = cases.make(2, rows, rows, 8, 2, dim, BF16)
+    o, lse, _ = cases.forward(q, k, v, causal, dim ** -0.5, (-1, -1))
+    given = do, q, k, v, o.to(BF16), lse.float(), None
+    fixed = slice(0 if options else 1, 3)  # dq too, where it is asked for in a fixed order
+
+    def again():
+        found = [cases.poisoned(x) for x in (q, k, v)]
+        ops.run(given, found, Options(causal), config=config, **options)
+        return found[fixed]
+
+    same_bits(lambda: cases.compare(q, k, v, do, causal, config=config, **options)[fixed], again)
+
+
+def backward_in_background():
+    from tkq.attention.backward.plan import _BEHIND
+
+    backward(_BEHIND[128])
+
+
+def backward_of_one_task():
+    from tkq.attention.backward.plan import SINGLE
+
+    backward(dataclasses.replace(SINGLE[128], late=False, direct=False), few=False)
+
+
+def backward_wide():
+    from tkq.attention.backward.plan import SINGLE
+
+    backward(SINGLE[256], dim=256, rows=300, few=False)
+
+
+def backward_wide_one_p():
+    """One stage of P: with as many as Q has, those of Q hold the role up that writes P."""
+    from tkq.attention.backward.plan import SINGLE
+
+    backward(dataclasses.replace(SINGLE[256], p_stages=1), dim=256, rows=300, few=False)
+
+
+def backward_first():
+    from tkq.attention.backward.plan import _FIRST
+
+    backward(_FIRST)
+
+
+def backward_first_at_once():
+    """All blocks of keys of a head at the same time at the same tile."""
+    from tkq.attention.backward.plan import _FIRST
+
+    backward(_FIRST, causal=False, few=False)
+
+
+def backward_grouped():
+    from tkq.attention.backward.plan import _IN_PARTS
+
+    backward(_IN_PARTS)
+
+
+def backward_grouped_at_once():
+    """All parts of the query heads at the same time."""
+    from tkq.attention.backward.plan import _IN_PARTS
+
+    backward(_IN_PARTS, few=False)
+
+
+def backward_in_order():
+    from tkq.attention.backward.plan import SINGLE
+
+    backward(SINGLE[128], few=False, deterministic=True)
+
+
+def backward_packed(config, lengths=None, causal=False):
+    from tests.helpers.attention.varlen_gradients import MIXED, Problem
+    from tkq.attention.arguments import Options
+
+    problem = Problem(lengths or MIXED, 4, 4, 128, options=Options(causal))
+    for _ in range(3):
+        problem.judge(config=config)
+
+
+def backward_chain():
+    from tkq.attention.backward.plan import _CHAIN_FULL
+
+    backward_packed(_CHAIN_FULL, ((512, 512), (300, 511), (70, 400), (512, 130)) * 6)
+
+
+def backward_seamless():
+    from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
+    from tkq.attention.backward.plan import _BEHIND
+
+    processors(3)
+    backward_packed(SeamlessConfig.of(_BEHIND[128]), causal=True)
+
+
+CASES = (attention, attention_bridge, attention_cluster, attention_packed, attention_window, backward_in_background,
+         backward_of_one_task, backward_wide, backward_wide_one_p, backward_first, backward_first_at_once,
+         backward_grouped, backward_grouped_at_once, backward_in_order, backward_chain, backward_seamless)

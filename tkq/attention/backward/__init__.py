@@ -1,0 +1,1 @@
+"""Flash attention's gradients: specs, plans, kernels and what PyTorch sees of them."""

@@ -1,0 +1,238 @@
+"""What else attention's backward has to do, under its products: warps that are free make the zeroes that dQ is added
+to, ahead of the tasks, and dQ of what has been added, behind them. So all of it stays in L2."""
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, Int64
+
+import tkq.tile as tk
+from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.spec import BackwardSpec
+from tkq.attention.common.counters import await_count, await_patiently, claim, load_acquire, tell, tell_fenced, words_of
+from tkq.attention.common.integers import ceil_div
+from tkq.attention.common.tile_order import lead_of, section_of
+
+WARP = 32
+
+
+class Counters(NamedTuple):
+    """int32, zero in the beginning. next: (3,) the numbers that are given out next, of tasks, of tiles to zero and of
+    those to finish. ready: of the K/V heads of all sequences, tiles that are zero. added: likewise, warps that have
+    added all of a task's dQ."""
+
+    next: cute.Tensor
+    ready: cute.Tensor
+    added: cute.Tensor
+
+    @staticmethod
+    def count(heads):
+        return 3 + 2 * heads
+
+    @staticmethod
+    def of(flat: cute.Tensor) -> "Counters":
+        heads = (cute.size(flat) - 3) // 2
+        return Counters(*[cute.make_tensor(flat.iterator + first, cute.make_layout((n,)))
+                          for first, n in ((0, 3), (3, heads), (3 + heads, heads))])
+
+
+ZEROED, FINISHED = 1, 2  # of Counters.next
+
+
+class Background(NamedTuple):
+    """dq: (B, Sq, H, D). lead: tiles that are zeroed ahead of the last that is done with, at least."""
+
+    dq: cute.Tensor
+    counters: Counters
+    lead: Int32
+
+
+class BackwardBackground:
+    """Whatever there is to do, tasks as well as tiles, is given out in order, to who can begin with it at once. So it
+    gets done even if only some of the grid's blocks are there, as when other kernels have the other processors.
+
+      each warp     the next tile to finish | zero tiles, up to ``lead`` ahead of it | wait until all of its head's dQ
+                    has been added | write its dQ | ..
+      dQ warps      the next task | wait until its head is zero | add | say so | ..
+    """
+
+    def __init__(self, spec: BackwardSpec, config: BackwardConfig):
+        self.spec, self.config = spec, config
+
+    @cute.jit
+    def run(self, g):
+        counters = g.background.counters
+        tiles, zeroed = cute.size(g.acc, mode=[0]), Int32(0)
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        n = claim(counters.next, FINISHED)
+        while n < tiles:
+            at = self.tile(g, n)
+            goal = cutlass.min(n + self.lead(g, at), tiles)
+            while zeroed < goal:
+                zeroed = claim(counters.next, ZEROED)
+                if zeroed < tiles:
+                    self.zero(g, self.tile(g, zeroed))
+                zeroed = zeroed + 1
+            head = self.head(g, at)
+            await_count(counters.ready, head, self.tiles_of(g, at.rows_q))
+            await_count(counters.added, head, 4 * self.blocks(at.rows_k))
+            self.convert(g, at)
+            n = claim(counters.next, FINISHED)
+
+    def tile(self, g, n):
+        """Where tile n is: of those of a sequence, or of all equal ones, head by head."""
+        return g.places.at(False, self.config.tile, n, g.heads,
+                           lambda index, slots, *_: (index // slots, index % slots),
+                           self.config.longest_first)
+
+    def number(self, g, at):
+        """The tile's place in the workspace."""
+        first = g.places.first_tile(at, self.config.tile, g.heads, g.tiles)
+        return Int64(first) + Int64(at.head) * g.tiles + at.number
+
+    def head(self, g, at):
+        """The tile's K/V head, of all sequences."""
+        return at.sequence * g.kv_heads + at.head // g.heads_per_kv
+
+    def tiles_of(self, g, rows):
+        """Of a K/V head, those that have rows."""
+        return ceil_div(rows, self.config.tile) * g.heads_per_kv
+
+    def blocks(self, keys):
+        """Of a K/V head."""
+        return ceil_div(keys, self.config.block)
+
+    def lead(self, g, at):
+        """Tiles that are zeroed ahead of this one."""
+        if not self.spec.varlen:
+            return g.background.lead
+        section = section_of(at.rows_q, g.section, self.config.section_bytes, g.kv_heads)
+        slots = at.slots * g.heads_per_kv  # by cu_seqlens: with seqused more than have rows
+        return cutlass.max(g.background.lead, lead_of(section, 0, slots))
+
+    @cute.jit
+    def zero(self, g, at):
+        acc, zeros = g.acc[self.number(g, at), None], cute.make_rmem_tensor((4,), Float32)
+        zeros.fill(0.0)
+        quads = cute.make_tensor(acc.iterator, cute.make_layout((4, cute.size(acc) // 4)))
+        for i in cutlass.range(0, cute.size(acc) // 4, WARP, unroll=8):
+            cute.autovec_copy(zeros, quads[None, i + tk.lane_id()])
+        cute.arch.fence_proxy("async.global")  # bulk additions come next
+        if at.number * self.config.tile < at.rows_q:
+            tell_fenced(g.background.counters.ready, self.head(g, at))
+
+    @cute.jit
+    def convert(self, g, at):
+        """dQ of a tile: 16 rows x 32 columns at a time, as a warp had them when they were added."""
+        c, (rows, cols) = self.config, self.config.dq_parts(self.spec.width)
+        slabs, quads = 4 * rows * cols, c.dq_cols // 8
+        number = self.number(g, at)
+        acc = cute.make_tensor(g.acc[number, None].iterator, cute.make_layout((4, WARP, quads, slabs)))
+        there = self.there(g, number)
+        out = g.background.dq[at.batch, None, at.head, None]
+        first = at.start_q + at.number * c.tile
+        for i in cutlass.range(slabs * (c.dq_cols // 32), unroll=1):
+            slab, part = i // (c.dq_cols // 32), i % (c.dq_cols // 32)
+            x = tk.rt_fl(32)
+            self.load_added(x, there, acc[None, tk.lane_id(), None, slab], 4 * part)
+            tk.mul(x, x, g.scale)
+            row = first + slab // 4 // cols * 64 + (slab % 4 - tk.warp_id() % 4) * 16  # of a warpgroup's first
+            col = slab // 4 % cols * c.dq_cols + 32 * part
+            tk.store_narrow(columns(out, col), x, row, at.start_q + at.rows_q)
+
+    def there(self, g, number):
+        """Has anything been added up for the tile? None: always, as it began with zeroes."""
+
+    def load_added(self, x, there, theirs, first):
+        self.load(x, theirs, first)
+
+    def load(self, x, theirs, first):
+        """From L2, where it was added up."""
+        mine = cute.make_tensor(x.tensor.iterator, cute.make_layout((4, 4)))
+        atom = cute.make_copy_atom(cute.nvgpu.CopyG2ROp(), Float32, num_bits_per_copy=128,
+                                   load_cache_mode=cute.nvgpu.LoadCacheMode.GLOBAL)
+        for j in range(4):
+            cute.copy(atom, theirs[None, first + j], mine[None, j])
+
+    # ---- for the dQ warpgroup ----------------------------------------------------------------------
+
+    @cute.jit
+    def await_ready(self, g, t):
+        """Until all tiles of the query heads of a task's K/V head are zero. A warp, before its own additions."""
+        await_count(g.background.counters.ready, t.sequence * g.kv_heads + t.head, self.tiles_of(g, t.rows_q))
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def sign_off(self, g, t):
+        """A warp has added all that it has to."""
+        tk.store_wait(read=False)
+        tell_fenced(g.background.counters.added, t.sequence * g.kv_heads + t.head)
+
+
+def columns(x: cute.Tensor, first) -> cute.Tensor:
+    """Of (rows, columns), from column ``first``, a multiple of 8, on."""
+    rows, cols = x.shape
+    start = (x.iterator + first * x.stride[1]).align(16)
+    return cute.make_tensor(start, cute.make_layout((rows, cols - first), stride=x.stride))
+
+
+class GroupedBackground(BackwardBackground):
+    """Counters are of query heads. Tiles come in the order of the tasks' heads."""
+
+    def __init__(self, spec: BackwardSpec, config: GroupedConfig, turn):
+        super().__init__(spec, config)
+        self.turn = turn
+
+    def tile(self, g, n):
+        def order(index, slots, *_):
+            head, of_task = index // slots, g.heads_per_kv
+            return self.turn(g, head // of_task) * of_task + head % of_task, index % slots
+
+        return g.places.at(False, self.config.tile, n, g.heads, order)
+
+    def head(self, g, at):
+        return at.sequence * g.heads + at.head
+
+    def tiles_of(self, g, rows):
+        return ceil_div(rows, self.config.tile)
+
+    @cute.jit
+    def await_head(self, g, t, head):
+        """Until the tiles of a query head are zero. A warp, before its own additions."""
+        await_count(g.background.counters.ready, t.sequence * g.heads + head, self.tiles_of(g, t.rows_q))
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def sign_off_head(self, g, sequence, head, but: Constexpr[int] = 0):
+        """A warp has added all that it has to; the last ``but`` additions are another's."""
+        tk.store_wait(but, read=False)
+        tell(g.background.counters.added, sequence * g.heads + head)
+
+
+class FinishesTiles(GroupedBackground):
+    """Makes dQ of what has been added up, and no zeroes."""
+
+    @cute.jit
+    def run(self, g):
+        counters, tiles = g.background.counters, cute.size(g.acc, mode=[0])
+        cute.arch.griddepcontrol_wait()  # the counters are zero
+        n = claim(counters.next, FINISHED)
+        while n < tiles:
+            at = self.tile(g, n)
+            await_patiently(counters.added, self.head(g, at), 4 * self.blocks(at.rows_k))
+            self.convert(g, self.tile(g, n))  # found again: kept, it would take registers
+            n = claim(counters.next, FINISHED)
+
+    def await_head(self, g, t, head):
+        """Of zeroes: there are none."""
+
+    def there(self, g, number):
+        """Is the tile somebody's? Else it sees no key, and its dQ is 0."""
+        return load_acquire(words_of(g), Int32(number)) > 0
+
+    @cute.jit
+    def load_added(self, x, there, theirs, first):
+        tk.zero(x)
+        if there:
+            self.load(x, theirs, first)

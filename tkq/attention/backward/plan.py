@@ -1,0 +1,162 @@
+"""From what was asked of the backward to how its kernels are built: pure Python, tested without a GPU. No kernel
+depends on this file."""
+import itertools
+from dataclasses import replace
+
+from tkq.attention.backward.config import BackwardConfig
+from tkq.attention.backward.dq_first_store_config import FirstConfig
+from tkq.attention.backward.fuse_preprocess_config import SeamlessConfig
+from tkq.attention.backward.gqa_config import GroupedConfig
+from tkq.attention.backward.spec import WIDTHS, BackwardSpec
+from tkq.attention.forward.plan import LENGTHS, length_class
+from tkq.runtime.compile.recipe import Recipe
+
+BRIEF = 512  # keys: packed sequences up to so many are brief
+PACKED_LENGTHS = ("brief", *LENGTHS)
+
+
+def packed_class(seqlen_k: int) -> str:
+    """``length_class`` of packed sequences, the longest of which has so many keys."""
+    return "brief" if seqlen_k <= BRIEF else length_class(seqlen_k)
+
+
+def in_pairs(spec: BackwardSpec, config: BackwardConfig) -> bool:
+    """dS is a product of pairs of 16 bits (``tkq.attention.backward.packed_ds``). A chain that is not late has no
+    register left for it at head_dim 128."""
+    registers = spec.width == 64 or config.late or not config.chain
+    return registers and spec.dtype == "bf16" and spec.width <= 128 and spec.adds_dq and not spec.softcap
+
+
+def recipe(spec: BackwardSpec, config: BackwardConfig) -> Recipe:
+    """Of the kernels of a configuration."""
+    module = "dkv"
+    if in_pairs(spec, config):
+        module = "packed_ds"
+    elif isinstance(config, FirstConfig):
+        module = "dq_first_store"
+    elif isinstance(config, GroupedConfig):
+        module = "gqa"
+    elif isinstance(config, SeamlessConfig):
+        module = "fuse_preprocess"
+    return Recipe(f"tkq.attention.backward.{module}:build", (spec, config))
+
+
+def plan(spec: BackwardSpec, length: str = "medium", group: int = 1) -> BackwardConfig:
+    """The configuration for a problem of short, medium or long sequences (``length_class`` of the keys; of packed ones
+    ``packed_class``). group: query heads that share a K/V head."""
+    config = _planned(spec, length, group)
+    if spec.varlen and spec.left:  # of the kernel that makes dQ alone, the producer needs more registers
+        config = replace(config, kv=min(config.kv, 96 if spec.width <= 128 else 48), alone_registers=(40, 232))
+    elif spec.varlen and spec.width == 128 and spec.deterministic:
+        config = replace(config, alone_registers=(40, 232))
+    return config
+
+
+def _planned(spec, length, group):
+    if spec.softcap:
+        return _SOFTCAP[spec.width]
+    if spec.width == 256 or spec.left or not spec.adds_dq:
+        return SINGLE[spec.width]
+    if spec.varlen and length == "brief" and (spec.width == 128 or spec.right):
+        return _CHAIN[spec.width] if spec.right else _CHAIN_FULL
+    if group > 1:
+        return _of_groups(spec, length, group)
+    if spec.width == 64 and length == "long" and not (spec.right or spec.varlen):
+        return SINGLE[64]
+    behind = replace(_BEHIND[spec.width], section_mb=_section(spec, length))
+    return SeamlessConfig.of(behind) if spec.varlen and length == "long" else behind  # else its background is late
+
+
+def _section(spec, length):
+    """Without masks it is only how far ahead zeroes are made."""
+    if spec.width == 128 and not spec.right and (length == "short" or spec.varlen):
+        return 24
+    return 4 if length == "short" and not spec.varlen else 8
+
+
+def _of_groups(spec, length, group):
+    """Causal blocks end at different times, so that all query heads of all blocks at work would have to stay in L2
+    together: so there are tasks for two of them at a time, if there are four or more, and with short sequences, where
+    zeroes come too late in the background, there are none: a tile's first part of dQ is stored, and the background only
+    finishes dQ."""
+    if spec.varlen or length == "short":
+        return _of_short_groups(spec, length, group)
+    in_parts = spec.width == 128 and group > 2 and group % 2 == 0
+    if spec.right and in_parts:
+        return _IN_PARTS if length == "medium" else _LONG_IN_PARTS
+    if spec.right:
+        whole = (spec.width == 128 and group == 2) or (spec.width == 64 and group in (2, 4) and length == "medium")
+        return _BY_HEADS[spec.width] if whole else _STAYS[spec.width]
+    return _BY_HEADS[128] if spec.width == 128 and length == "medium" and group <= 4 else SINGLE[spec.width]
+
+
+def _of_short_groups(spec, length, group):
+    """Also packed ones."""
+    if spec.varlen and (spec.width == 64 or length == "short"):
+        return SINGLE[64] if spec.width == 64 else _D128_SHORT
+    if spec.width == 128 and not spec.varlen:
+        in_parts = group > 2 and group % 2 == 0
+        return _BEHIND[128] if not spec.right else _FIRST if in_parts else _STAYS[128]
+    return _STAYS[spec.width] if spec.right or length == "short" else SINGLE[spec.width]
+
+
+# What a softcap's slope takes of registers is missing for tiles of 128 rows, and for wider parts of dQ.
+_SOFTCAP = {64: BackwardConfig(dq_add="bulk"),
+            128: BackwardConfig(dq_add="bulk", dq_cols=32, registers=(24, 56, 216)),
+            256: BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=48, kv_stages=1)}
+_D64 = BackwardConfig(tile=128, dq_add="bulk", turns=True)
+_D128 = BackwardConfig(dq_add="bulk", late=True, direct=True)
+_D128_SHORT = BackwardConfig(dq_add="bulk", turns=True)
+_D256 = BackwardConfig(block=64, stages=2, registers=(24, 72, 208, 208), kv=64, kv_stages=1)
+_STAYS = {64: replace(_D64, direct=True, persistent=True), 128: replace(_D128, turns=True, persistent=True)}
+_BEHIND = {width: replace(config, background=True, registers=(32, 64, 208), section_mb=8)
+           for width, config in _STAYS.items()}
+_CHAIN = {64: replace(_STAYS[64], chain=True, stages=2, section_mb=4),
+          128: replace(_STAYS[128], chain=True, section_mb=4)}
+_CHAIN_FULL = replace(_CHAIN[128], late=False)  # late, it has a register too few without masks
+_BY_HEADS = {width: GroupedConfig.of(config) for width, config in _BEHIND.items()}
+_IN_PARTS = replace(_BY_HEADS[128], split=2)
+_LONG_IN_PARTS = replace(_IN_PARTS, rounds=2)
+_FIRST = FirstConfig.of(_BEHIND[128], split=2)
+SINGLE = {64: _D64, 128: _D128, 256: _D256}  # of a width: blocks that have one task, what variants are made of
+
+
+def shipped():
+    """Every configuration that ``plan`` can choose, for the kinds of call that differ most, and what its machine code
+    must show."""
+    from tkq.runtime.compile.recipe import Shipped
+
+    mask, same = {"right": True}, {"deterministic": True}
+    kinds = {"": {}, "causal": mask, "grouped": {}, "grouped_causal": mask, "window": {"left": True, **mask},
+             "causal_softcap": {"softcap": True, **mask}, "causal_dlse": {"dlse": True, **mask},
+             "causal_no_dq": {"dq": False, **mask}, "deterministic": same, "causal_deterministic": {**mask, **same},
+             "window_softcap_deterministic": {"left": True, "softcap": True, **mask, **same},
+             "varlen": {"varlen": True}, "varlen_causal": {"varlen": True, **mask},
+             "varlen_used_window_deterministic": {"varlen": True, "used_q": True, "used_k": True, "left": True, **mask,
+                                                  **same}}
+    out = {}
+    for (kind, options), dtype, width, length in itertools.product(
+            kinds.items(), ("bf16", "fp16"), WIDTHS, PACKED_LENGTHS):
+        spec = BackwardSpec(dtype, width, **options)
+        if length == "brief" and not spec.varlen:
+            continue
+        config = plan(spec, length, 4 if kind.startswith("grouped") else 1)
+        kernel = recipe(spec, config)
+        name = "_".join(("flash_attn_backward", dtype, f"d{width}", *filter(None, [kind]), length))
+        usual = dtype == "bf16" and (width, length) not in ((64, "short"), (128, "short"))
+        quick = usual and (kind in ("", "causal") or (kind == "varlen_causal" and width == 128))
+        out.setdefault(kernel, Shipped(name, kernel, _expectation(spec, config), quick=quick))
+    return list(out.values())
+
+
+def _expectation(spec, config):
+    from tkq.runtime.compile.expectation import Expectation
+
+    dq = ({"red": "REDG", "bulk": "UBLKRED"}[config.dq_add],) if spec.adds_dq else ()
+    return Expectation(
+        tensor=24, instructions=("UTMALDG", "STG.E.128" if config.direct else "UTMASTG", "UBLKCP", "USETMAXREG",
+                                 *["STSM"] * (spec.adds_dq or not config.direct), *dq),
+        roles=config.roles,
+        others=(("BackwardQueries", Expectation(tensor=24, instructions=("UTMALDG", "UTMASTG", "USETMAXREG", "STSM"))),
+                *((name, Expectation(instructions=("LDG.E.128",))) for name in ("BackwardPre", "FirstTiles")),
+                ("BackwardPost", Expectation(instructions=("LDG.E.128", "STSM", "UTMASTG")))))

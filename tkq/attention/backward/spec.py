@@ -1,0 +1,58 @@
+"""What a caller of attention's backward asked for: the part that decides which code is compiled."""
+from dataclasses import dataclass
+
+from tkq.attention.forward.spec import DTYPES
+
+WIDTHS = (64, 128, 256)  # of tiles: TMA fills a narrower head up with zeros
+
+
+def width(head_dim: int, head_dim_v: int) -> int:
+    """Of the tiles that hold so many columns of q and k, and of v.
+
+    Raises:
+        NotImplementedError: not multiples of 8 from 8 to 256.
+    """
+    for name, n in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if n % 8 or not 8 <= n <= WIDTHS[-1]:
+            raise NotImplementedError(f"attention backward: {name} is {n}, supported are multiples of 8 from 8 to "
+                                      f"{WIDTHS[-1]}")
+    return next(w for w in WIDTHS if max(head_dim, head_dim_v) <= w)
+
+
+@dataclass(frozen=True)
+class BackwardSpec:
+    """dtype: of q, k, v, o, their gradients and do. width: columns of a tile, see ``width``. left, right: queries see
+    no further than so many keys (known at run time) to the left, to the right of the key they are aligned with; causal
+    is right, of 0. softcap: scores went through softcap * tanh(score / softcap). dq: q's gradient is wanted too. dlse:
+    the log-sum-exp has a gradient. deterministic: the same in each run. varlen: sequences lie one behind the other,
+    told apart by cu_seqlens; used_q, used_k: only the first rows of each are in use.
+
+    Raises:
+        NotImplementedError: a combination that no kernel takes, by name.
+    """
+
+    dtype: str = "bf16"
+    width: int = 128
+    left: bool = False
+    right: bool = False
+    softcap: bool = False
+    dq: bool = True
+    dlse: bool = False
+    deterministic: bool = False
+    varlen: bool = False
+    used_q: bool = False
+    used_k: bool = False
+
+    @property
+    def adds_dq(self) -> bool:
+        """dQ is added up by the blocks that have the keys, in whatever order; else a kernel of its own makes it."""
+        return self.dq and not self.deterministic
+
+    def __post_init__(self):
+        if self.dtype not in DTYPES:
+            raise NotImplementedError(f"attention backward: q is {self.dtype}, supported are {', '.join(DTYPES)}")
+        if self.width not in WIDTHS:
+            raise NotImplementedError(f"attention backward: tiles of {self.width} columns, supported are "
+                                      f"{', '.join(map(str, WIDTHS))}")
+        if (self.used_q or self.used_k) and not self.varlen:
+            raise ValueError("attention backward: used_q and used_k belong to varlen")

@@ -1,0 +1,141 @@
+"""What the roles of the backward kernel see: what came in, what is shared, a task, and a warpgroup's registers."""
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.attention.backward.math import Scores
+
+
+class Numbers(NamedTuple):
+    """What a call says besides tensors. An argument of the compiled function."""
+
+    scale: Float32
+    softcap: Float32
+    left: Int32
+    right: Int32
+    processors: Int32  # of the device
+
+
+class Chain(NamedTuple):
+    """dq: (B, Sq, H, D). counts: (4 x tile of all heads,) int32, zero in the beginning: of each warp's rows of a tile,
+    how many blocks have a part in them. heads: of K/V heads, the first so many in order are worked on so; the others'
+    accumulators are zero before, and their dQ is made by ``BackwardPost``. tiles: likewise, of query heads. right: of
+    the call."""
+
+    dq: cute.Tensor
+    counts: cute.Tensor
+    heads: Int32
+    tiles: Int32
+    right: Int32
+
+
+@dataclass(frozen=True)
+class Globals:
+    q: tk.gl
+    do: tk.gl
+    k: tk.gl
+    v: tk.gl
+    dk: Any  # a tk.gl; where it is written from registers (row, col, head[, batch])
+    dv: Any
+    stats: cute.Tensor  # (tile of all heads, 2 x rows of a tile): -lse * log2(e), then dlse - rowsum(o * do)
+    acc: Optional[cute.Tensor]  # (tile of all heads, floats): dQ in fp32, in the order of the accumulators
+    background: Any  # a Background, where there is one
+    chain: Any  # a Chain, where dQ goes from block to block
+    handed: Any  # where dK and dV are handed on, or None
+    next: Optional[cute.Tensor]  # (.., ) int32: the number of the next task, where blocks take one after the other
+    tasks: Int32  # how many there are
+    places: Any  # Equal or Ragged: where a task's rows are
+    left: Int32
+    right: Int32
+    heads: Int32
+    kv_heads: Int32  # with ``split``, so many times ``share``, as if each part of the query heads had its own
+    heads_per_kv: Int32
+    share: Optional[Int32]  # with ``split``: in how many parts the query heads of a K/V head are
+    tiles: Int32  # slots of a query head
+    section: Int32  # how many K/V heads are worked on together; varlen: bytes of a K/V head for each of its queries
+    tail: Int32  # see ``place``
+    scale: Float32
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Shared:
+    k: tk.SharedTile  # 64 keys for each warpgroup
+    v: tk.SharedTile
+    q: tk.SharedTile  # rings of tiles that pass by
+    do: tk.SharedTile
+    ds: tk.SharedTile  # dS transposed: a stage is one tile of 64 keys from each warpgroup
+    stats: cute.Tensor  # (2 x rows of a tile, stages of q)
+    p: Optional[cute.Tensor]  # P on its way from one warpgroup to another
+    dq: Optional[cute.Tensor]  # a part of dQ on its way out; all of them, and on their way in, where there is a chain
+    dq_full: Optional[tk.Semaphore]  # of each warp's rows, on their way in
+    task: Optional[cute.Tensor]  # (field of Task, 1), where it is found once
+    tasks: Optional[tk.Mailbox]  # where the producer names one after the other: fields of Task
+    kv_full: tk.Semaphore  # of K, of V
+    kv_empty: tk.Semaphore  # likewise, where there is a next task
+    q_pipe: tk.Pipe
+    do_pipe: tk.Pipe
+    ds_pipe: tk.Pipe
+    p_pipe: tk.Pipe
+
+
+@dataclass(frozen=True)
+class Task:
+    sequence: Int32
+    rows_q: Int32
+    rows_k: Int32
+    batch_q: Int32  # TMA's coordinate of the sequence in Q, dO and dQ
+    batch_k: Int32  # in K, V, dK and dV
+    first_tile: Int32  # of the sequence's and query head 0's, among those of all
+    head: Int32  # K/V head
+    block: Int32
+    first: Int32  # see QueryRange
+    whole: Int32
+    whole_end: Int32
+    end: Int32
+
+
+@dataclass(frozen=True)
+class State:
+    """Registers of a warpgroup that has keys."""
+
+    s: tk.RegTile  # scores, transposed: 64 keys x the tile's queries; as are dp, p, ds
+    dp: tk.RegTile
+    p: tk.RegTile
+    ds: tk.RegTile
+    kept: tk.RegTile  # dS of the tile before
+    dk: tk.RegTile
+    dv: tk.RegTile
+    ring: tk.Ring  # of Q and dO
+    before: tk.Ring  # the tile of Q that is still needed
+    ds_ring: tk.Ring
+    turns: tk.Turns
+    wg: Int32
+
+
+@dataclass(frozen=True)
+class ValueState:
+    """Registers of the warpgroup of a wide head that makes P and keeps dV."""
+
+    s: tk.RegTile
+    p: tk.RegTile
+    slope: tk.RegTile
+    dv: tuple  # of tiles, side by side
+    ring: tk.Ring
+    p_ring: tk.Ring
+
+
+@dataclass(frozen=True)
+class KeyState:
+    """Registers of the warpgroup of a wide head that makes dS and keeps dK."""
+
+    dp: tk.RegTile
+    slope: tk.RegTile
+    ds: tk.RegTile
+    dk: tuple  # of tiles, side by side
+    ring: tk.Ring
+    p_ring: tk.Ring
+    ds_ring: tk.Ring

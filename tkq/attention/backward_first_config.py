@@ -1,9 +1,0 @@
-"""How attention's backward is built where nobody makes zeroes for dQ: pure Python."""
-from dataclasses import dataclass
-
-from tkq.attention.backward_grouped_config import GroupedConfig
-
-
-@dataclass(frozen=True)
-class FirstConfig(GroupedConfig):
-    """Of ``tkq.attention.backward_first``: as ``GroupedConfig``, but its background only finishes dQ."""

@@ -1,0 +1,68 @@
+"""Counters in global memory by which blocks wait for each other."""
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+import tkq.tile as tk
+
+REST = 500  # nanoseconds between two looks at what the background waits for
+
+
+@cute.jit
+def await_patiently(counts, i, wanted):
+    """As ``await_count``, by a warp that is not in a hurry: each look empties L1."""
+    found = load_acquire(counts, i)
+    while found < wanted:
+        rest()
+        found = load_acquire(counts, i)
+
+
+@dsl_user_op
+def rest(*, loc=None, ip=None):
+    llvm.inline_asm(None, [], f"nanosleep.u32 {REST};", "", has_side_effects=True, is_align_stack=False,
+                    asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+
+
+def words_of(g):
+    """The tiles', by their number among those of all heads."""
+    return g.background.counters.ready
+
+
+@cute.jit
+def await_count(counts, i, wanted):
+    """A whole warp."""
+    found = load_acquire(counts, i)
+    while found < wanted:
+        found = load_acquire(counts, i)
+
+
+def load_acquire(counts, i) -> Any:
+    return Int32(cute.arch.load(counts.iterator + i, Int32, sem="acquire", scope="gpu"))
+
+
+@cute.jit
+def tell(counts, i):
+    """One more, after all that the warp's lanes have done: the release of one lane is for what all did before they
+    met."""
+    cute.arch.sync_warp()
+    if tk.lane_id() == 0:
+        cute.arch.red(counts.iterator + i, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+
+
+@cute.jit
+def claim(counters, what):
+    """The next number that a counter gives out. A whole warp."""
+    number = Int32(0)
+    if tk.lane_id() == 0:
+        number = Int32(cute.arch.atomic_add(counters.iterator + what, Int32(1), sem="relaxed", scope="gpu"))
+    return cute.arch.shuffle_sync(number, 0)
+
+
+@cute.jit
+def tell_fenced(counts, i):
+    """``tell`` behind a fence of each lane's: two fences, of a microsecond each."""
+    cute.arch.fence_acq_rel_gpu()
+    tell(counts, i)

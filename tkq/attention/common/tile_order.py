@@ -1,0 +1,68 @@
+"""In which order tiles are taken, as producers, consumers and host count."""
+import struct
+
+from tkq.attention.common.integers import _chosen, _dsl, ceil_div, least, most
+
+
+def place(index, tiles, heads, section, longest_first):
+    """Task ``index`` as (head of all batches, tile).
+
+    longest_first: heads are worked on in sections of ``section``, whose K and V fit in L2 together, and inside a
+    section the last tiles, which of a causal problem see the most keys, come first: dealt out dynamically, the blocks
+    end together. Otherwise head by head."""
+    if not longest_first:
+        return index // tiles, index % tiles
+    tasks = section * tiles
+    number, within = index // tasks, index % tasks
+    width = least(section, heads - number * section)  # the last section may be narrow
+    return number * section + within % width, tiles - 1 - within // width
+
+
+def heads_in_section(kv_bytes, section_bytes, heads_per_kv, heads):
+    """How many query heads share a section: as many as the K/V heads, of ``kv_bytes`` each, that fit. Not more than
+    there are (``heads``): a section's tasks, counted in 32 bits, are then no more than all tasks."""
+    return least(most(section_bytes // kv_bytes, 1), heads // heads_per_kv) * heads_per_kv
+
+
+def even_section(section, heads_per_kv, heads):
+    """``section``, or fewer where that leaves the last section of ``heads`` less narrow: with few tasks in it there is
+    nothing to fill up the wait for its longest with."""
+    kv_heads, at_most = heads // heads_per_kv, most(section // heads_per_kv, 1)
+    return ceil_div(kv_heads, most(ceil_div(kv_heads, at_most), 1)) * heads_per_kv
+
+
+def work_rank(blocks):
+    """0 to 30, the fewer the more work: sequences whose longest tasks have so many key blocks, in steps of half a power
+    of 2. Those of a lower rank come first."""
+    bits = _float_bits(most(blocks, 1))  # the exponent and the first bit behind it
+    return most(30 - ((bits >> 22) - 254), 0)
+
+
+def _float_bits(n):
+    if isinstance(n, int):
+        return struct.unpack("i", struct.pack("f", n))[0]
+    return _dsl().Float32(n).bitcast(_dsl().Int32)
+
+
+def chained_heads(heads, section, tail):
+    """Of ``place``'s heads, in order, those before the last section."""
+    return most(heads - tail, 0) // section * section
+
+
+def chained(block, blocks, now):
+    """Block ``block`` in order, where those of a head are worked on from the last to the first, ``now``."""
+    return _chosen(now, blocks - 1 - block, block)
+
+
+def section_of(rows, row_bytes, section_bytes, heads):
+    """For ``place``, K/V heads that are worked on together: as many as fit into ``section_bytes`` of L2, with so many
+    bytes for each of ``rows`` queries."""
+    kept = most(least(rows, 1 << 15) * row_bytes, 1)  # 32 bits
+    return heads_in_section(kept, section_bytes, 1, heads)
+
+
+def lead_of(section, tail, tiles):
+    """How many tiles of dQ must be zeroed, or more, ahead of the first one that is not done with, of K/V heads with so
+    many, so that no task waits for what waits for it: those of the tasks between, which are in its section (at the end,
+    up to ``section + tail`` heads); and a section more, so that nobody waits at its end."""
+    return (2 * section + tail) * tiles

@@ -1,0 +1,1 @@
+"""Flash attention's forward kernels: spec, plan, config, producer and consumer."""

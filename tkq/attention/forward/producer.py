@@ -1,0 +1,101 @@
+"""The producer warp of the attention kernel: which task next, and its tiles of Q, K and V."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+import tkq.tile as tk
+from tkq.attention.common.mask import key_range
+from tkq.attention.forward.state import Tiles, clipped, extent, field_names, unclipped
+from tkq.attention.forward.tile_scheduler import Task
+
+
+class Producer:
+    def __init__(self, spec, config):
+        self.spec, self.config, self.tiles = spec, config, Tiles.of(spec, config)
+        self.fields = field_names(spec)
+
+    @cute.jit
+    def run(self, g, s):
+        tk.prefetch(g.q, g.k, g.v, *[g.o] * (not self.config.o_direct))
+        k_ring, v_ring, q_ring = s.k_pipe.ring(), s.v_pipe.ring(), tk.ring(self.config.q_stages)
+        told = tk.ring(1)
+        tasks, schedule = g.tasks.begin(g.schedule)
+        number = schedule.first()
+        while number < schedule.tasks:
+            t = tasks.find(number)
+            seen = self.seen(g, t)
+            end, head = seen.first + seen.blocks, t.head // g.tasks.heads_per_kv
+            # Scores of keys behind the sequence are masked, whatever they are; values there are not: 0 * NaN is NaN.
+            k, k_of = unclipped(self.spec, g.k, t.batch_k, t.rows_k)
+            v, v_of = clipped(self.spec, g.v, t.batch_k, t.rows_k)
+            k_of, v_of = (*k_of, head), (*v_of, head)
+            self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1)
+            self.load_q(g, s, q_ring, t, seen)
+            for j in cutlass.range(1, seen.blocks, unroll=1):
+                self.load(s.k, k, s.k_pipe, k_ring, k_of, end - 1 - j)
+                self.load(s.v, v, s.v_pipe, v_ring, v_of, end - j)
+            # Not earlier: fetching 1 or 3 blocks ahead gained nothing, and working the next task out before V's last
+            # load lost 2 to 3 % of causal problems.
+            fetched = schedule.fetch()
+            self.load(s.v, v, s.v_pipe, v_ring, v_of, seen.first)
+            number = schedule.following(number, fetched, lambda found: self.tell(s, found, told))
+        self.close(s, q_ring)
+
+    @cute.jit
+    def tell(self, s, number, told):
+        """From the first block's number to both blocks'."""
+        place, (there, read) = s.told[0], (s.told[1][0], s.told[1][1])
+        if tk.cluster_rank() == 0:
+            tk.wait(read, told.phase ^ 1)
+            with cute.arch.elect_one():
+                tk.store_remote(place.iterator, (number.bitcast(Float32),), there, Int32(1))
+        else:
+            tk.expect_bytes(there, 4)
+            tk.wait(there, told.phase)
+            number = cute.arch.make_warp_uniform(place[0, 0])
+            cute.arch.sync_warp()
+            tk.arrive_at(read, Int32(0))
+        told.advance()
+        return number
+
+    @cute.jit
+    def close(self, s, q_ring):
+        """No more tasks."""
+        for w in cutlass.range_constexpr(self.config.consumers):
+            i = self.acquire_q(s, q_ring, w)
+            with cute.arch.elect_one():
+                s.task[self.fields.index("blocks"), i] = Int32(0)
+                cute.arch.mbarrier_arrive(s.q_full[i].ptr)
+
+    def seen(self, g, t: Task):
+        """The key blocks of a task, the same for all blocks of a cluster."""
+        rows_k = cutlass.max(t.rows_k, 1) if self.spec.varlen else t.rows_k  # where there is no key, one block of none
+        e = extent(self.spec, self.config, g, t.rows_q, rows_k)
+        return key_range(e, t.tile * e.tile_rows)
+
+    def load(self, dst, src, pipe, ring, of, block):
+        sem = pipe.acquire(ring)
+        tk.load_async(dst[ring.stage], src, (*of, block, 0), sem)
+        ring.advance()
+
+    def acquire_q(self, s, ring, w):
+        """Wait until consumer w has done with the Q tile at the ring's position: its index."""
+        i = ring.stage * self.config.consumers + w
+        tk.wait(s.q_empty[i], ring.phase ^ 1)
+        return i
+
+    def load_q(self, g, s, ring, t, seen):
+        """Each consumer's Q tile, and the task with it."""
+        tile = t.tile
+        if self.config.cluster > 1:
+            tile = tile * self.config.cluster + tk.cluster_rank()
+        known = {**t._asdict(), "tile": tile, **vars(seen)}
+        q, of = unclipped(self.spec, g.q, t.batch, t.rows_q)  # rows behind the sequence are not written
+        for w in range(self.config.consumers):
+            i = self.acquire_q(s, ring, w)
+            with cute.arch.elect_one():
+                for f, name in enumerate(self.fields):
+                    s.task[f, i] = Int32(known[name])
+                cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
+            tk.load_async(s.q[i], q, (*of, t.head, tile * self.config.consumers + w, 0), s.q_full[i])
+        ring.advance()

@@ -1,0 +1,183 @@
+"""Masks, the online softmax and its statistics: what a consumer does with a tile of scores in its registers."""
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, const_expr
+
+import tkq.tile as tk
+from tkq.attention.common.mask import limits_in_block
+from tkq.attention.forward.state import extent
+
+RIGHT, LEFT = 1, 2  # sides of a mask
+# Exponents of 2: how far a row's scores may go beyond what is subtracted from them; the least that is, unless the row's
+# scores are so far below it that P, in 16 bits, would lose keys of them. fp16 would at once: what is 2 ** -17 of
+# 2 ** -8 is 0 there, and many such keys are a large part of a row.
+ROOM = 8.0
+LEAST = 1.0 - ROOM
+BELOW = {"bf16": 64.0, "fp16": 0.0}
+
+
+class Softmax:
+    """Exponentials are base 2. ``max`` stands for the largest score that a row has seen, as an exponent: it is
+    subtracted from the exponents, and cancels out in the end, whatever it is. So it stays, and with it O and the norm
+    so far, as long as no score goes more than ``ROOM`` beyond it (as in FlashAttention-4; 2 ** 8 loses nothing in 16 or
+    32 bits). ``norm`` is this thread's part of the sum of exponentials; ``correct`` what O and the norm so far are owed
+    when max moves; ``shift`` what is subtracted: max, or 0 for a row that has seen no key.
+
+    Whether scores are in range is asked of their bits, read as integers, three at once by one instruction. These grow
+    with the score where it is positive; of negative ones alone some negative one is found. So nothing is out of range
+    if what is found is not, and if 0 is not. As max is seldom below ``LEAST``, 0 seldom is."""
+
+    def __init__(self, spec, config):
+        self.spec, self.config = spec, config
+
+    def first(self, g, c):
+        """The first block of a visit."""
+        tk.zero(c.norm)
+        tk.neg_infty(c.max)
+        self.scores(g, c, 0, RIGHT | LEFT)
+        self.move(g, c, guarded=True)
+        self.exponentials(g, c, guarded=True)
+
+    def step(self, g, c, i, sides):
+        """att, the scores of the i-th block of the visit, become exponentials. sides: which need a mask. Did max of a
+        row of the warp's move, so that O is owed its correction?"""
+        self.scores(g, c, i, sides)
+        moved, guarded = self.out_of_range(g, c), bool(sides & RIGHT)
+        self.move_if(g, c, moved, guarded)
+        self.exponentials(g, c, guarded)
+        return moved
+
+    def scores(self, g, c, i, sides):
+        if self.spec.softcap:  # softcap * tanh(scale * att / softcap); the first factor is in g.scale
+            tk.mul(c.att, c.att, g.cap)
+            tk.tanh(c.att, c.att)
+        if sides:
+            self.mask(g, c, i, sides)
+
+    def limits(self, g, c, i):
+        """``limits_in_block`` of the warpgroup's first row and the i-th block of the visit."""
+        spec, pack = self.spec, self.spec.pack
+        block = c.task["blocks"] - 1 - i
+        if spec.left:
+            block = block + c.task["first"]
+        row = c.task["tile"] * (self.config.rows // pack) + c.wg * (64 // pack)
+        return limits_in_block(extent(spec, self.config, g, *g.tasks.lengths(c.task)), row, block)
+
+    @cute.jit
+    def mask(self, g, c, i, sides: Constexpr[int]):
+        """The scores of keys that a row does not see become -inf."""
+        spec, pack = self.spec, self.spec.pack
+        first, end, most = self.limits(g, c, i)
+        if const_expr(sides & RIGHT):
+            if const_expr(spec.causal):  # what a row sees ends where the keys do, or before
+                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack)
+            elif const_expr(spec.right):
+                tk.right_fill(c.att, end, -Float32.inf, diagonal=pack, end=most)
+            else:
+                tk.right_fill(c.att, most, -Float32.inf)
+        if const_expr(spec.left and sides == LEFT):
+            tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
+        elif const_expr(spec.left and sides & LEFT and not spec.far):
+            if first + 63 // pack > 0:  # few tasks are so short that a block needs both
+                tk.left_fill(c.att, first, -Float32.inf, diagonal=pack)
+
+    @cute.jit
+    def out_of_range(self, g, c):
+        found, scores = cutlass.Boolean(False), c.att.rows_view
+        for r in cutlass.range_constexpr(2):
+            top = largest_of_bits([scores[r, j] for j in range(c.att.cols // 4)])
+            standing = c.max.tensor[r]
+            found = found | (standing < -ROOM) | (top * g.scale - standing > ROOM)
+        return cute.arch.vote_any_sync(found)
+
+    @cute.jit
+    def move_if(self, g, c, moved, guarded: Constexpr[bool]):
+        if moved:
+            self.move(g, c, guarded)
+
+    def move(self, g, c, guarded):
+        """Where scores are out of range, max becomes the largest, or ``LEAST``, and norm moves on with it. Other rows
+        stay as they are: what comes out for a row does not depend on those beside it.
+
+        guarded: a row may have seen no key yet. There are such only in blocks with a mask on the right."""
+        tk.copy(c.correct, c.max)
+        tk.row_max(c.shift, c.att)
+        tk.mul(c.shift, c.shift, g.scale)
+        self.raise_max(c)
+        self.find_shift(c, guarded)
+        tk.sub(c.correct, c.correct, c.shift)
+        tk.exp2(c.correct, c.correct)
+        tk.mul(c.norm, c.norm, c.correct)
+
+    def find_shift(self, c, guarded):
+        if guarded and self.spec.sides:
+            tk.finite_or_zero(c.shift, c.max)
+        else:
+            tk.copy(c.shift, c.max)
+
+    @cute.jit
+    def raise_max(self, c):
+        """To shift, the largest scores."""
+        for r in cutlass.range_constexpr(2):
+            standing, found = c.max.tensor[r], c.shift.tensor[r]
+            stays = (standing >= -ROOM) & (found - standing <= ROOM)
+            top = cute.arch.fmax(standing, found)
+            near = top >= LEAST - BELOW[self.spec.dtype]
+            top = cute.arch.fmax(top, Float32(LEAST)) if near else top
+            c.max.tensor[r] = standing if stays else top
+
+    def exponentials(self, g, c, guarded):
+        """att becomes exp2(scale * att - shift), which is 0 for a score of -inf; norm moves on. guarded: see move."""
+        self.find_shift(c, guarded)
+        tk.mul(c.att, c.att, g.scale)  # one FFMA with the next line
+        tk.sub_row(c.att, c.att, c.shift)
+        tk.exp2(c.att, c.att)
+        tk.row_sum_partial(c.norm, c.att, c.norm)
+
+    # ---- of a whole row ------------------------------------------------------------------------
+
+    @cute.jit
+    def statistics(self, g, c, lse):
+        """lse from max and norm; the norm becomes its reciprocal, or 0 for a row that saw no key."""
+        tk.quad_sum(c.last_norm)
+        for r in cutlass.range_constexpr(2):
+            if const_expr(self.spec.sinks is None):
+                norm = c.last_norm.tensor[r]
+                empty = norm == Float32(0.0)
+                c.last_norm.tensor[r] = Float32(0.0) if empty else cute.arch.rcp_approx(norm)
+                lse.tensor[r] = -Float32.inf if empty else (
+                    c.last_max.tensor[r] + cute.math.log2(norm, fastmath=True)) * tk.LN2
+            else:
+                self.with_sink(g, c, lse, r)
+
+    @cute.jit
+    def with_sink(self, g, c, lse, r):
+        """The same, of row r, with one more logit in the sum."""
+        pack = self.spec.pack
+        head = c.last["head"] if const_expr(pack == 1) else (
+            c.last["head"] * pack + (tk.first_row() + 8 * r) % pack)
+        sink = Float32(g.sinks[head]) * tk.LOG2E
+        row = c.last_max.tensor[r]
+        top = cutlass.max(row, sink)
+        top = Float32(0.0) if top == -Float32.inf else top
+        weight = cute.math.exp2(row - top, fastmath=True)
+        norm = c.last_norm.tensor[r] * weight + cute.math.exp2(sink - top, fastmath=True)
+        empty = norm == Float32(0.0)  # no key, and a sink of -inf
+        c.last_norm.tensor[r] = Float32(0.0) if empty else weight * cute.arch.rcp_approx(norm)
+        lse.tensor[r] = -Float32.inf if empty else (top + cute.math.log2(norm, fastmath=True)) * tk.LN2
+
+
+def largest_of_bits(x):
+    """The largest of floats x if one of them is positive, else any of them. Two chains, three at once."""
+    bits = [v.bitcast(Int32) for v in x]
+    n = len(bits) // 2
+    found = [of_three(bits[:n]), of_three(bits[n:])]
+    return cutlass.max(*found).bitcast(Float32)
+
+
+def of_three(bits):
+    """The largest: the assembler makes one instruction of two comparisons."""
+    found = bits[0]
+    for j in range(1, len(bits) - 1, 2):
+        found = cutlass.max(cutlass.max(found, bits[j]), bits[j + 1])
+    return cutlass.max(found, bits[-1]) if len(bits) % 2 == 0 else found

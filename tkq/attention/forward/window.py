@@ -1,0 +1,218 @@
+"""Flash attention forward with a window on both sides: each warpgroup goes through the keys that its own rows see."""
+from dataclasses import dataclass, fields, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+import tkq.tile as tk
+from tkq.attention.common.mask import LOWER, ROWS, TILE, UPPER, told
+from tkq.attention.forward import kernel
+from tkq.attention.forward.config import HalvesConfig
+from tkq.attention.forward.consumer import Consumer
+from tkq.attention.forward.producer import Producer
+from tkq.attention.forward.softmax import LEFT, RIGHT, Softmax
+from tkq.attention.forward.spec import AttentionSpec
+from tkq.attention.forward.state import Shared, State, extent, field_names
+
+# ---- The producer warp of the window kernel: tells each consumer what its own 64 rows see.
+
+
+def fields_of(spec) -> tuple:
+    """What a consumer is told of a task: as ``field_names``, of its own rows; and ``common.mask.told``'s."""
+    return (*field_names(spec), "before", "after", "cut")
+
+
+class HalvesProducer(Producer):
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.fields = fields_of(spec)
+
+    def load_q(self, g, s, ring, t, seen):
+        """Each consumer's Q tile, and the task with it."""
+        e = extent(self.spec, self.config, g, t.rows_q, t.rows_k)
+        for w in range(self.config.consumers):
+            known = {**t._asdict(), **told(e, seen, t.tile * e.tile_rows + w * ROWS)}
+            i = self.acquire_q(s, ring, w)
+            with cute.arch.elect_one():
+                for f, name in enumerate(self.fields):
+                    s.task[f, i] = Int32(known[name])
+                cute.arch.mbarrier_arrive_and_expect_tx(s.q_full[i].ptr, self.tiles.q.bytes)
+            tk.load_async(s.q[i], g.q, (t.batch, t.head, t.tile * self.config.consumers + w, 0), s.q_full[i])
+        ring.advance()
+
+
+# ---- A consumer warpgroup of the window kernel: 64 rows of Q, the key tiles that they see, and halves of such tiles.
+
+
+HALF = TILE // 2
+BOTH = (0, TILE)
+KEYS = {LOWER: (0, HALF), UPPER: (HALF, TILE)}  # of a tile
+
+
+class HalfSoftmax(Softmax):
+    """Of scores of one half of a tile's keys, from key ``start`` on."""
+
+    def __init__(self, spec, config, start):
+        super().__init__(spec, config)
+        self.start = start
+
+    def limits(self, g, c, i):
+        return [None if x is None else x - self.start for x in super().limits(g, c, i)]
+
+
+@dataclass(frozen=True)
+class HalvesState(State):
+    half: tk.RegTile  # scores of half a tile's keys
+
+    def of_half(self):
+        """The same registers, for a softmax of the half."""
+        return replace(self, att=self.half)
+
+
+class HalvesConsumer(Consumer):
+    """``Consumer``, but tiles that its rows do not see it lets pass, and halves it leaves out: ``seen`` is BOTH, LOWER
+    or UPPER."""
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.fields = fields_of(spec)
+        self.half_softmax = {half: HalfSoftmax(spec, config, KEYS[half][0]) for half in KEYS}
+
+    def state(self, s, wg):
+        all_of = super().state(s, wg)
+        return HalvesState(**{f.name: getattr(all_of, f.name) for f in fields(all_of)}, half=tk.rt_fl(HALF))
+
+    @cute.jit
+    def begin(self, g, s, c):
+        self.let_pass(s, c, c.task["before"])
+        s.k_pipe.wait(c.k)
+        if c.task["cut"] == LOWER:
+            self.first(g, s, c, LOWER)
+        else:
+            self.first(g, s, c, BOTH)
+
+    @cute.jit
+    def let_pass(self, s, c, tiles):
+        """Key tiles that none of the rows sees. A turn for each: both consumers take as many."""
+        for _ in cutlass.range(tiles, unroll=1):
+            c.turns.take()
+            c.turns.give()
+            s.k_pipe.wait(c.k)
+            self.release(s.k_pipe, c.k)
+            s.v_pipe.wait(c.v)
+            self.release(s.v_pipe, c.v)
+
+    def first(self, g, s, c, seen):
+        """The first S and its softmax."""
+        self.scores(s, c, seen)
+        tk.mma_wait()
+        self.release(s.k_pipe, c.k)
+        self.softmax_of(c, seen, lambda softmax, c: softmax.first(g, c))
+        self.weights(c, seen)
+
+    @cute.jit
+    def steps(self, g, s, c):
+        blocks, masked = c.task["blocks"], c.task["masked"]
+        whole, end = blocks - c.task["masked_left"], blocks
+        for i in cutlass.range(1, masked, unroll=1):
+            self.tile(g, s, c, i, RIGHT | LEFT, BOTH)
+        if c.task["cut"] == LOWER:
+            self.tile(g, s, c, masked, 0, BOTH, before=LOWER)
+            masked = masked + 1
+        if c.task["cut"] == UPPER:
+            end = end - 1
+        for i in cutlass.range(masked, whole, unroll=1):
+            self.tile(g, s, c, i, 0, BOTH)
+        for i in cutlass.range(whole, end, unroll=1):
+            self.tile(g, s, c, i, LEFT, BOTH)
+        if end < blocks:
+            self.tile(g, s, c, end, LEFT, UPPER)
+
+    def tile(self, g, s, c, i, sides, seen, before=BOTH):
+        """The i-th tile of the visit; before: what was seen of the tile before."""
+        self.pair(s, c, seen, before)
+        moved = self.softmax_of(c, seen, lambda softmax, c: softmax.step(g, c, i, sides))
+        tk.mma_wait(0)
+        self.release(s.v_pipe, c.v)
+        self.weights(c, seen)
+        self.correct_if(c, moved)
+
+    def pair(self, s, c, seen, before):
+        """The next S, and O += P @ V of the tile before; wait for S."""
+        s.k_pipe.wait(c.k)
+        c.turns.take()
+        self.scores(s, c, seen)
+        s.v_pipe.wait(c.v)
+        self.sum(s, c, before)
+        c.turns.give()
+        tk.mma_wait(1)
+        self.release(s.k_pipe, c.k)
+
+    @cute.jit
+    def end(self, s, c):
+        s.v_pipe.wait(c.v)
+        if c.last["cut"] == UPPER:
+            self.sum(s, c, UPPER)
+        else:
+            self.sum(s, c, BOTH)
+        self.keep_statistics(c)
+        tk.mma_wait()
+        self.release(s.v_pipe, c.v)
+
+    def finish(self, g, s, c):
+        super().finish(g, s, c)
+        self.let_pass(s, c, c.last["after"])
+
+    def scores(self, s, c, seen):
+        """S = Q @ K.T"""
+        q, k = s.q[self.q_at(c)], s.k[c.k.stage]
+        if seen is BOTH:
+            tk.mm_ABt(c.att, q, k)
+        else:
+            tk.mm_ABt(c.half, q, k, b_part=KEYS[seen][0] // HALF)
+
+    def sum(self, s, c, seen):
+        """O += P @ V"""
+        tk.mma_AB(c.o, c.att_mma, s.v[c.v.stage], k=seen if seen is BOTH else KEYS[seen])
+
+    def softmax_of(self, c, seen, do):
+        """do(softmax, state), of the scores of a tile or of half of it."""
+        return do(self.softmax, c) if seen is BOTH else do(self.half_softmax[seen], c.of_half())
+
+    def weights(self, c, seen):
+        """P, as the tensor cores take it."""
+        if seen is BOTH:
+            tk.copy(c.att_mma, c.att)
+        else:
+            tk.copy(tk.columns(c.att_mma, KEYS[seen][0], HALF), c.half)
+
+
+class HalvesForward(kernel.AttentionForward):
+    """``AttentionForward`` of rows that see a number of keys on either side of their own.
+
+    A block's 128 rows see a key tile of 128 more than each of its two warpgroups' 64 rows need: of a window of 1024
+    keys nine tiles, where 64 rows see eight and a half. So a warpgroup computes no scores of the half tile that none
+    of its rows sees, and of whole tiles where there are such. What limits these short tasks is how long a warpgroup
+    takes for its tiles one after the other, not the tensor cores or what comes out of L2.
+
+      key tiles of the task    t   t-1  t-2 ..  t-7  t-8     (window 1023 before, causal: t is the rows' own)
+      warpgroup 0, rows 0-63   ==  ==== ====    ==== ====    of tile t the lower half
+      warpgroup 1, rows 64-127 ==== ==== ====   ==== ==      of tile t-8 the upper half
+
+    Roles and pipes are those of ``AttentionForward``: both warpgroups wait for and release each tile, seen or not."""
+
+    def __init__(self, spec: AttentionSpec, config: HalvesConfig):
+        if spec.varlen or spec.pack > 1 or not spec.far or not (spec.causal or spec.right):
+            raise ValueError(f"HalvesForward: {spec}, needed are limits far left and right, one length, no packing")
+        super().__init__(spec, config.check(spec.head_dim, spec.head_dim_v))
+        self.producer, self.consumer = HalvesProducer(spec, config), HalvesConsumer(spec, config)
+
+    def shared(self, al: tk.SharedAllocator) -> Shared:
+        n = self.config.consumers * self.config.q_stages
+        return replace(super().shared(al), task=al.vector(len(fields_of(self.spec)), n, Int32))
+
+
+def build(spec: AttentionSpec, config: HalvesConfig):
+    """As ``forward.build``."""
+    return HalvesForward(spec, config), kernel.build(spec, config)[1]

@@ -1,0 +1,90 @@
+"""The shape of a 16-bit GEMM's kernel: what its code depends on. Which one a problem gets says ``plan``: a change there
+makes no kernel anew. Pure Python, no torch, no DSL."""
+from dataclasses import dataclass
+
+from .spec import BYTES, GemmSpec
+
+SHARED_BYTES = 231424  # of a block, as far as 227 KB less the system's 1 KB
+STEP = 64  # of K in a stage: a swizzle of 128 bytes
+PANEL_BYTES = 128  # of a row of C in shared memory: one swizzle
+BUFFERS = 2  # panels of C in shared memory, for each consumer
+
+
+@dataclass(frozen=True)
+class Config:
+    """One kernel's shape; bench/tune/gemm.py times the alternatives.
+
+    m, n: a block's tile of C, 64 rows to each warpgroup that multiplies. stages: of a and b in shared memory.
+    cluster: so many blocks lie one above the other and share B's tiles. group: columns of tiles to a band of the tile
+    order. hold: a tile's result waits in registers, in 16 bits, and is written while the next tile's first products
+    run. spread: a panel of it under each of the next tile's first steps, not all under the first one; 2 and 4: a half
+    and a quarter of a panel, of what is late. late: what waits is the product, and the activation is computed when it
+    is written: the product is rounded before and after it, as where both are calls of their own.
+    pdl: the launch lies under the end of the kernel before.
+    """
+
+    m: int = 128
+    n: int = 256
+    stages: int = 4
+    cluster: int = 2
+    group: int = 8
+    hold: bool = True
+    spread: int = 0
+    late: bool = False
+    pdl: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.m // 64
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}" + (f"_cluster{self.cluster}" if self.cluster > 1 else "")
+
+    def shared_bytes(self, spec: GemmSpec) -> int:
+        """Shared memory of a block: stages, panels of C, semaphores, and what alignment may cost."""
+        stage = (self.m + self.n) * STEP * BYTES[spec.dtype]
+        panels = self.consumers * BUFFERS * 64 * PANEL_BYTES if has_panels(spec) else 0
+        return self.stages * stage + panels + 1024
+
+    def check(self, spec: GemmSpec) -> "Config":
+        """Self, if the kernel can take it for this spec.
+
+        Raises:
+            ValueError: naming the field that does not fit.
+        """
+        rules = {
+            "m": self.m in (64, 128),
+            "n": self.n == 128 or (self.n == 256 and not wide_residual(spec)),
+            "stages": self.stages > 1,
+            "cluster": self.cluster in (1, 2),
+            "group": self.group > 0,
+            "hold": not self.hold or can_hold(spec),
+            "spread": self.spread in (0, 1, 2, 4) and (self.hold or not self.spread) and (self.late or self.spread < 2),
+            "late": not self.late or (self.hold and spec.epilogue.curved),
+        }
+        for name, kept in rules.items():
+            if not kept:
+                raise ValueError(f"gemm: {name} does not fit in {self} for {spec}")
+        if self.shared_bytes(spec) > SHARED_BYTES:
+            raise ValueError(f"gemm: {self} takes {self.shared_bytes(spec)} bytes of shared memory for {spec}, "
+                             f"allowed are {SHARED_BYTES}")
+        return self
+
+
+def wide_residual(spec: GemmSpec) -> bool:
+    """Is there a c of fp32? Beside an accumulator of 128 numbers a thread, those of it do not stay in registers."""
+    return spec.epilogue.residual and spec.out == "fp32"
+
+
+def can_hold(spec: GemmSpec) -> bool:
+    """May a result wait in registers: do 16 bits suffice, and for c, which waits there before? Rows that TMA does not
+    write are quicker at once."""
+    pairs = not spec.epilogue.residual or spec.epilogue.residual_pairs
+    return spec.out != "fp32" and spec.store == "tma" and pairs
+
+
+def has_panels(spec: GemmSpec) -> bool:
+    """Does a result leave by way of shared memory?"""
+    return spec.store != "elements"

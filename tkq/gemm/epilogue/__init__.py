@@ -1,0 +1,2 @@
+"""What is done to a product's results before they are stored."""
+from .spec import Epilogue, name_of

@@ -1,0 +1,1 @@
+"""Products of float8 with scales: spec, plan, config, kernels."""

@@ -1,0 +1,174 @@
+"""Float8 products of groups along K (gradients of experts' weights): what of a stage is another group's is masked."""
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, Int64
+
+from ... import tile as tk
+from ..fp8.config import STEP, Fp8Config
+from ..fp8.epilogue import OUTPUT_BARRIER
+from ..fp8.spec import BYTES, GROUP
+from ..fp8.state import State, at, transposed
+from .kernel import GroupedGemm
+from .spec import GroupedSpec
+
+WORDS = STEP // 4  # of 32 bits in a row of a stage: one for each lane
+
+
+@dataclass(frozen=True)
+class Masked(State):
+    """edge: of the step to multiply next, the first number of K that is the group's, and where they end; counted from
+    the step's beginning, so either may be outside of it."""
+
+    edge: Any = None
+
+
+class MaskedGemm(GroupedGemm):
+    """GroupedGemm along K for float8, whose operands have K contiguous: groups begin and end anywhere, and nothing
+    clips at their ends.
+
+    Where scales are of rows, steps begin where the group does, or up to 15 bytes before: TMA takes columns from units
+    of 16 bytes alone. Where they change along K they are those of 128 of the whole K, and so are steps: a group has all
+    that it has a part of. What is not its own, in the first and the last of them, becomes zeros in shared memory, in
+    both operands: it may be NaN in either.
+
+    consumer  |wait k0, mask, wgmma|wait k1, wgmma| .. |wait kn, mask, wgmma|
+
+    A consumer masks its rows of A, and all of B, as it knows nothing of the other one, who writes the same words over
+    them: a race, which compute-sanitizer reports, and of equal values. With half of B for each, both would have to meet
+    before they multiply, in the first and the last step of every tile, and the first one's ``lead``, by which its
+    epilogue runs under the other's products, would be gone.
+    """
+
+    # ---- host ----------------------------------------------------------------------------------
+
+    def rows(self, a):
+        return a
+
+    def matrices(self, b):
+        return transposed(b)
+
+    def row_scales(self, given, m, steps):
+        return self.scales_along_k(given, m, steps)
+
+    def group_scales(self, given, groups, n, steps):
+        return self.scales_along_k(given, n, steps)
+
+    def scales_along_k(self, given, extent, steps):
+        """(extent, steps), or (groups, extent): as many groups as there are, which nobody asks."""
+        address, group, stride, step = given
+        if self.spec.per_step:
+            return at(Float32, address, cute.make_layout((extent, steps), stride=(stride, step)))
+        return at(Float32, address, cute.make_layout((1 << 20, extent), stride=(group, stride)))
+
+    # ---- device: in ----------------------------------------------------------------------------
+
+    def first(self, t):
+        """Where the tile's steps begin, in K."""
+        unit = STEP if self.spec.per_step else 16
+        return t.first // unit * unit
+
+    def steps(self, g, t):
+        return cutlass.max(cute.ceil_div(t.first + t.size - self.first(t), STEP), 1)
+
+    def load_tiles(self, g, s, stage, t, k, sem):
+        x, first = self.config, self.first(t)
+        tk.load_async(s.a.stacked(x.m // 64)[stage], columns_from(g.a, first), (t.row, k), sem)
+        tk.load_async(s.b.stacked(x.split)[stage], columns_from(g.b, first), (t.col, k), sem)
+
+    def first_row(self, t):
+        return t.row * self.config.m
+
+    def load_scales(self, g, to, t, k):
+        last = cute.ceil_div(g.k, GROUP) - 1  # an empty group at the end has a step behind it
+        super().load_scales(g, to, t, cutlass.min(t.first // STEP + k, last))
+
+    def column_scales(self, g, t):
+        return g.scale_b if self.spec.per_step else g.scale_b[(t.group, None)]
+
+    def load_row_scales(self, g, u, t, wg):
+        x = self.config
+        for w in range(x.waves):
+            tk.load_rows(u.rows[w], g.scale_a[(t.group, None)], self.first_row(t) + 64 * (wg * x.waves + w), g.m)
+
+    # ---- device: masks ---------------------------------------------------------------------------
+
+    def state(self, s) -> Masked:
+        u = super().state(s)
+        return Masked(u.acc, u.full, u.done, u.rows, u.cols, u.bias, cute.make_rmem_tensor((2,), Int32))
+
+    def sum_all(self, g, s, u, t, wg):
+        self.begin(u, t)
+        super().sum_all(g, s, u, t, wg)
+
+    def sum_promoted(self, g, s, u, t, wg):
+        self.begin(u, t)
+        super().sum_promoted(g, s, u, t, wg)
+
+    def begin(self, u, t):
+        u.edge[0] = t.first - self.first(t)
+        u.edge[1] = u.edge[0] + t.size
+
+    @cute.jit
+    def ready(self, s: Constexpr, u: Constexpr, wg):
+        s.pipe.wait(u.full)
+        first, end = u.edge[0], u.edge[1]
+        if first > 0 or end < STEP:
+            self.mask(s, u, wg, first, end)
+        u.edge[0] = first - STEP
+        u.edge[1] = end - STEP
+
+    @cute.jit
+    def mask(self, s: Constexpr, u: Constexpr, wg, first, end):
+        """Zeros but for [first, end) of a stage's K. A warp takes every fourth row, a lane the same 4 bytes of each."""
+        x, byte = self.config, 4 * tk.lane_id()
+        keep = Int32(0)
+        for i in cutlass.range_constexpr(4):
+            if byte + i >= first:
+                if byte + i < end:
+                    keep = keep | Int32(255 << 8 * i if i < 3 else -(1 << 24))
+        for w in cutlass.range_constexpr(x.waves):
+            self.keep(s.a, u.full.stage * (x.m // 64) + wg * x.waves + w, keep)
+        for i in cutlass.range_constexpr(x.split):
+            self.keep(s.b, u.full.stage * x.split + i, keep)
+        tk.publish()
+        tk.sync(OUTPUT_BARRIER + wg, tk.WARPGROUP)
+
+    @cute.jit
+    def keep(self, ring: Constexpr, number, keep):
+        """Nothing is read but by lanes, two at most, whose 4 bytes are in part the group's. Another consumer, ahead or
+        behind, leaves the same words."""
+        words = ring.scratch(tk.st(ring.type.rows, WORDS, Int32, 128))[number].tensor
+        warp, lane = tk.thread_in_warpgroup() // 32, tk.lane_id()
+        if keep == 0:
+            for r in cutlass.range(ring.type.rows // 4, unroll=8):
+                words[4 * r + warp, lane] = Int32(0)
+        elif keep != -1:
+            for r in cutlass.range(ring.type.rows // 4, unroll=8):
+                words[4 * r + warp, lane] = words[4 * r + warp, lane] & keep
+
+
+def columns_from(x: tk.gl, first) -> tk.gl:
+    """Columns are counted from ``first`` on."""
+    rows = 0 if isinstance(x.type_rows, int) else (0, 0)
+    return replace(x, tensor=cute.domain_offset((rows, first), x.tensor))
+
+
+def operands(spec: GroupedSpec):
+    """Fake a (M, K), b (K, N), both K-contiguous, c (G, M, N) and offsets: any sizes, what TMA asks of strides."""
+    from ...runtime.compile import fake
+
+    M, N, K, G = fake.sym(), fake.sym(), fake.sym(), fake.sym()
+    unit = 16 // BYTES[spec.out]
+    return (fake.tensor(spec.a, (M, K), (fake.sym64(divisibility=16), 1)),
+            fake.tensor(spec.b, (K, N), (1, fake.sym64(divisibility=16))),
+            fake.tensor(spec.out, (G, M, N), (fake.sym64(divisibility=unit), fake.sym64(divisibility=unit), 1)),
+            fake.tensor("int32", (G,), (1,), align=4))
+
+
+def build(spec: GroupedSpec, config: Fp8Config):
+    """As ``grouped.build``."""
+    scales = (Int64(1),) * 4
+    return MaskedGemm(spec, config), (*operands(spec), scales, scales, Int32(1))

@@ -1,0 +1,97 @@
+"""Losses and their mean or sum in one launch, where rows are few: the last block to end adds them up."""
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, Int64, const_expr
+
+from .. import tile as tk
+from ..utils import WARP, warp_reduce
+from .class_rows import Kept, Options
+from .forward import CrossEntropy
+from .plan import TotalConfig
+from .reduce import Total
+from .streaming import CrossEntropyWalk
+
+AHEAD = 4  # numbers of the room before its losses: they begin at 16 bytes
+
+
+class Once:
+    """Mixed in before a CrossEntropy without a launch of its own for the total.
+
+      every block    losses of its rows -> room | block's barrier | thread 0: a ticket (release, acquire) | barrier
+      the last one   thread i of n: losses and weights of rows i, i + n, .. | warps | one thread: loss, 1 / weights
+
+    The order of the additions depends on the number of rows and of the block's threads alone. room: int32, its first
+    element the counter that tickets are drawn from, 0 before and after; from AHEAD on the rows' losses, fp32.
+    """
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        total, self.finish = self.finish.spec, None
+        self.last = Total(total, TotalConfig(config.threads, 1, False))
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
+                 mSaved: Optional[cute.Tensor], mRoom: cute.Tensor, mD: Optional[cute.Tensor], ignore_index: Int64,
+                 smoothing: Float32, z_loss: Float32, softcap: Float32, stream: cuda.CUstream):
+        """As CrossEntropy has them, but mLoss: (); mRoom: at least AHEAD + M."""
+        tv_layout = self._layout()
+        o = Options(ignore_index, smoothing, z_loss, softcap)
+        self.kernel(mX, mT, mW, mLoss, mSaved, mRoom, o, tv_layout).launch(
+            **self._launch_shape(mX.shape[0]), stream=stream)
+
+    @cute.kernel
+    def kernel(self, mX: cute.Tensor, mT: cute.Tensor, mW: Optional[cute.Tensor], mLoss: cute.Tensor,
+               mSaved: Optional[cute.Tensor], mRoom: cute.Tensor, o: Options, tv_layout: cute.Layout):
+        here, losses = self._here(tv_layout), losses_of(mRoom, mX.shape[0])
+        warps = const_expr(self.tile.threads // WARP)
+        ticket = here.smem.allocate_tensor(Int32, cute.make_layout(1), byte_alignment=4)
+        parts = here.smem.allocate_tensor(Float32, cute.make_layout((2, warps)), byte_alignment=8)
+        self.work(here, mX, mT, mW, losses, mSaved, None, None, o)
+        if self._is_last(here, mRoom, ticket):
+            of_mean = (mT, mW) if const_expr(self.last.spec.mean) else (None, None)
+            mine = self.last.mine(losses, *of_mean, o.ignore_index, here.thread)
+            self._add_up(here, mine, parts, mLoss, self.inverse_of(mSaved, mX.shape[0]))
+
+    def inverse_of(self, mSaved, rows):
+        """Where 1 / the sum of the weights goes; None where nobody needs it."""
+        return Kept.of(mSaved, None, rows).all if mSaved is not None and self.last.spec.mean else None
+
+    @cute.jit
+    def _is_last(self, here: Constexpr, mRoom: cute.Tensor, ticket: cute.Tensor):
+        """Have all other blocks' losses been written? The same for all threads, which may read them then."""
+        tiles, parts, _ = cute.arch.grid_dim()
+        blocks = tiles * parts
+        tk.sync_block()
+        if here.thread == 0:
+            ticket[0] = Int32(tk.grid_ticket(mRoom.iterator.toint(), blocks))
+        tk.sync_block()
+        return ticket[0] == blocks - 1
+
+    @cute.jit
+    def _add_up(self, here: Constexpr, mine: Constexpr, parts: cute.Tensor, mLoss: cute.Tensor, inverse: Constexpr):
+        """By all threads of a block: their sums to one pair, warp after warp."""
+        total, weight = (warp_reduce(x, lambda a, b: a + b) for x in mine)
+        if tk.lane_id() == 0:
+            parts[0, here.thread // WARP], parts[1, here.thread // WARP] = total, weight
+        tk.sync_block()
+        if here.thread == 0:
+            total, weight = parts[0, 0], parts[1, 0]
+            for i in cutlass.range_constexpr(1, cute.size(parts, mode=[1])):
+                total, weight = total + parts[0, i], weight + parts[1, i]
+            self.last.put(mLoss, inverse, total, weight)
+
+
+def losses_of(room, rows):
+    """The part of the room that is the rows' losses, (M,)."""
+    return cute.make_tensor(cute.recast_ptr(room.iterator, dtype=Float32) + AHEAD, cute.make_layout(rows))
+
+
+class CrossEntropyOnce(Once, CrossEntropy):
+    pass
+
+
+class CrossEntropyWalkOnce(Once, CrossEntropyWalk):
+    pass

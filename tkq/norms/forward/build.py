@@ -1,0 +1,83 @@
+"""From a spec and a config to something that can be compiled: the builder of this package's recipes."""
+from cutlass import Float32
+
+from ... import tile as tk
+from ...runtime.compile import fake
+from ..spec import GROUP
+from .fp8_output import Quantised
+from .layernorm import LayerNorm
+from .rmsnorm import RMSNorm
+from .row_norm import Options
+
+
+class RMSNormOptions(Options, RMSNorm):
+    pass
+
+
+class LayerNormOptions(Options, LayerNorm):
+    pass
+
+
+class RMSNormQuantised(Quantised, RMSNorm):
+    pass
+
+
+class LayerNormQuantised(Quantised, LayerNorm):
+    pass
+
+
+_PLAIN = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+_OPTIONS = {"rmsnorm": RMSNormOptions, "layernorm": LayerNormOptions}
+_QUANTISED = {"rmsnorm": RMSNormQuantised, "layernorm": LayerNormQuantised}
+
+
+def build(spec, config):
+    """(kernel, fake arguments): x, weight, bias, out, eps for a spec without options; with options all of `Operands`,
+    eps and the weight's offset, None where the spec has none of it."""
+    if spec.plain:
+        x, w, b, out, *_, eps, _ = _arguments(spec)
+        return _PLAIN[spec.kind](spec, config), (x, w, b, out, eps)
+    return (_QUANTISED if spec.scale else _OPTIONS)[spec.kind](spec, config), _arguments(spec)
+
+
+def _arguments(spec):
+    rows, heads = fake.sym(), fake.sym() if spec.heads else None
+
+    def matrix(dtype):
+        """(M, N) with any row stride."""
+        return dtype and _tensor(spec, dtype, (rows, spec.N))
+
+    def loaded(dtype):
+        """The same, or (R, H, N) with any two strides."""
+        return dtype and (_tensor(spec, dtype, (positions, heads, spec.N)) if spec.heads else matrix(dtype))
+
+    def vector(dtype):
+        """(N,), or (H, N)."""
+        if dtype is None:
+            return None
+        align = min(16, spec.vector * tk.element_type(dtype).width // 8)
+        if spec.heads == "weight":
+            return fake.tensor(dtype, (heads, spec.N), (spec.N, 1), align=align)
+        return fake.tensor(dtype, (spec.N,), (1,), align=align)
+
+    def column(wanted):
+        return fake.tensor("fp32", (rows,), (1,), align=4) if wanted else None
+
+    positions = fake.sym() if spec.heads else None
+    return (loaded(spec.x), vector(spec.weight), vector(spec.bias), matrix(spec.result), loaded(spec.residual),
+            matrix(spec.total), column(spec.stats), column(spec.stats and spec.kind == "layernorm"),
+            _scales(spec, rows), Float32(0), Float32(0) if spec.offset else None)
+
+
+def _tensor(spec, dtype, shape):
+    strides = tuple(fake.sym64(divisibility=spec.vector) for _ in shape[:-1])
+    return fake.tensor(dtype, shape, (*strides, 1), align=spec.vector * tk.element_type(dtype).width // 8)
+
+
+def _scales(spec, rows):
+    if spec.scale is None:
+        return None
+    if spec.scale == "row":
+        return fake.tensor("fp32", (rows, 1), (1, 1), align=4)
+    groups = -(-spec.N // GROUP)
+    return fake.tensor("fp32", (rows, groups), (1, fake.sym64(divisibility=4)), align=4)

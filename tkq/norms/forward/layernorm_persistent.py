@@ -1,0 +1,89 @@
+"""LayerNorm of long rows by blocks that stay, on RowKernel: they read weight and bias once, and not for every row."""
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...rows.persistent.elements import or_neutral
+from ...rows.persistent.kernel import RowKernel
+from ...rows.persistent.monoid import Exchange, Monoid
+from ...rows.persistent.spec import RowSpec, Stream
+from ...utils import rsqrt
+from ..persistent_plan import SUMS, shape
+from .build import _arguments
+
+
+def build(spec, plan):
+    """(kernel, fake arguments), as `build.build` has them, and the number of clusters last."""
+    if spec.stats:
+        return KeptLayerNormTrained(spec, plan), (*_arguments(spec), Int32(0))
+    x, w, b, out, *_, eps, _ = _arguments(spec)
+    return KeptLayerNorm(spec, plan), (x, w, b, out, eps, Int32(0))
+
+
+def _join(a, b):
+    """(count, mean, sum of squares about it) of two parts, as in Chan, Golub and LeVeque, "Algorithms for computing the
+    sample variance" (1983)."""
+    count = a[0] + b[0]
+    share, apart = b[0] * cute.arch.rcp_approx(cutlass.max(count, Float32(1))), b[1] - a[1]
+    return count, a[1] + apart * share, a[2] + b[2] + apart * apart * a[0] * share
+
+
+def _given(*tensors):
+    return tuple(t for t in tensors if t is not None) or None
+
+
+class KeptLayerNorm(RowKernel):
+    """What `layernorm.LayerNorm` computes. A thread keeps its part of weight and bias in registers from row to row,
+    where a block that comes and goes with its row reads them again from L2: 2 bytes of bf16 in and 2 out for 8 of
+    float32 weight and bias. Each thread centres its part of a row on that part's own mean before it squares."""
+
+    loads, stores, vectors, parameters, results = ("x",), ("y",), ("weight", "bias"), ("eps",), ("rstd", "mean")
+    exchanges = (Exchange(Monoid(_join, (0.0,) * SUMS, symmetric=False)),)
+
+    def __init__(self, spec, plan):
+        given = shape(spec)
+        vectors = tuple(Stream(name, dtype) for name, dtype in (("weight", spec.weight), ("bias", spec.bias)) if dtype)
+        super().__init__(RowSpec(__name__, "KeptLayerNorm", spec.N, (Stream("x", spec.x),), (Stream("y", spec.x),),
+                                 vectors, results=self.results if spec.stats else (), vector=given.vector,
+                                 bulk=given.bulk, sums=given.sums), plan)
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, eps: Float32, units: Int32, stream: cuda.CUstream):
+        """mX, mO: (M, N). units: the most clusters that run at once."""
+        self._launch(mX, mO, _given(mW, mB), None, eps, units, stream)
+
+    def _launch(self, mX, mO, vectors, results, eps, units, stream):
+        super().__call__((mX,), (mO,), vectors, None, results, None, None, None, (eps,), units, stream)
+
+    def _accumulate(self, c, k, views, r, total):
+        """Two passes over the thread's part, which lies in shared memory."""
+        chunks = [(j, c.part.inside(j)) for j in range(self.plan.chunks)]
+        count = sum(Float32(self.plan.vector) if inside is True else cutlass.select_(
+            inside, Float32(self.plan.vector), Float32(0)) for _, inside in chunks)
+        added = sum(self._elements(c, views, j).x for j, _ in chunks).reduce(cute.ReductionOp.ADD, 0.0, 0)
+        mean = added * cute.arch.rcp_approx(cutlass.max(count, Float32(1)))
+        cute.arch.sync_warp()  # or the compiler keeps the first pass's values
+        squares = None
+        for j, inside in chunks:
+            d = or_neutral(self._elements(c, views, j).x - mean, inside, 0.0)
+            squares = d * d if squares is None else squares + d * d
+        total[0], total[1] = count, mean
+        total[2] = squares.reduce(cute.ReductionOp.ADD, 0.0, 0)
+
+    def row(self, sums, r):
+        return dict(mean=sums[1], rstd=rsqrt(sums[2] * (1.0 / self.N) + r.eps))
+
+    def write(self, e, r):
+        y = (e.x - r.mean) * r.rstd
+        y = y * e.weight if self.has("weight") else y
+        return dict(y=y + e.bias if self.has("bias") else y)
+
+
+class KeptLayerNormTrained(KeptLayerNorm):
+    """The same, with the arguments of a spec with options, of which it takes rstd and mean (M,)."""
+
+    @cute.jit
+    def __call__(self, mX: cute.Tensor, mW, mB, mO: cute.Tensor, mR, mT, mRstd: cute.Tensor, mMean: cute.Tensor,
+                 mScale, eps: Float32, offset, units: Int32, stream: cuda.CUstream):
+        self._launch(mX, mO, _given(mW, mB), (mRstd, mMean), eps, units, stream)

@@ -1,0 +1,123 @@
+"""Float8 with one scale for all of x, or with scales for rows and for columns, of any number of tiles: one launch."""
+from typing import Optional
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32, const_expr
+from cutlass.cutlass_dsl import dsl_user_op
+
+from .. import tile as tk
+from ..tile.bulk import _asm
+from .spec import EDGE, TileSpec
+from .tiles import THREADS, Operands, _same, operands
+from .two_phase_launches import Twice
+from .workspace import LINE, first_of, half_of
+
+SECOND = -(1 << 31)  # added to the tickets of a launch that has the second half
+
+
+class Claimed(Twice):
+    """What `Twice` does in three launches: of n tiles there are 2 n tasks and as many blocks, each of which claims one
+    by a ticket when it begins.
+
+      tickets 0 .. n - 1      x to amax, from the first tile to the last
+      tickets n .. 2 n - 1    load x; wait until all of these are done; x and amax to q .., from the last tile to the
+                              first: of what was read last, much is in L2 still
+
+    Tickets and not the blocks' numbers: so those that are waited for run, and wait for nobody. It ends, then, however
+    many blocks other kernels leave room for, and in whatever order they begin: the launch need not be cooperative.
+
+    room: int32, zeros at first. Kernels that follow each other share it, of whatever sizes, and leave it to each other:
+
+      | tickets | half 0: tiles whose amax is found | amax | half 1: the same |     each but amax a line of its own
+
+    A launch has one half, which is zeros, and while it finds amax makes zeros of the other, which was the launch's
+    before: so nobody need know when the last block has read. The last ticket makes zero of the tickets again, and with
+    their highest bit hands the other half to the next launch.
+    """
+
+    cooperative = False
+
+    def __init__(self, spec: TileSpec):
+        super().__init__(spec)
+        self.spec = spec
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
+                 scale_t: Optional[cute.Tensor], room: cute.Tensor, stream: cuda.CUstream):
+        down, across = cute.ceil_div(x.shape[0], EDGE), cute.ceil_div(x.shape[1], EDGE)
+        tiles = down * across
+        self.kernel(x, q, scale, qt, scale_t, room, across, tiles).launch(
+            grid=[self.blocks(tiles), 1, 1], block=[THREADS, 1, 1], stream=stream, cooperative=self.cooperative)
+
+    def blocks(self, tiles):
+        return 2 * tiles
+
+    @cute.kernel
+    def kernel(self, x: cute.Tensor, q: cute.Tensor, scale: cute.Tensor, qt: Optional[cute.Tensor],
+               scale_t: Optional[cute.Tensor], room: cute.Tensor, across: Int32, tiles: Int32):
+        al, t = tk.SharedAllocator(), cute.arch.thread_idx()[0]
+        told = al.vector(1, dtype=Int32)
+        if t == 0:
+            told[0] = Int32(cute.arch.atomic_add(room.iterator, Int32(1), sem="relaxed", scope="gpu"))
+        tk.sync_block()
+        ticket = told[0]
+        second = Int32(ticket < 0)
+        number = ticket - second * SECOND
+        found, amax = self.half(room, x, second)
+        g = Operands(x, q, scale, qt, scale_t, amax)
+        if number < tiles:
+            tile = number // across, number % across
+            held = self.find.held(g, t, tile)
+            self.clear_half(room, 1 - second, number * THREADS + t, tiles * THREADS)
+            self.find.finish(g, al, t, tile, held)
+            tk.sync_block()
+            if t == 0:
+                _count(found)
+        else:
+            place = 2 * tiles - 1 - number
+            tile = place // across, place % across
+            held = self.write.held(g, t, tile)  # before it waits
+            if t == 0:
+                if place == 0:
+                    room[0] = (1 - second) * SECOND
+                _wait_for(found, tiles)
+            tk.sync_block()
+            place = Int32(_same(place))  # so that nothing else is kept over the wait
+            self.write.finish(g, al, t, (place // across, place % across), held)
+
+    def half(self, room, x, number):
+        """(the address of its count, its amax)"""
+        of_all = const_expr(self.spec.granularity == "tensor")
+        size = 1 if of_all else sum(cute.ceil_div(n, EDGE) * EDGE for n in x.shape)
+        begin = room.iterator.toint() + 4 * Int64(first_of(room.shape[0], number))
+        at = cute.make_ptr(Int32, begin + 4 * LINE, cute.AddressSpace.gmem, assumed_align=16)
+        return begin, cute.make_tensor(at, cute.make_layout((size,)))
+
+    @cute.jit
+    def clear_half(self, room: cute.Tensor, number: Int32, i: Int32, step: Int32):
+        first = first_of(room.shape[0], number)
+        for j in cutlass.range(i, half_of(room.shape[0]), step, unroll=1):
+            room[first + j] = Int32(0)
+
+
+@dsl_user_op
+def _count(counter, *, loc=None, ip=None):
+    """One more at the global address. Releases what this thread wrote, and what it has seen of its block's."""
+    _asm([Int64(counter)], "red.release.gpu.global.add.u32 [$0], 1;", "l", loc, ip)
+
+
+@dsl_user_op
+def _wait_for(counter, n, *, loc=None, ip=None):
+    """Until it is n at the global address; and see what was released there."""
+    _asm([Int64(counter), Uint32(n)],
+         "{ .reg .pred p; .reg .b32 v; LOOK: ld.acquire.gpu.global.u32 v, [$0]; setp.lo.u32 p, v, $1; @p bra LOOK; }",
+         "l,r", loc, ip)
+
+
+def build(spec: TileSpec):
+    """(kernel, fake arguments): as ``twice.build``, with the room in the place of amax."""
+    from ..runtime.compile import fake
+
+    return Claimed(spec), (*operands(spec)[:-1], fake.tensor("int32", (fake.sym(),), (1,), align=16))

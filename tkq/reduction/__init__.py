@@ -1,0 +1,1 @@
+"""Geometry and launch of ReductionBase."""

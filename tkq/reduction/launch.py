@@ -1,0 +1,168 @@
+"""From a subclass of ReductionBase and torch tensors to a launch: compile once, cache on disk, call.
+
+The class is called as Class(dtype, N, **options), its `__call__` with the tensors, scalars and Nones as given, and with
+torch's current stream where its signature has it: the parameter named stream, or annotated CUstream, behind the others
+or between them.
+"""
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Optional
+
+from .. import runtime
+from ..runtime.call import check, dtypes
+from ..runtime.device import arch
+from . import geometry
+
+_launchers: dict = {}  # (class, options, what the arguments look like) -> compiled function
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a compiled kernel knows of an argument. kind: "matrix" (M, N) with any row stride, "columns" (N,), "rows"
+    (M,), "float", "int" or "none". vector: divides base address and row stride, in elements."""
+
+    kind: str
+    dtype: Optional[str] = None
+    vector: int = 1
+
+
+@dataclass(frozen=True)
+class ReductionSpec:
+    """module, qualname: the subclass; arguments: of `__call__`; options: of the constructor, sorted."""
+
+    module: str
+    qualname: str
+    N: int
+    arguments: tuple
+    options: tuple = ()
+
+
+def launch(cls, args, options):
+    """Call the kernel of `cls` on `args`, on torch's current stream.
+
+    Args:
+        args: what `__call__` of the class takes, without the stream: tensors (M, N), (N,) or (M,), floats, ints, None.
+            The first one is the (M, N) tensor that gives dtype and N.
+        options: keyword arguments of the constructor; hashable values with a repr that says all.
+
+    Raises:
+        TypeError, ValueError: an argument that is none of these, a tensor not on the GPU, a last dimension that is not
+            contiguous, a base address or row stride that an access of `cls.copy_bits` bits cannot take.
+        NotImplementedError: an argument requires a gradient, which autograd would lose: launch inside an
+            autograd.Function, where gradients are off.
+    """
+    check.refuse_gradient(f"{cls.__name__}.launch", **{f"argument {i}": a for i, a in enumerate(args)})
+    arguments = _describe(cls, args)
+    key = cls, args[0].shape[1], arguments, tuple((name, type(value), value) for name, value in sorted(options.items()))
+    run = _launchers.get(key)
+    if run is None:
+        _check_devices(cls, args)
+        arch.require_hopper(args[0].device)
+        run = _launchers[key] = runtime.function(recipe(cls, args, options))
+    if args[0].shape[0]:
+        run(*args)
+
+
+def _check_devices(cls, args):
+    for i, a in enumerate(args):
+        if hasattr(a, "is_cuda") and not a.is_cuda:
+            raise ValueError(f"{cls.__name__}.launch: argument {i}: is on {a.device}, allowed are CUDA tensors")
+
+
+def recipe(cls, args, options):
+    """What `launch` has to compile; no GPU is needed, and the tensors may be on any device."""
+    arguments = _describe(cls, args)
+    _check_number(cls, args)
+    spec = ReductionSpec(cls.__module__, cls.__qualname__, args[0].shape[1], arguments, tuple(sorted(options.items())))
+    return runtime.Recipe("tkq.reduction.launch:build", (spec,), sources=(cls.__module__,))
+
+
+def _check_number(cls, args):
+    """As many arguments as `__call__` takes beside the stream."""
+    taken = [p for p in list(inspect.signature(cls.__call__).parameters.values())[1:] if not _is_stream(p)]
+    if any(p.kind is p.VAR_POSITIONAL for p in taken):
+        return
+    least = sum(p.default is p.empty for p in taken)
+    if not least <= len(args) <= len(taken):
+        names = ", ".join(p.name for p in taken)
+        raise TypeError(f"{cls.__name__}.launch: got {len(args)} arguments, __call__ takes {len(taken)}: {names}")
+
+
+def _is_stream(p) -> bool:
+    return p.name == "stream" or str(getattr(p.annotation, "__name__", p.annotation)).endswith("CUstream")
+
+
+def _describe(cls, args) -> tuple:
+    if not args or not hasattr(args[0], "data_ptr") or args[0].dim() != 2:
+        raise ValueError("the first argument must be an (M, N) tensor")
+    vector = geometry.vector(args[0].shape[1], 8 * args[0].element_size(), cls.copy_bits)
+    return tuple(_describe_one(f"{cls.__name__}: argument {i}", a, args[0].shape, vector, cls.copy_bits // 8)
+                 for i, a in enumerate(args))
+
+
+def _describe_one(name, a, shape, vector, most_bytes) -> Argument:
+    """vector: elements of one access to the first argument; an access to another one has as many, of at most
+    `most_bytes` bytes."""
+    if a is None or (isinstance(a, (int, float)) and not isinstance(a, bool)):
+        if isinstance(a, int) and not -1 << 31 <= a < 1 << 31:
+            raise ValueError(f"{name}: got {a if abs(a) < 1 << 64 else 'more than 64 bits'}, allowed are ints of 32 "
+                             "bits: from -2^31 to 2^31 - 1")
+        return Argument("none" if a is None else "float" if isinstance(a, float) else "int")
+    if not hasattr(a, "data_ptr"):
+        raise TypeError(f"{name}: got {type(a).__name__}, allowed are tensors, float, int, None")
+    check.settled(name, a)
+    M, N = shape
+    kind = {(M, N): "matrix", (N,): "columns"}.get(tuple(a.shape), "rows" if tuple(a.shape) == (M,) else None)
+    if kind is None:
+        raise ValueError(f"{name}: got shape {tuple(a.shape)}, allowed are ({M}, {N}), ({N},) and ({M},)")
+    if a.shape[-1] > 1 and a.stride(-1) != 1:
+        raise ValueError(f"{name}: got strides {a.stride()}, allowed is a contiguous last dimension (stride 1)")
+    size = a.element_size()
+    bytes_ = min(most_bytes, vector * size)
+    if kind == "columns" and M == N and a.data_ptr() % bytes_:
+        kind = "rows"  # either may be meant; what is read row by row may be anywhere
+    if kind == "rows":
+        return Argument(kind, dtypes.name_of(a.dtype))
+    row = a.stride(0) * size if kind == "matrix" and M > 1 else 0
+    if a.data_ptr() % bytes_ or row % bytes_:
+        raise ValueError(
+            f"{name}: got a base address of {a.data_ptr() % bytes_} bytes modulo {bytes_} and rows {row} bytes apart, "
+            f"allowed for N = {N} are multiples of {bytes_} bytes: pass a copy, or write the kernel for narrower "
+            "accesses and set its class's copy_bits")
+    return Argument(kind, dtypes.name_of(a.dtype), bytes_ // size)
+
+
+def build(spec: ReductionSpec):
+    """(kernel, fake arguments) of a spec: the builder of these recipes."""
+    from cutlass import Float32, Int32
+
+    from ..runtime.compile import fake
+    from ..tile import element_type
+
+    cls = importlib.import_module(spec.module)
+    for name in spec.qualname.split("."):
+        cls = getattr(cls, name)
+    rows = fake.sym()
+
+    def argument(a: Argument):
+        if a.kind in ("none", "float", "int"):
+            return {"none": None, "float": Float32(0), "int": Int32(0)}[a.kind]
+        align = a.vector * element_type(a.dtype).width // 8
+        if a.kind == "matrix":
+            return fake.tensor(a.dtype, (rows, spec.N), (fake.sym64(divisibility=a.vector), 1), align=align)
+        return fake.tensor(a.dtype, (spec.N,) if a.kind == "columns" else (rows,), (1,), align=align)
+
+    kernel = cls(element_type(spec.arguments[0].dtype), spec.N, **dict(spec.options))
+    return kernel, _with_stream(cls, [argument(a) for a in spec.arguments])
+
+
+def _with_stream(cls, arguments) -> tuple:
+    """The arguments of `__call__`, torch's current stream among them: who calls the compiled kernel leaves it out."""
+    import cutlass.cute as cute
+
+    for i, p in enumerate(list(inspect.signature(cls.__call__).parameters.values())[1:]):
+        if _is_stream(p):
+            arguments.insert(i, cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True))
+            break
+    return tuple(arguments)

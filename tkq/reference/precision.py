@@ -1,0 +1,7 @@
+"""In which precision the references compute."""
+import torch
+from torch import Tensor
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,1 @@
+"""Rows that are held in registers and read once."""

@@ -1,0 +1,1 @@
+"""RowKernel: persistent blocks that walk over rows."""

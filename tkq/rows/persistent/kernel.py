@@ -1,0 +1,97 @@
+"""RowKernel: the engine for kernels that read rows twice, which is every backward of a normalisation.
+
+A subclass names its tensors and writes three short functions on fp32 vectors. Which threads hold a row, how it comes
+from memory, how its sums are exchanged and how sums down the columns become a result in the same launch is done for it,
+in tkq.rows.
+"""
+from typing import ClassVar
+
+from .engine import RowEngine
+from .monoid import Exchange, add
+
+
+class RowKernel(RowEngine):
+    """Persistent blocks, one to a multiprocessor or several. A row belongs to a few lanes, a warp, several warps, a
+    block or a cluster of blocks, by its length; a tile is as many rows as a block holds at once, and tile t goes to
+    block (or cluster) t % of as many as there are.
+
+      producer warp     first tiles, before the block's barrier | wait empty -> bulk copies of the next tile | ..
+                        | wait flushed -> barrier of the grid -> total
+      computing warps   tile t: wait full -> partial, down -> publish the row's element
+                        tile t - 1: collect -> row -> write, release the stage       (with n exchanges: tile t - n)
+                        after their last ``down``: flush; after their last ``write``: wait total -> a slab of columns
+
+      full[stage]       the producer's arrival and bytes        ``rows.ring.RowRing``
+      empty[stage]      each computing warp
+      met[slot]         the row's warps, or the bytes that they send through a cluster   ``rows.exchange.Slots``
+      flushed, total    each computing warp; the producer       ``rows.columns.ColumnSums``
+
+    So a row's exchange runs under the sums of the next one, and each row is read from shared memory once for each
+    exchange and once to write: nothing but column sums and vectors is held in between. A row within a warp needs no
+    slot and no lag. Rows that bulk copies cannot take (N odd, say) are read from global memory by the threads
+    themselves (``RowPlan.direct``): right, but slower.
+
+    A kernel without stores and column sums, of rows that fit into the registers of a block or a cluster, has neither
+    ring nor producer (``RowPlan.held``): a block for each tile, which comes and goes, and reads each element once.
+
+      every warp        all loads go out -> the block's barrier -> partial -> publish -> collect -> row, .. -> write
+
+    A subclass says what it moves. A call may leave out any tensor; ``self.has(name)`` says what it has:
+
+      loads, stores     (M, N), bf16, fp16 or fp32, each with its own type and row stride
+      vectors           (N,), read once
+      scalars, results  (M,) fp32: read before a row's ``partial``; written from what ``row`` returns
+      columns           (N,), bf16, fp16 or fp32: sums over all rows
+      parameters        run-time floats of a call
+      options           compile-time constants with their defaults, as attributes
+      exchanges         one ``Exchange`` for each time that the row is reduced; a plain sum where not said
+
+    and what it computes. e has a vector of the row's elements, fp32, for each load and vector; r has the row's numbers:
+    scalars, parameters, and all that ``row`` has returned. Elements past the row's end are left out by the engine.
+
+      partial(e, r)     the elements of the exchange's monoid: a tuple of vectors (or of numbers)
+      row(sums, r)      once a row: a dict of numbers, from the row's result
+      write(e, r)       a dict of vectors, one for each store
+      down(e, r)        a dict of vectors to be summed down the columns, from scalars and parameters alone. Where a
+                        column sum needs what ``row`` returns, write no ``down`` and give it in ``write``'s dict
+
+    Call it as Subclass.launch(name=tensor, ..); see ``tkq.rows.persistent.launch``. Example:
+    examples/write_a_row_kernel.py.
+    """
+
+    loads: ClassVar[tuple] = ()
+    stores: ClassVar[tuple] = ()
+    vectors: ClassVar[tuple] = ()
+    scalars: ClassVar[tuple] = ()
+    results: ClassVar[tuple] = ()
+    columns: ClassVar[tuple] = ()
+    parameters: ClassVar[tuple] = ()
+    options: ClassVar[dict] = {}
+    exchanges: ClassVar[tuple] = (Exchange(add(1)),)
+
+    def partial(self, e, r) -> tuple:
+        raise NotImplementedError(f"{type(self).__name__}.partial")
+
+    def row(self, sums, r) -> dict:
+        return {}
+
+    def write(self, e, r) -> dict:
+        return {}
+
+    down = None  # or a method (e, r) -> dict
+
+    # ---- from torch ---------------------------------------------------------------------------------
+
+    @classmethod
+    def recipe(cls, plan=None, **arguments):
+        """What has to be compiled for this call; see `tkq.rows.persistent.launch.recipe`."""
+        from .launch import recipe
+
+        return recipe(cls, arguments, plan)
+
+    @classmethod
+    def launch(cls, plan=None, **arguments):
+        """Compile (once, cached on disk) and call on torch tensors; see `tkq.rows.persistent.launch.launch`."""
+        from .launch import launch
+
+        return launch(cls, arguments, plan)

@@ -1,0 +1,1 @@
+"""From torch tensors to a launch."""

@@ -1,0 +1,315 @@
+/* A call like one that came before, from Python's objects to the launch: see replay.py, which says what is remembered.
+ *
+ * What a tensor is comes by DLPack's table of C functions, of which torch has one; new tensors by a function of torch
+ * that is called as Python would call it, so that their memory is as all of torch's. The rest of Python that is used is
+ * declared in replay.h, from its stable interface: no headers of Python are needed.
+ *
+ * Python's lock is held but for the launch itself. A record that is in use is not freed: each user has counted it. */
+#include "replay.h"
+
+Torch torch;
+
+typedef struct {
+    TVMFFIObject object;
+    TVMFFISeqCell cell;
+} List;
+
+static Object *none(void) {
+    Py_IncRef(torch.none);
+    return torch.none;
+}
+
+/* arguments: a tuple, or NULL for none. */
+static Object *called(const Callable *function, Object *arguments) {
+    if (function->direct) return function->direct(function->self, arguments);
+    return arguments ? PyObject_Call(function->object, arguments, NULL) : PyObject_CallNoArgs(function->object);
+}
+
+static Object *ask(const Callable *function) { return called(function, NULL); }
+
+/* Of a question or an attribute whose answer is a number: 0, anything else, or -1 where it could not be had. */
+static long long number(Object *answer) {
+    long long found = -1;
+    if (answer == NULL) {
+        PyErr_Clear();
+        return -1;
+    }
+    if (answer == torch.no) {
+        found = 0;
+    } else {
+        found = PyLong_AsLongLong(answer);
+        if (found == -1) PyErr_Clear();
+    }
+    Py_DecRef(answer);
+    return found;
+}
+
+static int is_tensor(Object *given) {
+    Object *type = PyObject_Type(given);
+    int found = type == torch.tensor || type == torch.parameter;
+    Py_DecRef(type);
+    return found;
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+}
+
+static int traced(void) { return torch.included ? torch.included(torch.tracer) : number(ask(&torch.tracing)) != 0; }
+
+/* Nothing but plain eager mode, as `ops.route` asks for it. */
+static int eager(void) {
+    Object *level = PyDict_GetItem(torch.levels, torch.level);
+    if (level == NULL) return 0;
+    Py_IncRef(level);
+    return number(level) < 0 && number(ask(&torch.modes)) == 0 && number(ask(&torch.functorch)) == 0 && !traced();
+}
+
+/* A view with a negation or a conjugation to be done, or zeros without memory. */
+static int is_pending(const Object *tensor) {
+    const char *impl;
+    uint64_t keys;
+    memcpy(&impl, (const char *)tensor + torch.impl, sizeof impl);
+    memcpy(&keys, impl + torch.keys, sizeof keys);
+    return (keys & torch.pending) != 0;
+}
+
+Object *route(Object *self, Object *const *given, Size count) {
+    long long grad = number(ask(&torch.grad));
+    Object *found = torch.direct;
+    (void)self;
+    if (count < 1 || given[0] == torch.none || grad < 0 || !eager()) return none();
+    for (int i = 0; i < count; ++i) {
+        if (given[i] == torch.none) continue;
+        if (!is_tensor(given[i]) || is_pending(given[i])) return none();
+        if (grad && number(PyObject_GetAttr(given[i], torch.needs_grad)) != 0) found = torch.record;
+    }
+    Py_IncRef(found);
+    return found;
+}
+
+static int same_device(DLDevice one, DLDevice other) {
+    return one.device_type == other.device_type && one.device_id == other.device_id;
+}
+
+static int first_of(Object *const *given, int i) {
+    int first = 0;
+    while (given[first] != given[i]) ++first;
+    return first;
+}
+
+int look(const Again *again, Object *const *given, Size count, Call *call) {
+    long long grad;
+    uint64_t hash = 0;
+    if (count < 1 || count > GIVENS || !eager() || number(ask(&torch.filling)) != 0 ||
+        (grad = number(ask(&torch.grad))) < 0)
+        return 0;
+    call->count = (int)count;
+    call->tensors = 0;
+    for (int i = 0; i < count; ++i) {
+        DLTensor *t = &call->tensor[i];
+        if (given[i] == torch.none || !is_tensor(given[i])) {
+            Size of_other = given[i] == torch.none ? 1 : PyObject_Hash(given[i]);
+            if (of_other == -1) {
+                PyErr_Clear();
+                return 0;
+            }
+            hash = mixed(hash, (uint64_t)of_other);
+            continue;
+        }
+        if (is_pending(given[i]) || (grad && number(PyObject_GetAttr(given[i], torch.needs_grad)) != 0)) return 0;
+        if (torch.dlpack->dltensor_from_py_object_no_sync(given[i], t)) {
+            PyErr_Clear();
+            return 0;
+        }
+        t->data = (char *)t->data + t->byte_offset;
+        t->byte_offset = 0;
+        if (!call->tensors) call->device = t->device;
+        if (t->ndim > DIMENSIONS || t->strides == NULL || t->data == NULL || !same_device(t->device, call->device))
+            return 0;
+        call->tensors |= 1u << i;
+        call->same[i] = (int16_t)first_of(given, i);
+        hash = mixed(hash, t->dtype.code | (uint64_t)t->dtype.bits << 8 | (uint64_t)t->ndim << 16 |
+                               (uint64_t)call->same[i] << 24 | ((uintptr_t)t->data & 15) << 32);
+        for (int d = 0; d < t->ndim; ++d) hash = mixed(hash, (uint64_t)t->shape[d] << 32 ^ (uint64_t)t->strides[d]);
+    }
+    call->stream = NULL;
+    if (!call->tensors || call->device.device_type > kDLCUDA) return 0;
+    if (call->device.device_type == kDLCUDA) {
+        if (torch.device.object && number(ask(&torch.device)) != call->device.device_id) return 0;
+        if (torch.dlpack->current_work_stream(kDLCUDA, call->device.device_id, &call->stream)) {
+            PyErr_Clear();
+            return 0;
+        }
+    }
+    if (again->by_stream) {
+        if (call->stream && number(ask(&torch.captures)) != 0) return 0;
+        hash = mixed(hash, (uintptr_t)call->stream);
+    }
+    call->hash = hash;
+    return 1;
+}
+
+static int same_tensor(const Given *known, const DLTensor *t, int same) {
+    size_t bytes = (size_t)t->ndim * sizeof *t->shape;
+    return known->other == NULL && known->same == same && known->dimensions == t->ndim &&
+           !memcmp(&known->dtype, &t->dtype, sizeof t->dtype) && known->address == ((uintptr_t)t->data & 15) &&
+           !memcmp(known->sizes, t->shape, bytes) && !memcmp(known->strides, t->strides, bytes);
+}
+
+/* The same type and the same value. */
+static int same_other(Object *known, Object *given) {
+    Object *one, *other;
+    int found;
+    if (known == given) return 1;
+    if (known == NULL) return 0;
+    one = PyObject_Type(known), other = PyObject_Type(given);
+    found = one == other ? PyObject_RichCompareBool(known, given, EQUAL) : 0;
+    Py_DecRef(one);
+    Py_DecRef(other);
+    if (found < 0) PyErr_Clear();
+    return found > 0;
+}
+
+static int fits(const Again *again, const Record *record, const Call *call, Object *const *given) {
+    if (record == NULL || record->hash != call->hash || record->givens != call->count ||
+        !same_device(record->device, call->device) || (again->by_stream && record->stream != call->stream))
+        return 0;
+    for (int i = 0; i < call->count; ++i)
+        if (call->tensors >> i & 1 ? !same_tensor(&record->given[i], &call->tensor[i], call->same[i])
+                                   : !same_other(record->given[i].other, given[i]))
+            return 0;
+    return 1;
+}
+
+Record *find(Again *again, const Call *call, Object *const *given) {
+    Record **set = again->record[call->hash % SETS];
+    for (int i = 0; i < WAYS; ++i)
+        if (fits(again, set[i], call, given)) return set[i];
+    return NULL;
+}
+
+void leave(Record *record) {
+    if (record == NULL || --record->users) return;
+    for (int i = 0; i < record->givens; ++i) Py_DecRef(record->given[i].other);
+    for (int i = 0; i < record->made; ++i) Py_DecRef(record->make[i]);
+    for (int i = 0; i < record->kept; ++i) Py_DecRef(record->keep[i]);
+    if (record->run) TVMFFIObjectDecRef(record->run);
+    free(record);
+}
+
+static void drop(Object **made, int count) {
+    for (int i = 0; i < count; ++i) Py_DecRef(made[i]);
+}
+
+/* 0 where there was no memory. */
+static int allocate(const Record *record, Object **made, DLTensor *tensors) {
+    for (int i = 0; i < record->made; ++i) {
+        made[i] = called(&torch.make[record->device.device_type], record->make[i]);
+        if (made[i] == NULL || torch.dlpack->dltensor_from_py_object_no_sync(made[i], &tensors[i])) {
+            PyErr_Clear();
+            drop(made, i + (made[i] != NULL));
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static TVMFFIAny value(const Record *record, const Part *part, Call *call, DLTensor *made) {
+    TVMFFIAny found = {.type_index = kTVMFFINone};
+    if (part->kind == OF_INT || part->kind == OF_ADDRESS) {
+        found.type_index = kTVMFFIInt;
+        found.v_int64 = part->kind == OF_INT ? part->integer : (int64_t)(uintptr_t)call->tensor[part->place].data;
+    } else if (part->kind == OF_FLOAT) {
+        found.type_index = kTVMFFIFloat;
+        found.v_float64 = part->real;
+    } else if (part->kind != OF_NONE) {
+        found.type_index = kTVMFFIDLTensorPtr;
+        found.v_ptr = part->kind == OF_GIVEN ? &call->tensor[part->place]
+                      : part->kind == OF_MADE ? &made[part->place]
+                                              : (DLTensor *)&record->keeps[part->place];
+    }
+    return found;
+}
+
+/* tvm-ffi's tuples are objects: here they stand on the stack, counted once, so that nobody frees them. */
+static void arrange(const Record *record, Call *call, DLTensor *made, TVMFFIAny *given, TVMFFIAny *items, List *list) {
+    for (int i = 0; i < record->parts; ++i) {
+        const Part *part = &record->part[i];
+        if (part->kind != OF_LIST) {
+            *given++ = value(record, part, call, made);
+            continue;
+        }
+        memset(list, 0, sizeof *list);
+        list->object.combined_ref_count = (uint64_t)1 << 32 | 1;
+        list->object.type_index = kTVMFFIArray;
+        list->cell.data = items;
+        list->cell.size = list->cell.capacity = part->place;
+        for (int j = 0; j < part->place; ++j) *items++ = value(record, &record->part[++i], call, made);
+        given->type_index = kTVMFFIArray;
+        given->zero_padding = 0;
+        given++->v_obj = &list++->object;
+    }
+}
+
+static int launch(const Record *record, Call *call, DLTensor *made) {
+    TVMFFIAny given[PARTS], items[PARTS], result = {.type_index = kTVMFFINone};
+    TVMFFIStreamHandle before = NULL;
+    List lists[LISTS];
+    int on_gpu = call->device.device_type == kDLCUDA, failed;
+    void *python;
+    arrange(record, call, made, given, items, lists);
+    if (on_gpu && TVMFFIEnvSetStream(kDLCUDA, call->device.device_id, call->stream, &before)) return 0;
+    python = PyEval_SaveThread();
+    failed = TVMFFIFunctionCall(record->run, given, record->arguments, &result);
+    PyEval_RestoreThread(python);
+    if (on_gpu && before != call->stream) TVMFFIEnvSetStream(kDLCUDA, call->device.device_id, before, NULL);
+    if (failed) {
+        TVMFFIObjectHandle error = NULL;
+        TVMFFIErrorMoveFromRaised(&error);
+        if (error) TVMFFIObjectDecRef(error);
+        PyErr_Clear();
+    }
+    if (result.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(result.v_obj);
+    return !failed;
+}
+
+static Object *result_of(const Record *record, Object *const *given, Object **made, int i) {
+    int place = record->result[i];
+    Object *found = place < 0 ? torch.none : place < GIVENS ? given[place] : made[place - GIVENS];
+    Py_IncRef(found);
+    return found;
+}
+
+static Object *results(const Record *record, Object *const *given, Object **made) {
+    Object *found;
+    if (!record->is_tuple) return result_of(record, given, made, 0);
+    found = PyTuple_New(record->results);
+    for (int i = 0; found && i < record->results; ++i) PyTuple_SetItem(found, i, result_of(record, given, made, i));
+    return found;
+}
+
+Object *take(Object *self, Object *const *given, Size count) {
+    Again *again = PyCapsule_GetPointer(self, NAME);
+    Object *made[MADE], *found = NULL;
+    DLTensor tensors[MADE];
+    Record *record;
+    Call call;
+    if (!look(again, given, count, &call)) return none();
+    record = find(again, &call, given);
+    if (record == NULL || record->refused) return none();
+    ++record->users;
+    record->chances = IN_USE;
+    if (allocate(record, made, tensors)) {
+        if (launch(record, &call, tensors))
+            found = results(record, given, made);
+        else
+            record->refused = 1;
+        drop(made, record->made);
+    }
+    leave(record);
+    if (found) return found;
+    PyErr_Clear();
+    return none();
+}

@@ -1,0 +1,134 @@
+/* What again.c and again_add.c share: Python, as far as it is used, torch, and what is remembered of calls. */
+#ifndef TKQ_AGAIN_H
+#define TKQ_AGAIN_H
+#include <dlpack/dlpack.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tvm/ffi/c_api.h>
+#include <tvm/ffi/extra/c_env_api.h>
+
+/* Python's stable interface, from 3.10 on. */
+typedef struct Object Object;
+typedef intptr_t Size;
+typedef Object *(*Function)(Object *, Object *);
+typedef struct {
+    const char *name;
+    void *function;
+    int flags;
+    const char *text;
+} Method;
+enum { ARGUMENTS = 1, NO_ARGUMENTS = 4, FAST_CALL = 0x80 };
+
+void Py_IncRef(Object *);
+void Py_DecRef(Object *);
+Object *PyBool_FromLong(long);
+Object *PyCapsule_New(void *, const char *, void (*)(Object *));
+void *PyCapsule_GetPointer(Object *, const char *);
+Object *PyCFunction_NewEx(Method *, Object *, Object *);
+Function PyCFunction_GetFunction(Object *);
+Object *PyCFunction_GetSelf(Object *);
+int PyCFunction_GetFlags(Object *);
+Object *PyDict_GetItem(Object *, Object *);
+void PyErr_Clear(void);
+Object *PyErr_Occurred(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+double PyFloat_AsDouble(Object *);
+long long PyLong_AsLongLong(Object *);
+Object *PyLong_FromLongLong(long long);
+Object *PyObject_Call(Object *, Object *, Object *);
+Object *PyObject_CallNoArgs(Object *);
+Object *PyObject_GetAttr(Object *, Object *);
+Size PyObject_Hash(Object *);
+int PyObject_RichCompareBool(Object *, Object *, int);
+Object *PyObject_Type(Object *);
+Object *PyTuple_GetItem(Object *, Size);
+Object *PyTuple_New(Size);
+int PyTuple_SetItem(Object *, Size, Object *);
+Size PyTuple_Size(Object *);
+
+enum { GIVENS = 24, MADE = 5, PARTS = 48, LISTS = 4, KEPT = 2, RESULTS = 6, DIMENSIONS = 5 };
+enum { SETS = 128, WAYS = 4, MISSED = 4096, EQUAL = 2 };
+enum { NEW = 2, IN_USE = 4 }; /* how many others have to ask for a record's place until one gets it */
+enum { OF_GIVEN, OF_MADE, OF_NONE, OF_INT, OF_FLOAT, OF_ADDRESS, OF_KEPT, OF_LIST }; /* again.py's, in this order */
+#define NAME "tkq.runtime.call.replay"
+
+/* A function of torch. */
+typedef struct {
+    Object *object, *self;
+    Function direct; /* what is behind it where it takes a tuple of arguments, or none; else NULL */
+} Callable;
+
+typedef struct {
+    const DLPackExchangeAPI *dlpack;
+    Object *none, *no, *tensor, *parameter, *needs_grad, *levels, *level, *direct, *record;
+    Callable make[3]; /* by the type of a device: makes a tensor there */
+    Callable modes, functorch, grad, filling, captures, device, tracing;
+    _Bool (*included)(uint16_t); /* c10's: is a dispatch key included in this thread? NULL where it is not found */
+    uint16_t tracer;
+    size_t impl, keys; /* where a tensor has its TensorImpl, and that its set of dispatch keys */
+    uint64_t pending;  /* the keys of tensors whose numbers are not what lies in memory */
+} Torch;
+extern Torch torch;
+
+typedef struct {
+    Object *other; /* NULL for a tensor */
+    DLDataType dtype;
+    int32_t dimensions;
+    int16_t same;     /* the first place where the same tensor is given */
+    uint16_t address; /* its last bits, on which it depends how wide an access can be */
+    int64_t sizes[DIMENSIONS], strides[DIMENSIONS];
+} Given;
+
+typedef struct {
+    int32_t kind, place; /* of a list: how many parts follow that are its */
+    union {
+        int64_t integer;
+        double real;
+    };
+} Part;
+
+typedef struct {
+    int64_t users;
+    uint64_t hash;
+    void *stream;
+    int chances; /* left: see NEW */
+    int refused; /* run does not take such calls: they go the long way for good */
+    TVMFFIObjectHandle run;
+    DLDevice device;
+    int givens, made, kept, parts, arguments, results, is_tuple;
+    Given given[GIVENS];
+    Object *make[MADE], *keep[KEPT];
+    DLTensor keeps[KEPT];
+    Part part[PARTS];
+    int result[RESULTS]; /* a place of what is given, GIVENS + a place of what is made, or -1 for None */
+} Record;
+
+typedef struct {
+    int by_stream; /* calls of another stream are other calls, and what a graph captures goes the long way */
+    Record *record[SETS][WAYS];
+    uint32_t missed[MISSED]; /* of calls that were asked for, half of their hash */
+} Again;
+
+/* What a call is, but for the addresses. */
+typedef struct {
+    int count;
+    uint64_t hash;
+    DLDevice device;
+    void *stream;
+    unsigned tensors; /* a bit for each place */
+    int16_t same[GIVENS];
+    DLTensor tensor[GIVENS];
+} Call;
+
+/* What the call is; 0 where it is none that can be remembered. */
+int look(const Again *again, Object *const *given, Size count, Call *call);
+/* What is known of it, or NULL. */
+Record *find(Again *again, const Call *call, Object *const *given);
+/* A user of the record less; NULL too. */
+void leave(Record *record);
+/* route of ops.py for plain eager mode: "direct", "record", or None where it is another, or Python has to say. */
+Object *route(Object *self, Object *const *given, Size count);
+/* take of again.py, of a capsule with an Again. */
+Object *take(Object *self, Object *const *given, Size count);
+#endif

@@ -1,0 +1,1 @@
+"""Files and processes: what is trusted, locked, forked."""

@@ -1,0 +1,1 @@
+"""Roles and pipes of tkq's kernels."""

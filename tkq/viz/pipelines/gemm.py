@@ -1,0 +1,58 @@
+"""The roles and pipes of the GEMMs, for ``tkq.viz``. No kernel's code depends on this module; a test compares it with
+the semaphores that compiled kernels initialise."""
+from ...gemm.dense.wave_sync_config import PacedConfig
+from ...gemm.fp8.config import PacedFp8Config
+from ...tile.block import register_split
+from ..pipeline import Pipe, Pipeline, Role
+
+SHARED = "The blocks of a cluster have tiles one above the other: each loads its own A, and its part of B for all."
+ACROSS = "The blocks of a cluster have tiles side by side: each loads its own B, and its part of A for all."
+PACED = "once a round of tiles, behind 1 / {pace} of its own: wait until all blocks have begun theirs"
+COUNTED = "Rounds are counted in global memory, by no semaphore: whoever begins one adds 1, and waits a while at most."
+
+
+def describe(kernel) -> Pipeline:
+    """Of a ``DenseGemm``."""
+    spec, c = kernel.spec, kernel.config
+    written = "its epilogue, and stored panel by panel"
+    if c.hold:
+        written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
+    return _of_one_pipe(
+        kernel, register_split(c.consumers), copies=0, notes=(SHARED,) * (c.cluster > 1),
+        title=f"{type(kernel).__name__}: {spec.dtype}, tiles of {c.m} x {c.n}", written=written)
+
+
+def describe_fp8(kernel) -> Pipeline:
+    """Of an ``Fp8Gemm`` or a subclass: spread, rolling, grouped."""
+    spec, c = kernel.spec, kernel.config
+    few_many = register_split(c.consumers, *(kernel.addressing if spec.per_step and c.consumers == 2 else ()))
+    scales = "no scales" if spec.scales == "none" else f"scales by {spec.scales}"
+    written = "its epilogue, and stored panel by panel"
+    if c.spread and c.rolling:
+        written = f"its epilogue; its last {c.spread} panels wait in the sums, for the next tile's first step"
+    elif c.spread:
+        written = "its epilogue; rounded, it waits in registers and is stored under the next tile's first steps"
+    return _of_one_pipe(
+        kernel, few_many, copies=32 if spec.per_step else 0, notes=(ACROSS if c.across else SHARED,) * (c.cluster > 1),
+        title=f"{type(kernel).__name__}: {scales}, tiles of {c.m} x {c.n}", written=written)
+
+
+def _of_one_pipe(kernel, few_many, copies, title, written, notes) -> Pipeline:
+    """copies: threads of the producer that bring a stage's scales by copies of their own."""
+    c = kernel.config
+    paced = isinstance(c, (PacedConfig, PacedFp8Config))
+    n, several = c.consumers, "s" * (c.consumers > 1)
+    shared = f" in each of {c.cluster} blocks" * (c.cluster > 1)
+    return Pipeline(
+        title=title + f", clusters of {c.cluster}" * (c.cluster > 1),
+        producer=Role("producer", "warp 0", few_many[0], (
+            "each tile: for each step of K: acquire a stage, load A and B" + ", and their scales" * (copies > 0),
+            *((PACED.format(pace=c.pace),) if paced else ()))),
+        consumer=Role(f"consumer{several}", f"warps 4 to {4 * n + 3}, {n} warpgroup{several}", few_many[1], (
+            "each tile: for each step of K: wait for its stage, wgmma, release the stage before",
+            f"then {written}")),
+        pipes=(Pipe("AB", f"A: {kernel.a_tile}, B: {kernel.b_tile}", c.stages,
+                    kernel.a_tile.bytes + kernel.b_tile.bytes, 4 * n * c.cluster,
+                    f"one of each warp of {n} consumer{several}{shared}", full=1 + copies,
+                    full_by="the producer and its lanes' copies" if copies else "the producer"),),
+        notes=(*notes, COUNTED) if paced else notes)

@@ -1,0 +1,1 @@
+"""Kernels before their first call: the catalog, models, prefetching, tuning."""

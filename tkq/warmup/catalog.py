@@ -1,0 +1,93 @@
+"""The kernels that tkq itself can choose: every configuration, and what its machine code must show.
+
+Does not need the DSL. The SASS tests, ``python -m tkq compile`` and the demo walk through it."""
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from ..runtime.compile.recipe import Shipped
+
+# modules with a function shipped()
+_LISTS = (
+    "tkq.norms.catalog",
+    "tkq.norms.backward.catalog",
+    "tkq.gemm.dense.catalog",
+    "tkq.gemm.fp8.plan",
+    "tkq.gemm.fp8.small_m_plan",
+    "tkq.gemm.grouped.spec",
+    "tkq.quantize.catalog",
+    "tkq.pointwise.catalog",
+    "tkq.softmax.catalog",
+    "tkq.losses.catalog",
+    "tkq.attention.forward.catalog",
+    "tkq.attention.backward.catalog",
+)
+
+# Functions whose kernels are named otherwise, or that take those of others too.
+_BEGINNINGS = {
+    "cross_entropy": ("cross_entropy", "total"),
+    "cross_entropy_and_gradient": ("cross_entropy_and_gradient", "cross_entropy_fused", "total"),
+    "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy", "total", "scale", "gemm"),
+    "flash_attn_varlen": ("flash_attn",),
+    "rope_qk": ("rope",),
+    "rmsnorm_quant": ("rmsnorm",),
+    "layernorm_quant": ("layernorm",),
+    "quantize_fp8": ("quantize",),
+}
+
+
+def shipped() -> list[Shipped]:
+    """Every shipped kernel; names are unique."""
+    found = [kernel for module in _LISTS for kernel in importlib.import_module(module).shipped()]
+    names = [kernel.name for kernel in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"catalog: names used more than once: {', '.join(twice)}")
+    return found
+
+
+def select(words) -> list[Shipped]:
+    """The kernels whose names contain one of the words; all of them where no word is given.
+
+    Raises:
+        ValueError: a word that no name contains.
+    """
+    return named(shipped(), words)
+
+
+def named(kernels: list[Shipped], words) -> list[Shipped]:
+    """Likewise, of these kernels."""
+    names = [kernel.name for kernel in kernels]
+    for word in words:
+        if not any(word in name for name in names):
+            near = difflib.get_close_matches(word, names, 3, 0.5)
+            nearest = f"; near it are {', '.join(near)}" if near else ""
+            raise ValueError(f"no kernel's name contains {word!r}{nearest}; --list prints all names")
+    return [kernel for kernel in kernels if not words or any(word in kernel.name for word in words)]
+
+
+def ops() -> tuple[str, ...]:
+    """The functions of tkq that have kernels."""
+    from .. import _PUBLIC
+
+    others = ("Exchange", "Monoid", "ReductionBase", "RowKernel", "prefetch", "rope_cos_sin", "tune")
+    return tuple(sorted(set(_PUBLIC) - set(others)))
+
+
+def of_ops(kernels: list[Shipped], chosen) -> list[Shipped]:
+    """The kernels of some of tkq's functions; all of them where none is named.
+
+    Raises:
+        ValueError: a function that none of the kernels is for.
+    """
+    for op in chosen:
+        if not any(_is_of(kernel, op) for kernel in kernels):
+            raise ValueError(f"no kernel is for {op!r}; functions are {', '.join(ops())}")
+    return [kernel for kernel in kernels if not chosen or any(_is_of(kernel, op) for op in chosen)]
+
+
+def _is_of(kernel, op):
+    """Names of shipped kernels begin with the function's, those of models' kernels have it behind a slash."""
+    name = kernel.name.rpartition("/")[2]
+    return any(name.startswith((start + "-", start + "_")) for start in _BEGINNINGS.get(op, (op,)))
